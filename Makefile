@@ -1,0 +1,58 @@
+# On a fresh machine that has python3 (3.11 or newer) and make:
+#   make quickstart   makes the environment and runs the embedded main job
+#   make test         makes the environment with the dev extra and runs the tests
+# Another interpreter: make test PYTHON=python3.12 (it gets an environment of its own).
+
+PYTHON ?= python3
+VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+
+.PHONY: help install install-dev quickstart test test-slow lint types clean
+
+help:
+	@echo "make quickstart | test | install | lint | types | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
+
+$(BIN)/python:
+	@echo "==> making the environment $(VENV) with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "acrlpd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# The stamps make a second call free, and let it work offline.
+$(VENV)/installed: pyproject.toml | $(BIN)/python
+	@echo "==> installing acrlpd"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml | $(BIN)/python
+	@echo "==> installing acrlpd with the dev extra"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/installed
+
+install: $(VENV)/installed
+	@echo "==> $(BIN)/acrlpd is ready"
+
+install-dev: $(VENV)/installed-dev
+
+quickstart: $(VENV)/installed
+	@echo "==> acrlpd train --config quickstart"
+	@$(BIN)/acrlpd train --config quickstart --exp_name quickstart --overwrite
+
+test: $(VENV)/installed-dev
+	@echo "==> running the tests"
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/installed-dev
+	@$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/installed-dev
+	@echo "==> ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/installed-dev
+	@echo "==> mypy"
+	@$(BIN)/mypy
+
+clean:
+	rm -rf .venv .venv-* build dist

@@ -1,0 +1,109 @@
+"""What a pi0 / pi0.5 network is, as plain data: cheap to import, no JAX until something is built."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import jax
+    from flax import nnx
+
+    from acrlpd.models.observation import Observation
+    from acrlpd.models.pi0 import Pi0
+
+DType = Literal["bfloat16", "float32"]
+RematPolicy = Literal["none", "dots", "full"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRAConfig:
+    """Low-rank adaptation of one kind of weight; the update is scaled by alpha / rank."""
+
+    rank: int
+    alpha: float
+    rslora: bool = False  # scale by alpha / sqrt(rank) instead
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / self.rank**0.5 if self.rslora else self.alpha / self.rank
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmaConfig:
+    """One expert of the two-expert transformer."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    lora: LoRAConfig | None = None  # on attention and feed-forward weights
+
+
+@dataclasses.dataclass(frozen=True)
+class SiglipConfig:
+    """The image encoder."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    patch_size: int = 14
+
+
+GEMMA_VARIANTS: dict[str, GemmaConfig] = {
+    "dummy": GemmaConfig(64, 4, 128, 8, 1, 16),
+    "gemma_300m": GemmaConfig(1024, 18, 4096, 8, 1, 256),
+    "gemma_2b": GemmaConfig(2048, 18, 16384, 8, 1, 256),
+    "dummy_lora": GemmaConfig(64, 4, 128, 8, 1, 16, LoRAConfig(4, 4.0)),
+    "gemma_300m_lora": GemmaConfig(1024, 18, 4096, 8, 1, 256, LoRAConfig(32, 32.0)),
+    "gemma_2b_lora": GemmaConfig(2048, 18, 16384, 8, 1, 256, LoRAConfig(16, 16.0)),
+}
+
+# Names follow big_vision: a size and the patch edge.
+SIGLIP_VARIANTS: dict[str, SiglipConfig] = {
+    "mu/14": SiglipConfig(32, 1, 128, 2),
+    "Ti/14": SiglipConfig(192, 12, 768, 3),
+    "S/14": SiglipConfig(384, 12, 1536, 6),
+    "B/14": SiglipConfig(768, 12, 3072, 12),
+    "So400m/14": SiglipConfig(1152, 27, 4304, 16),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pi0Config:
+    """openpi's Pi0Config, and what it leaves hard-coded."""
+
+    # Compute precision; parameters are float32 unless frozen.
+    dtype: DType = "bfloat16"
+    # The expert that reads images and prompt. A `_lora` variant trains only adapters in it.
+    paligemma_variant: str = "gemma_2b"
+    # The expert that reads state and noisy actions.
+    action_expert_variant: str = "gemma_300m"
+    # Width to which states and actions are padded; released weights need 32.
+    action_dim: int = 32
+    # Steps in one action chunk.
+    action_horizon: int = 50
+    # Prompt tokens, padded or truncated to this; None: 48 for pi0, 200 for pi0.5.
+    max_token_len: int | None = None
+    # pi0.5: adaRMS conditioning on flow time, state as prompt tokens.
+    pi05: bool = False
+    # Whether the state is written into the prompt; None: as `pi05`.
+    discrete_state_input: bool | None = None
+    # Image encoder; released weights need So400m/14.
+    siglip_variant: str = "So400m/14"
+    # Rows of the embedding table; released weights need PaliGemma's 257152.
+    vocab_size: int = 257_152
+    # Height and width to which images are resized (with padding).
+    image_resolution: tuple[int, int] = (224, 224)
+    # Cameras this policy is given, in openpi's order. One that is not listed costs nothing.
+    image_keys: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+    # What the backward pass recomputes: "full" saves memory, "none" saves time, "dots" keeps matrix products.
+    remat_policy: RematPolicy = "full"
+
+    def __post_init__(self) -> None:
+        if self.max_token_len is None:
+            object.__setattr__(self, "max_token_len", 200 if self.pi05 else 48)
+        if self.discrete_state_input is None:
+            object.__setattr__(self, "discrete_state_input", self.pi05)
+        self._check()

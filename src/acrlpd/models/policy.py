@@ -1,0 +1,124 @@
+"""What every policy has in common: flow matching over action chunks behind one shared context.
+
+A policy is two pieces. `encode` does the expensive work that depends on the observation alone (for
+pi0: SigLIP and the 2B expert) and returns a `Context`; `velocity` predicts the flow for any number
+of noisy chunks per observation against that context. Losses, single samples and best-of-N
+candidates are all written here, once, in terms of the two, so that whoever needs several of them for
+the same observation pays for the context once.
+
+Flow convention, as in openpi: t = 1 is noise, t = 0 is data; x_t = t * noise + (1 - t) * actions.
+"""
+
+import abc
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from acrlpd.models.observation import Array, Observation
+
+
+@flax.struct.dataclass
+class Context:
+    """What `velocity` and the critic need to know of an observation; a pytree with leading axis b."""
+
+    features: jax.Array | None  # float32 [b, d], for the critic; None where nobody asked for them
+    memory: Any  # the policy's own business: a KV cache for pi0, the state for the state-space policy
+
+
+class FlowPolicy(nnx.Module):
+    """Base of pi0, pi0.5 and the state-space flow policy."""
+
+    action_dim: int
+    action_horizon: int
+    feature_dim: int  # width of Context.features
+
+    @abc.abstractmethod
+    def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
+        """Float images at the model's resolution; augmented when `train`."""
+
+    @abc.abstractmethod
+    def encode(self, observation: Observation, *, features: bool = True) -> Context:
+        """Computes everything that depends on the (preprocessed) observation alone, once."""
+
+    @abc.abstractmethod
+    def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
+        """Flow at noisy chunks x_t [b, n, T, a] and times [b, n]: [b, n, T, a]."""
+
+    def flow_matching_loss(
+        self, context: Context, actions: jax.Array, noise: jax.Array, time: jax.Array
+    ) -> jax.Array:
+        """Squared error of the predicted flow, mean over action dims: [b, T].
+
+        actions and noise are [b, T, a], time is [b].
+        """
+        t = time[:, None, None]
+        x_t = t * noise + (1 - t) * actions
+        v_t = self.velocity(context, x_t[:, None], time[:, None])[:, 0]
+        return jnp.mean(jnp.square(v_t - (noise - actions)), axis=-1)
+
+    def denoise(self, context: Context, noise: jax.Array, *, num_steps: int = 10) -> jax.Array:
+        """Integrates the flow from noise [b, n, T, a] at t = 1 to actions at t = 0 with Euler steps."""
+        dt = -1.0 / num_steps
+
+        def step(x_t: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+            time = jnp.broadcast_to(1.0 + i * dt, x_t.shape[:2])
+            return x_t + dt * self.velocity(context, x_t, time).astype(x_t.dtype), None
+
+        return jax.lax.scan(step, noise, jnp.arange(num_steps, dtype=noise.dtype))[0]
+
+    def compute_loss(
+        self,
+        rng: jax.Array,
+        observation: Observation,
+        actions: Array,
+        *,
+        train: bool = False,
+        noise: Array | None = None,
+        time: Array | None = None,
+    ) -> jax.Array:
+        """openpi's training loss [b, T]; noise [b, T, a] and time [b] are drawn when not given."""
+        preprocess_rng, noise_rng, time_rng = jax.random.split(rng, 3)
+        observation = self.preprocess(preprocess_rng, observation, train=train)
+        actions = jnp.asarray(actions)
+        noise = draw_noise(noise_rng, actions.shape) if noise is None else jnp.asarray(noise)
+        time = draw_time(time_rng, actions.shape[0]) if time is None else jnp.asarray(time)
+        return self.flow_matching_loss(self.encode(observation, features=False), actions, noise, time)
+
+    def sample_actions(
+        self, rng: jax.Array, observation: Observation, *, num_steps: int = 10, noise: Array | None = None
+    ) -> jax.Array:
+        """One action chunk per observation, [b, T, a]."""
+        if noise is None:
+            noise = draw_noise(rng, (observation.state.shape[0], self.action_horizon, self.action_dim))
+        noise = jnp.asarray(noise)[:, None]
+        return self.sample_candidates(rng, observation, 1, num_steps=num_steps, noise=noise)[:, 0]
+
+    def sample_candidates(
+        self,
+        rng: jax.Array,
+        observation: Observation,
+        num_samples: int,
+        *,
+        num_steps: int = 10,
+        noise: Array | None = None,
+    ) -> jax.Array:
+        """N action chunks per observation against one shared context, [b, n, T, a]."""
+        observation = self.preprocess(None, observation, train=False)
+        shape = (observation.state.shape[0], num_samples, self.action_horizon, self.action_dim)
+        if noise is None:
+            noise = draw_noise(rng, shape)
+        elif noise.shape != shape:
+            raise ValueError(f"noise must be [b, n, horizon, dim] = {shape}, found {noise.shape}")
+        return self.denoise(self.encode(observation, features=False), jnp.asarray(noise), num_steps=num_steps)
+
+
+def draw_noise(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.normal(rng, shape)
+
+
+def draw_time(rng: jax.Array, batch_size: int) -> jax.Array:
+    """Flow times of openpi's training: Beta(1.5, 1), squeezed into [0.001, 1]."""
+    return jax.random.beta(rng, 1.5, 1, (batch_size,)) * 0.999 + 0.001
