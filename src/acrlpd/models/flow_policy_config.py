@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import jax
+    from flax import nnx
 
     from acrlpd.models.flow_policy import StateFlowPolicy
+    from acrlpd.models.observation import Observation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,3 +24,51 @@ class StateFlowPolicyConfig:
     action_horizon: int = 5
     # Hidden layers of the vector field.
     hidden_dims: tuple[int, ...] = (512, 512, 512, 512)
+
+    def __post_init__(self) -> None:
+        for field in ("state_dim", "action_dim", "action_horizon"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1; found {getattr(self, field)}")
+        if not self.hidden_dims or min(self.hidden_dims) < 1:
+            raise ValueError(f"hidden_dims must name at least one layer width; found {self.hidden_dims}")
+
+    def create(self, rng: "jax.Array") -> "StateFlowPolicy":
+        """A freshly initialised policy."""
+        from flax import nnx
+
+        from acrlpd.models.flow_policy import StateFlowPolicy
+
+        return StateFlowPolicy(self, rngs=nnx.Rngs(rng))
+
+    def inputs_spec(self, batch_size: int = 1) -> "tuple[Observation, jax.ShapeDtypeStruct]":
+        """Shapes and dtypes of an (observation, actions) pair."""
+        import jax
+        import jax.numpy as jnp
+
+        from acrlpd.models.observation import Observation
+
+        state = jax.ShapeDtypeStruct((batch_size, self.state_dim), jnp.float32)
+        actions = jax.ShapeDtypeStruct((batch_size, self.action_horizon, self.action_dim), jnp.float32)
+        return Observation(images={}, image_masks={}, state=state), actions
+
+    def fake_obs(self, batch_size: int = 1) -> "Observation":
+        """An observation of ones, for shape checks and compile-time warm-up."""
+        import jax
+        import jax.numpy as jnp
+
+        return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), self.inputs_spec(batch_size)[0])
+
+    def fake_act(self, batch_size: int = 1) -> "jax.Array":
+        """Actions of ones, to go with `fake_obs`."""
+        import jax.numpy as jnp
+
+        spec = self.inputs_spec(batch_size)[1]
+        return jnp.ones(spec.shape, spec.dtype)
+
+    def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
+        """Selects the parameters that do not train: none, there is no backbone here to freeze."""
+        from flax import nnx
+
+        if freeze_pi0_backbone:
+            raise ValueError("freeze_pi0_backbone needs a pi0 model; the state-space policy has no backbone")
+        return nnx.Nothing()

@@ -55,7 +55,7 @@ GEMMA_VARIANTS: dict[str, GemmaConfig] = {
     "dummy": GemmaConfig(64, 4, 128, 8, 1, 16),
     "gemma_300m": GemmaConfig(1024, 18, 4096, 8, 1, 256),
     "gemma_2b": GemmaConfig(2048, 18, 16384, 8, 1, 256),
-    "dummy_lora": GemmaConfig(64, 4, 128, 8, 1, 16, LoRAConfig(4, 4.0)),
+    "dummy_lora": GemmaConfig(64, 4, 128, 8, 1, 16, LoRAConfig(4, 8.0)),
     "gemma_300m_lora": GemmaConfig(1024, 18, 4096, 8, 1, 256, LoRAConfig(32, 32.0)),
     "gemma_2b_lora": GemmaConfig(2048, 18, 16384, 8, 1, 256, LoRAConfig(16, 16.0)),
 }
@@ -68,6 +68,8 @@ SIGLIP_VARIANTS: dict[str, SiglipConfig] = {
     "B/14": SiglipConfig(768, 12, 3072, 12),
     "So400m/14": SiglipConfig(1152, 27, 4304, 16),
 }
+
+_IMAGE_KEYS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Pi0Config:
     # Height and width to which images are resized (with padding).
     image_resolution: tuple[int, int] = (224, 224)
     # Cameras this policy is given, in openpi's order. One that is not listed costs nothing.
-    image_keys: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+    image_keys: tuple[str, ...] = _IMAGE_KEYS
     # What the backward pass recomputes: "full" saves memory, "none" saves time, "dots" keeps matrix products.
     remat_policy: RematPolicy = "full"
 
@@ -107,3 +109,104 @@ class Pi0Config:
         if self.discrete_state_input is None:
             object.__setattr__(self, "discrete_state_input", self.pi05)
         self._check()
+
+    def _check(self) -> None:
+        """Refuses sizes that cannot be built, before anything is."""
+        for name, variant, known in (
+            ("paligemma_variant", self.paligemma_variant, GEMMA_VARIANTS),
+            ("action_expert_variant", self.action_expert_variant, GEMMA_VARIANTS),
+            ("siglip_variant", self.siglip_variant, SIGLIP_VARIANTS),
+        ):
+            if variant not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; found {variant!r}")
+        first, second = self.paligemma, self.action_expert
+        for field in ("depth", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(first, field) != getattr(second, field):
+                raise ValueError(
+                    f"the experts share their attention, so {field} must agree: {self.paligemma_variant} has "
+                    f"{getattr(first, field)}, {self.action_expert_variant} has {getattr(second, field)}"
+                )
+        if self.siglip.patch_size > min(self.image_resolution):
+            raise ValueError(f"image_resolution {self.image_resolution} is smaller than one patch")
+        unknown = [key for key in self.image_keys if key not in _IMAGE_KEYS]
+        if unknown or list(self.image_keys) != [key for key in _IMAGE_KEYS if key in self.image_keys]:
+            raise ValueError(
+                f"image_keys must be a subset of {_IMAGE_KEYS} in that order; found {self.image_keys}"
+            )
+        for field in ("action_dim", "action_horizon", "max_token_len", "vocab_size"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1; found {getattr(self, field)}")
+
+    @property
+    def paligemma(self) -> GemmaConfig:
+        return GEMMA_VARIANTS[self.paligemma_variant]
+
+    @property
+    def action_expert(self) -> GemmaConfig:
+        return GEMMA_VARIANTS[self.action_expert_variant]
+
+    @property
+    def siglip(self) -> SiglipConfig:
+        return SIGLIP_VARIANTS[self.siglip_variant]
+
+    @property
+    def tokens_per_image(self) -> int:
+        patch = self.siglip.patch_size
+        return (self.image_resolution[0] // patch) * (self.image_resolution[1] // patch)
+
+    @property
+    def prompt_len(self) -> int:
+        """`max_token_len` with its default resolved."""
+        assert self.max_token_len is not None
+        return self.max_token_len
+
+    def create(self, rng: "jax.Array") -> "Pi0":
+        """A freshly initialised model; under `jax.eval_shape` or `jit` with shardings nothing is copied."""
+        from flax import nnx
+
+        from acrlpd.models.pi0 import Pi0
+
+        return Pi0(self, rngs=nnx.Rngs(rng))
+
+    def inputs_spec(self, batch_size: int = 1) -> "tuple[Observation, jax.ShapeDtypeStruct]":
+        """Shapes and dtypes of an (observation, actions) pair with float images."""
+        import jax
+        import jax.numpy as jnp
+
+        from acrlpd.models.observation import Observation
+
+        def spec(shape: tuple[int, ...], dtype: type) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((batch_size, *shape), dtype)
+
+        observation = Observation(
+            images={key: spec((*self.image_resolution, 3), jnp.float32) for key in self.image_keys},
+            image_masks={key: spec((), jnp.bool_) for key in self.image_keys},
+            state=spec((self.action_dim,), jnp.float32),
+            tokenized_prompt=spec((self.prompt_len,), jnp.int32),
+            tokenized_prompt_mask=spec((self.prompt_len,), jnp.bool_),
+        )
+        return observation, spec((self.action_horizon, self.action_dim), jnp.float32)
+
+    def fake_obs(self, batch_size: int = 1) -> "Observation":
+        """An observation of ones, for shape checks and compile-time warm-up."""
+        import jax
+        import jax.numpy as jnp
+
+        return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), self.inputs_spec(batch_size)[0])
+
+    def fake_act(self, batch_size: int = 1) -> "jax.Array":
+        """Actions of ones, to go with `fake_obs`."""
+        import jax.numpy as jnp
+
+        spec = self.inputs_spec(batch_size)[1]
+        return jnp.ones(spec.shape, spec.dtype)
+
+    def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
+        """Selects the parameters that do not train.
+
+        LoRA freezes the language-model weights of the experts that carry adapters; a frozen backbone
+        trains the action expert and the projections only.
+        """
+        from acrlpd.models.freeze import freeze_filter
+
+        return freeze_filter(self, freeze_pi0_backbone=freeze_pi0_backbone)

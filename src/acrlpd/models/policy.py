@@ -22,10 +22,10 @@ from acrlpd.models.observation import Array, Observation
 
 @flax.struct.dataclass
 class Context:
-    """What `velocity` and the critic need to know of an observation; a pytree with leading axis b."""
+    """What `velocity` and the critic need to know of an observation."""
 
     features: jax.Array | None  # float32 [b, d], for the critic; None where nobody asked for them
-    memory: Any  # the policy's own business: a KV cache for pi0, the state for the state-space policy
+    memory: Any  # the policy's own business: a KV cache for pi0, the state for the small one
 
 
 class FlowPolicy(nnx.Module):
@@ -59,15 +59,23 @@ class FlowPolicy(nnx.Module):
         v_t = self.velocity(context, x_t[:, None], time[:, None])[:, 0]
         return jnp.mean(jnp.square(v_t - (noise - actions)), axis=-1)
 
-    def denoise(self, context: Context, noise: jax.Array, *, num_steps: int = 10) -> jax.Array:
-        """Integrates the flow from noise [b, n, T, a] at t = 1 to actions at t = 0 with Euler steps."""
-        dt = -1.0 / num_steps
+    def denoise(
+        self, context: Context, noise: jax.Array, *, num_steps: int = 10, remat: bool = False
+    ) -> jax.Array:
+        """Integrates the flow from noise [b, n, T, a] at t = 1 to actions at t = 0 with Euler steps.
 
-        def step(x_t: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
-            time = jnp.broadcast_to(1.0 + i * dt, x_t.shape[:2])
-            return x_t + dt * self.velocity(context, x_t, time).astype(x_t.dtype), None
+        With `remat` a gradient through the steps recomputes each of them instead of storing it.
+        """
+        dt = jnp.asarray(-1.0 / num_steps, noise.dtype)
 
-        return jax.lax.scan(step, noise, jnp.arange(num_steps, dtype=noise.dtype))[0]
+        def step(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], None]:
+            x_t, time = carry
+            v_t = self.velocity(context, x_t, jnp.broadcast_to(time, x_t.shape[:2]))
+            # Time is accumulated like openpi does it: the fastest time features see its last bit.
+            return (x_t + dt * v_t.astype(x_t.dtype), time + dt), None
+
+        start = (noise, jnp.ones((), noise.dtype))
+        return jax.lax.scan(step, start, length=num_steps)[0][0]
 
     def compute_loss(
         self,

@@ -1,0 +1,36 @@
+"""The temperature alpha: how sharply advantages weigh samples, and how greedily candidates are chosen."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+_VARIANCE_FLOOR = 1e-6  # keeps the entropy finite when all candidates agree
+
+
+class TemperatureModule(nnx.Module):
+    """alpha = exp(log_alpha), positive by construction."""
+
+    def __init__(self, initial_temperature: float):
+        if not (initial_temperature > 0 and math.isfinite(initial_temperature)):
+            raise ValueError(f"initial_temperature must be positive; found {initial_temperature}")
+        self.log_alpha = nnx.Param(jnp.asarray(math.log(initial_temperature), jnp.float32))
+
+    def __call__(self) -> jax.Array:
+        return jnp.exp(self.log_alpha[...])
+
+    def alpha_loss(self, entropy: jax.Array, target_entropy: float) -> jax.Array:
+        """Lowers alpha while the policy is more diverse than wanted, and raises it while it is less."""
+        return self() * jax.lax.stop_gradient(entropy - target_entropy)
+
+
+def estimate_entropy(candidates: jax.Array) -> jax.Array:
+    """Entropy of one step's action from the spread of N candidates [b, N, H, a]: [b].
+
+    A Gaussian with each dimension's variance over the candidates, summed over the action dims and
+    averaged over the steps, so that it is on the scale of the target -multiplier * action_dim.
+    """
+    variance = jnp.var(candidates, axis=1) + _VARIANCE_FLOOR
+    per_dim = 0.5 * jnp.log(2 * jnp.pi * jnp.e * variance)  # [b, H, a]
+    return jnp.mean(jnp.sum(per_dim, axis=-1), axis=-1)

@@ -1,0 +1,72 @@
+"""`acrlpd train`: refuse what cannot work, show the plan, then train."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from acrlpd.config.command_line import parse_config_args
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.config.tree import ConfigError
+from acrlpd.config.validation import validate_config
+
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+    """How to run, as opposed to what."""
+
+    # Continue the run of this name from its newest complete checkpoint.
+    resume: Flag = False
+    # Remove an earlier run of this name first.
+    overwrite: Flag = False
+    # Do everything but the steps.
+    dry_run: Flag = False
+    # Go on even if the plan says that it does not fit into memory.
+    ignore_plan: Flag = False
+
+
+def main(args: Sequence[str]) -> int:
+    config, options = parse_config_args(
+        TrainOptions,
+        args,
+        prog="acrlpd train",
+        description="Train a policy with RL on action chunks: offline on a dataset, then online.",
+    )
+    if options.resume and options.overwrite:
+        raise ConfigError("--resume and --overwrite contradict each other; give one")
+    # XLA takes three quarters of a GPU by default; the plan counts on this share.
+    from acrlpd.config.chips import MEMORY_FRACTION
+
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
+    check(config, options)
+    from acrlpd.training.trainer import run_training_experiment
+
+    run_training_experiment(
+        config, resume=options.resume, overwrite=options.overwrite, dry_run=options.dry_run
+    )
+    return 0
+
+
+def check(config: RLTrainConfig, options: TrainOptions) -> None:
+    """Everything that can be known before a compile: the config, the files, the memory."""
+    import jax
+
+    from acrlpd.config.plan import make_plan
+    from acrlpd.config.plan_table import print_plan
+    from acrlpd.monitoring.devices import device_memory_bytes
+
+    num_devices = jax.device_count()
+    validation = validate_config(config, num_devices=num_devices, ready_to_train=True)
+    for warning in validation.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    validation.raise_for_errors()
+    memory = device_memory_bytes()
+    plan = make_plan(config, num_devices=num_devices, device_memory_gib=memory and memory / 2**30)
+    print_plan(plan)
+    if not plan.fits and not options.ignore_plan:
+        raise ConfigError(f"{plan.verdict}\n--ignore_plan goes on all the same")

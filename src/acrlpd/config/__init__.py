@@ -1,0 +1,79 @@
+"""What a run is: frozen dataclasses, presets, YAML and dotted overrides, validation, and the plan.
+
+Nothing here imports JAX at import time, so that the command line starts at once.
+"""
+
+from acrlpd.config.algorithm import (
+    ACRLPDHyperparams,
+    BestOfNConfig,
+    CriticConfig,
+    LossWeights,
+    QChunkingConfig,
+)
+from acrlpd.config.command_line import cli
+from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
+from acrlpd.config.environments import load_training_config
+from acrlpd.config.optimizers import (
+    AdamW,
+    ConstantSchedule,
+    CosineDecaySchedule,
+    LRSchedule,
+    RsqrtDecaySchedule,
+)
+from acrlpd.config.overrides import apply_config_overrides
+from acrlpd.config.registry import get_config, list_configs
+from acrlpd.config.run import (
+    CheckpointConfig,
+    EnvConfig,
+    EvaluationConfig,
+    FSDPConfig,
+    LoggingConfig,
+    OnlineConfig,
+    OpenPICompatibilityConfig,
+    TrainingConfig,
+    WeightLoaderConfig,
+)
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.config.tree import ConfigError, config_hash, diff_configs, to_dict
+from acrlpd.config.validation import Validation, validate_config
+from acrlpd.config.yaml_files import config_to_yaml, load_config, save_config
+
+__all__ = [
+    "ACRLPDHyperparams",
+    "AdamW",
+    "BestOfNConfig",
+    "CheckpointConfig",
+    "ConfigError",
+    "ConstantSchedule",
+    "CosineDecaySchedule",
+    "CriticConfig",
+    "DataConfig",
+    "EnvConfig",
+    "EvaluationConfig",
+    "FSDPConfig",
+    "LRSchedule",
+    "LoggingConfig",
+    "LossWeights",
+    "OnlineConfig",
+    "OpenPICompatibilityConfig",
+    "QChunkingConfig",
+    "RLTrainConfig",
+    "RepackConfig",
+    "RewardConfig",
+    "RsqrtDecaySchedule",
+    "TrainingConfig",
+    "Validation",
+    "WeightLoaderConfig",
+    "apply_config_overrides",
+    "cli",
+    "config_hash",
+    "config_to_yaml",
+    "diff_configs",
+    "get_config",
+    "list_configs",
+    "load_config",
+    "load_training_config",
+    "save_config",
+    "to_dict",
+    "validate_config",
+]

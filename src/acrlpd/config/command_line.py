@@ -1,0 +1,176 @@
+"""Choosing and changing a config on the command line.
+
+`--config` names a preset or a YAML file; every field of the config is a flag (`--critic.num-critics 4`),
+the usual ones also under a short name (`--critic_lr 1e-3`). Dashes and underscores are the same.
+"""
+
+import dataclasses
+import inspect
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from acrlpd.config.environments import load_training_config
+from acrlpd.config.optimizers import CosineDecaySchedule, LRSchedule
+from acrlpd.config.overrides import apply_config_overrides
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.config.tree import ConfigError, diff_configs
+from acrlpd.config.yaml_files import load_config
+
+Options = TypeVar("Options")
+
+# Short names that are more than another name for one field.
+_NOT_PLAIN = ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr")
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigFlags:
+    """Which config, and short names for what is changed most."""
+
+    # Name of a preset (`acrlpd configs list`), or a YAML file.
+    config: str
+    # production, development (shorter, evaluates more) or debug (very short); for presets.
+    environment: str = "production"
+    # At most this many updates, offline first, then online.
+    max_steps: int | None = None
+    # Updates on the dataset alone.
+    offline_steps: int | None = None
+    # Updates while the policy acts in the environment.
+    online_steps: int | None = None
+    # Peak learning rate of the policy; the end of a cosine moves in proportion.
+    pi0_lr: float | None = None
+    # Peak learning rate of the critics; the end of a cosine moves in proportion.
+    critic_lr: float | None = None
+    # Weight of behaviour cloning.
+    bc_weight: float | None = None
+    # Candidates per observation.
+    best_of_n_samples: int | None = None
+    # Devices that share one copy of the large arrays.
+    fsdp_devices: int | None = None
+    # Micro-batches per update.
+    gradient_accumulation_steps: int | None = None
+    # Where runs are kept.
+    checkpoint_dir: str | None = None
+    # LeRobot dataset on the hub.
+    lerobot_repo_id: str | None = None
+    # Local dataset directory.
+    data_dir: str | None = None
+    # Do not use Weights & Biases.
+    no_wandb: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+
+
+def cli(args: Sequence[str] | None = None) -> RLTrainConfig:
+    """The config that the command line asks for: `--config NAME` and any overrides."""
+    return parse_config_args(NoOptions, args, description="Choose and change a config.")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """A command without options of its own."""
+
+
+def parse_config_args(
+    options: type[Options], args: Sequence[str] | None = None, *, prog: str | None = None, description: str
+) -> tuple[RLTrainConfig, Options]:
+    """Parses config flags together with a command's own options.
+
+    Help without `--config` shows the options and short names only; with it, every field and its value.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    name = _peek(args, "--config")
+    if name is None:
+        if not any(arg in ("-h", "--help") for arg in args):
+            raise ConfigError("--config is missing: give a preset (`acrlpd configs list`) or a YAML file")
+        description += "\n\nEvery field of the config is a flag too: `--config NAME --help` lists them."
+        _parse(args, prog, description, own=options, flags=ConfigFlags)
+    assert name is not None
+    base = find_config(name, _peek(args, "--environment") or "production")
+    parsed = _parse(
+        args, prog, description, default=base, own=options, flags=ConfigFlags, fields=RLTrainConfig
+    )
+    changed = {key: new for key, (_, new) in diff_configs(base, parsed["fields"]).items()}
+    return apply_flags(apply_config_overrides(base, changed), parsed["flags"]), parsed["own"]
+
+
+def _parse(
+    args: Sequence[str],
+    prog: str | None,
+    description: str,
+    default: RLTrainConfig | None = None,
+    **parts: type,
+) -> dict[str, Any]:
+    """One flat command line from several dataclasses."""
+
+    def collect(**values: Any) -> dict[str, Any]:
+        return values
+
+    parameters = [
+        inspect.Parameter(
+            part,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[cls, tyro.conf.arg(name="")],
+            default=default if part == "fields" else inspect.Parameter.empty,
+        )
+        for part, cls in parts.items()
+    ]
+    collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    collect.__annotations__ = {p.name: p.annotation for p in parameters}
+    return tyro.cli(
+        collect, args=args, prog=prog, description=description, config=(tyro.conf.AvoidSubcommands,)
+    )
+
+
+def find_config(name: str, environment: str = "production") -> RLTrainConfig:
+    """A preset by name, or a YAML file by path."""
+    if name.endswith((".yaml", ".yml")) or "/" in name or pathlib.Path(name).is_file():
+        if environment != "production":
+            raise ConfigError("--environment is for presets; in a file write `environment:`")
+        return load_config(name)
+    return load_training_config(name, environment)
+
+
+def apply_flags(config: RLTrainConfig, flags: ConfigFlags) -> RLTrainConfig:
+    """Sets what the short names say."""
+    changes: dict[str, Any] = {
+        name: value
+        for name, value in dataclasses.asdict(flags).items()
+        if value is not None
+        and name not in ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr")
+    }
+    if flags.pi0_lr is not None:
+        changes |= _scaled("actor_lr_schedule", config.actor_lr_schedule, flags.pi0_lr)
+    if flags.critic_lr is not None:
+        changes |= _scaled("critic_lr_schedule", config.critic_lr_schedule, flags.critic_lr)
+    if flags.no_wandb:
+        changes["logging.wandb"] = "disabled"
+    config = apply_config_overrides(config, changes)
+    return config if flags.max_steps is None else limit_steps(config, flags.max_steps)
+
+
+def limit_steps(config: RLTrainConfig, max_steps: int) -> RLTrainConfig:
+    """Ends the run after `max_steps` updates: the offline phase first, what is left is online."""
+    if max_steps < 1:
+        raise ConfigError(f"--max_steps must be at least 1; found {max_steps}")
+    offline = min(config.training.offline_steps, max_steps)
+    online = min(config.training.online_steps, max_steps - offline)
+    return apply_config_overrides(config, offline_steps=offline, online_steps=online)
+
+
+def _scaled(name: str, schedule: LRSchedule, peak_lr: float) -> dict[str, float]:
+    changes = {f"{name}.peak_lr": peak_lr}
+    if isinstance(schedule, CosineDecaySchedule):
+        changes[f"{name}.decay_lr"] = schedule.decay_lr * peak_lr / schedule.peak_lr
+    return changes
+
+
+def _peek(args: Sequence[str], flag: str) -> str | None:
+    """The value of a flag, before the real parse, which depends on it."""
+    for i, arg in enumerate(args):
+        if arg == flag and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(f"{flag}="):
+            return arg.partition("=")[2]
+    return None

@@ -1,0 +1,113 @@
+"""Where episodes come from and how they become what the policy eats, as plain data."""
+
+import dataclasses
+import pathlib
+from typing import Literal
+
+Robot = Literal["aloha", "droid", "libero", "generic"]
+OnBadEpisode = Literal["error", "skip"]
+RewardSource = Literal["auto", "reward_column", "success_column", "labels"]
+RewardKind = Literal["zero_one", "minus_one_zero"]
+CacheFormat = Literal["raw", "jpeg"]
+EpisodeFilter = Literal["all", "success"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RepackConfig:
+    """Which dataset column goes where: openpi's repack transform, with the model's own slot names."""
+
+    # Column or video feature for each of the model's cameras; None: the robot has no such camera.
+    base_0_rgb: str | None = None
+    left_wrist_0_rgb: str | None = None
+    right_wrist_0_rgb: str | None = None
+    # State columns, concatenated in this order.
+    state: tuple[str, ...] = ("observation.state",)
+    # Action columns, concatenated in this order.
+    actions: tuple[str, ...] = ("action",)
+
+    @property
+    def cameras(self) -> dict[str, str]:
+        """Slot -> column for the cameras that exist, in openpi's order."""
+        slots = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+        return {slot: getattr(self, slot) for slot in slots if getattr(self, slot) is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """Where rewards and terminals come from. A terminal is a success; a time limit is none."""
+
+    # "labels": the sidecar file written by `acrlpd data label`; "reward_column" / "success_column": the
+    # dataset's own; "auto": labels if there are any, else the reward column, else the success column.
+    source: RewardSource = "auto"
+    # Names of the dataset's columns; the row's value belongs to the row's action.
+    reward_column: str = "next.reward"
+    success_column: str = "next.success"
+    done_column: str = "next.done"
+    # Sidecar file; None: `<dataset>.labels.json` next to the dataset.
+    labels_file: str | None = None
+    # Rewards made from success: 1 at the end of a success and 0 elsewhere, or 0 there and -1 elsewhere.
+    # The second values short episodes; either way the critic's scale follows.
+    kind: RewardKind = "zero_one"
+    # Rewards of any source are multiplied by this and then shifted.
+    scale: float = 1.0
+    bias: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """One dataset and its way to the policy."""
+
+    # LeRobot dataset id on the hub. "fake": random data in the model's shapes, for trying things out.
+    repo_id: str | None = None
+    # Local directory (LeRobot v2.x / v3.0, ALOHA or DROID HDF5). Wins over repo_id.
+    data_dir: str | None = None
+    # Kind of robot: chooses the input and output transforms. "generic" passes state and actions through.
+    robot: Robot = "generic"
+    repack: RepackConfig = dataclasses.field(default_factory=RepackConfig)
+    rewards: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+
+    # Norm statistics are read from and written to <assets_dir>/<asset_id>/norm_stats.json.
+    assets_dir: str = "./assets"
+    # None: repo_id, or the name of data_dir.
+    asset_id: str | None = None
+    # Normalise by quantiles instead of mean and deviation; None: as openpi, quantiles for pi0.5.
+    use_quantile_norm: bool | None = None
+    # ALOHA only: convert joint signs and gripper units to those the released weights were trained with.
+    adapt_to_pi: bool = False
+    # Train on actions relative to the state at the chunk's first step.
+    use_delta_joint_actions: bool = False
+    # Dims that become relative, run-length coded as in openpi: (6, -1, 6, -1) is 6 joints yes, gripper no,
+    # twice. None: the robot's usual mask.
+    delta_action_mask: tuple[int, ...] | None = None
+
+    # Take the prompt from the dataset's task; otherwise, or where a task is empty, the default is used.
+    prompt_from_task: bool = True
+    default_prompt: str | None = None
+    # "paligemma": the SentencePiece model from the cache; "byte": built in, for small models; or a path.
+    tokenizer: str = "paligemma"
+
+    # Which episodes to train on. "success": clone only what worked.
+    episode_filter: EpisodeFilter = "all"
+    # At most this many episodes, from the first; None: all.
+    max_episodes: int | None = None
+    # Stop at a broken episode, or leave it out, count it and list it.
+    on_bad_episode: OnBadEpisode = "error"
+
+    # Directory of the frame cache; None: decode video on the fly.
+    frame_cache_dir: str | None = None
+    # Frames in the cache: raw is fastest, jpeg seven times smaller.
+    frame_cache_format: CacheFormat = "raw"
+    # Decoded episodes kept in memory at a time when there is no frame cache; bounds resident memory.
+    episodes_per_memory_pool: int = 64
+    # Threads that read and decode. The batches do not depend on it.
+    num_workers: int = 2
+    # Batches prepared ahead of the train step.
+    prefetch_batches: int = 2
+    # Random crop, rotation and colour jitter of training images, on the device, as in openpi.
+    augment_images: bool = True
+
+    @property
+    def norm_stats_path(self) -> pathlib.Path | None:
+        """Where the norm statistics of this dataset live; None while there is no dataset."""
+        name = self.asset_id or (pathlib.Path(self.data_dir).name if self.data_dir else self.repo_id)
+        return None if name is None else pathlib.Path(self.assets_dir).expanduser() / name / "norm_stats.json"

@@ -1,0 +1,44 @@
+"""The same preset for production, for development and for debugging."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from acrlpd.config.overrides import apply_config_overrides, hint
+from acrlpd.config.registry import get_config
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.config.tree import ConfigError
+
+ENVIRONMENTS = ("production", "development", "debug")
+
+
+def load_training_config(
+    platform: str, environment: str = "production", custom_overrides: Mapping[str, Any] | None = None
+) -> RLTrainConfig:
+    """A preset as the environment wants it, with the caller's overrides on top.
+
+    development: a quarter of the offline and half of the online steps, frequent evaluation and saving.
+    debug: 1,000 + 500 steps of 8 windows with 4 candidates, metrics every 10.
+    """
+    config = get_config(platform)
+    changes: dict[str, Any] = {}
+    if environment == "development":
+        changes = {
+            "training.offline_steps": config.training.offline_steps // 4,
+            "training.online_steps": config.training.online_steps // 2,
+            "training.eval_frequency": 1_000,
+            "training.save_frequency": 2_000,
+        }
+    elif environment == "debug":
+        changes = {
+            "training.offline_steps": 1_000,
+            "training.online_steps": 500,
+            "batch_size": 8,
+            "acrlpd.num_action_samples": 4,
+            "training.log_frequency": 10,
+        }
+    elif environment != "production":
+        raise ConfigError(
+            f"unknown environment {environment!r}{hint(environment, ENVIRONMENTS)}; "
+            f"known: {', '.join(ENVIRONMENTS)}"
+        )
+    return apply_config_overrides(apply_config_overrides(config, changes), custom_overrides)

@@ -1,0 +1,66 @@
+"""ALOHA, frozen backbone: fine-tune the action expert of pi0 for a bimanual robot, 14 action dims.
+
+Image encoder and 2B expert stay as released; the action expert, the projections and the critics learn.
+Small learning rates, very weak cloning and a small averaged ensemble with learned fusion: trust the
+pretrained policy and sharpen it. Bring your own data (`--lerobot_repo_id` or `--data_dir`) and, for the
+online phase, an environment (`--env.id`).
+
+Differs from the numbers it was first written down with: the model keeps the padded action_dim 32 and
+48 prompt tokens of the released weights (14 is the robot's, in `qchunking`); 10 Euler steps of the flow
+instead of 30 diffusion steps.
+"""
+
+from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.config.data import DataConfig, RepackConfig
+from acrlpd.config.optimizers import AdamW, CosineDecaySchedule
+from acrlpd.config.run import OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.models.pi0_config import Pi0Config
+
+CONFIG = RLTrainConfig(
+    name="aloha",
+    batch_size=128,
+    model=Pi0Config(action_horizon=20),
+    weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_base/params"),
+    freeze_pi0_backbone=True,
+    critic=CriticConfig(
+        num_critics=8,
+        hidden_dims=(256, 256, 128),
+        dropout_rate=0.05,
+        q_aggregation="mean",
+        feature_fusion_method="mlp",
+    ),
+    acrlpd=ACRLPDHyperparams(
+        loss_weights=LossWeights(bc_weight=0.001, alpha_weight=0.8),
+        num_action_samples=32,
+        discount=0.99,
+        target_update_tau=0.01,
+        initial_temperature=0.5,
+        target_entropy_multiplier=0.3,
+    ),
+    qchunking=QChunkingConfig(horizon_length=20, action_dim=14, sequence_ratio=0.8),
+    data=DataConfig(
+        robot="aloha",
+        asset_id="trossen",
+        repack=RepackConfig(
+            base_0_rgb="observation.images.cam_high",
+            left_wrist_0_rgb="observation.images.cam_left_wrist",
+            right_wrist_0_rgb="observation.images.cam_right_wrist",
+        ),
+        adapt_to_pi=True,
+        use_delta_joint_actions=True,
+        episodes_per_memory_pool=30,
+    ),
+    actor_lr_schedule=CosineDecaySchedule(
+        warmup_steps=2_000, peak_lr=5e-6, decay_steps=30_000, decay_lr=1e-6
+    ),
+    actor_optimizer=AdamW(weight_decay=1e-4),
+    critic_lr_schedule=CosineDecaySchedule(
+        warmup_steps=1_000, peak_lr=1e-4, decay_steps=25_000, decay_lr=1e-5
+    ),
+    critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
+    training=TrainingConfig(
+        offline_steps=500_000, online_steps=100_000, save_frequency=5_000, gradient_accumulation_steps=2
+    ),
+    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_aloha"),
+)

@@ -1,0 +1,49 @@
+"""Folding a box with ALOHA on 8 devices: full fine-tune of pi0 with FSDP, rewards from the dataset.
+
+Three cameras, chunks of 20 steps, prompt "fold the box", raw joint conventions (adapt_to_pi off) and a
+`reward` column in the dataset. 20,000 steps of 32 windows in two micro-batches over 8 devices. Bring the
+data with `--lerobot_repo_id` or `--data_dir`.
+
+Differs from the numbers it was first written down with: 32 padded action dims in the model (14 in
+`qchunking`), and batch 32 instead of 256, which is what the 20,000 steps are meant for.
+"""
+
+from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
+from acrlpd.config.optimizers import AdamW, CosineDecaySchedule
+from acrlpd.config.run import FSDPConfig, OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.models.pi0_config import Pi0Config
+
+ALIASES = ("rl_fold_box",)
+
+CONFIG = RLTrainConfig(
+    name="aloha_fold",
+    batch_size=32,
+    model=Pi0Config(action_horizon=20),
+    weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_base/params"),
+    critic=CriticConfig(num_critics=10, hidden_dims=(512, 512, 512), dropout_rate=0.1),
+    acrlpd=ACRLPDHyperparams(loss_weights=LossWeights(bc_weight=0.05), num_action_samples=4, discount=0.99),
+    qchunking=QChunkingConfig(horizon_length=20, action_dim=14, sequence_ratio=0.8),
+    data=DataConfig(
+        robot="aloha",
+        asset_id="aloha_fold",
+        repack=RepackConfig(
+            base_0_rgb="observation.images.cam_high",
+            left_wrist_0_rgb="observation.images.cam_left_wrist",
+            right_wrist_0_rgb="observation.images.cam_right_wrist",
+        ),
+        rewards=RewardConfig(source="reward_column", reward_column="reward"),
+        adapt_to_pi=False,
+        use_delta_joint_actions=True,
+        prompt_from_task=False,
+        default_prompt="fold the box",
+    ),
+    actor_lr_schedule=CosineDecaySchedule(peak_lr=3e-5, decay_steps=50_000, decay_lr=3e-6),
+    actor_optimizer=AdamW(weight_decay=1e-4),
+    critic_lr_schedule=CosineDecaySchedule(peak_lr=3e-4, decay_steps=50_000, decay_lr=3e-5),
+    critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
+    training=TrainingConfig(offline_steps=20_000, gradient_accumulation_steps=2),
+    fsdp=FSDPConfig(fsdp_devices=8),
+    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_aloha"),
+)

@@ -1,0 +1,60 @@
+"""DROID, full fine-tune of pi0: large and diverse manipulation data, one arm, 8 action dims.
+
+Long offline phase, conservative learning rates and a large pessimistic ensemble, because the data are
+rich and the tasks many; moderate cloning. Bring your own data (`--lerobot_repo_id` or `--data_dir`) and,
+for the online phase, an environment (`--env.id`).
+
+Differs from the numbers it was first written down with: the model keeps the padded action_dim 32 and
+48 prompt tokens of the released pi0 weights (8 is the robot's, in `qchunking`); 10 Euler steps of the
+flow instead of 50 diffusion steps; the third camera slot, which DROID does not have, is not computed.
+
+A full fine-tune needs about 65 GB of state: one 80 GB card holds it at a small micro-batch, see
+`acrlpd plan --config droid`.
+"""
+
+from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.config.data import DataConfig, RepackConfig
+from acrlpd.config.optimizers import AdamW, CosineDecaySchedule
+from acrlpd.config.run import OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.models.pi0_config import Pi0Config
+
+ALIASES = ("rl_droid",)
+
+CONFIG = RLTrainConfig(
+    name="droid",
+    batch_size=64,
+    model=Pi0Config(action_horizon=10, image_keys=("base_0_rgb", "left_wrist_0_rgb")),
+    weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_droid/params"),
+    critic=CriticConfig(num_critics=10, hidden_dims=(512, 512, 256), dropout_rate=0.1, q_aggregation="min"),
+    acrlpd=ACRLPDHyperparams(
+        loss_weights=LossWeights(bc_weight=0.01),
+        num_action_samples=16,
+        discount=0.995,
+        target_update_tau=0.005,
+        initial_temperature=1.0,
+        target_entropy_multiplier=0.5,
+    ),
+    qchunking=QChunkingConfig(horizon_length=10, action_dim=8, sequence_ratio=0.7),
+    data=DataConfig(
+        robot="droid",
+        asset_id="droid",
+        repack=RepackConfig(
+            base_0_rgb="exterior_image_1_left",
+            left_wrist_0_rgb="wrist_image_left",
+            state=("joint_position", "gripper_position"),
+            actions=("actions",),
+        ),
+        episodes_per_memory_pool=50,
+    ),
+    actor_lr_schedule=CosineDecaySchedule(
+        warmup_steps=5_000, peak_lr=3e-5, decay_steps=100_000, decay_lr=3e-6
+    ),
+    actor_optimizer=AdamW(weight_decay=1e-4),
+    critic_lr_schedule=CosineDecaySchedule(
+        warmup_steps=2_000, peak_lr=5e-4, decay_steps=80_000, decay_lr=5e-5
+    ),
+    critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
+    training=TrainingConfig(offline_steps=2_000_000, online_steps=200_000, save_frequency=5_000),
+    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_droid"),
+)

@@ -1,0 +1,19 @@
+"""DROID with pi0.5: the `droid` preset on the pi0.5 network and weights.
+
+Chunks of 15 steps as in openpi's pi05_droid (the critic keeps 10), state in the prompt, quantile
+statistics.
+"""
+
+import dataclasses
+
+from acrlpd.config.presets import droid
+from acrlpd.config.run import OpenPICompatibilityConfig, WeightLoaderConfig
+from acrlpd.models.pi0_config import Pi0Config
+
+CONFIG = dataclasses.replace(
+    droid.CONFIG,
+    name="droid_pi05",
+    model=Pi0Config(pi05=True, action_horizon=15, image_keys=("base_0_rgb", "left_wrist_0_rgb")),
+    weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi05_droid/params"),
+    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi05_droid"),
+)

@@ -1,0 +1,30 @@
+"""LIBERO with pi0.5: the `libero` preset on openpi's best LIBERO policy.
+
+As in openpi's pi05_libero: chunks of 10 steps, absolute actions, the state is not given to the policy
+(the critics still see it), quantile statistics, EMA 0.999 and a learning rate of 5e-5 instead of 3e-4.
+The critic keeps chunks of 5.
+"""
+
+import dataclasses
+
+from acrlpd.config.optimizers import CosineDecaySchedule
+from acrlpd.config.presets import libero
+from acrlpd.config.run import OpenPICompatibilityConfig, WeightLoaderConfig
+from acrlpd.models.pi0_config import Pi0Config
+
+CONFIG = dataclasses.replace(
+    libero.CONFIG,
+    name="libero_pi05",
+    model=Pi0Config(
+        pi05=True,
+        action_horizon=10,
+        discrete_state_input=False,
+        image_keys=("base_0_rgb", "left_wrist_0_rgb"),
+    ),
+    weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi05_libero/params"),
+    data=dataclasses.replace(libero.CONFIG.data, use_delta_joint_actions=False),
+    actor_lr_schedule=CosineDecaySchedule(
+        warmup_steps=10_000, peak_lr=5e-5, decay_steps=1_000_000, decay_lr=5e-5
+    ),
+    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi05_libero"),
+)

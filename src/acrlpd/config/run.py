@@ -1,0 +1,144 @@
+"""Everything about a run that is neither algorithm nor data, as plain data."""
+
+import dataclasses
+from typing import Literal
+
+WeightKind = Literal["none", "checkpoint", "paligemma"]
+WandbMode = Literal["online", "offline", "disabled"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightLoaderConfig:
+    """Where the policy's weights come from when a run starts."""
+
+    # "none": random; "checkpoint": an openpi checkpoint's `params` (or a step directory); "paligemma":
+    # PaliGemma's npz for the vision-language part, random for the rest.
+    kind: WeightKind = "none"
+    # Directory or file, local or gs:// where the kind needs one.
+    path: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """Phases, frequencies and the shape of an update. Steps are updates of the agent."""
+
+    # Updates on the dataset alone.
+    offline_steps: int = 30_000
+    # Updates while the policy acts in the environment; 0: offline only.
+    online_steps: int = 0
+    # Updates between evaluations; twice as often online. 0: never.
+    eval_frequency: int = 10_000
+    # Updates between two lines of metrics.
+    log_frequency: int = 100
+    # Updates between checkpoints; one is always written at the end.
+    save_frequency: int = 1_000
+    # Evaluations without improvement after which a phase ends; 0: never.
+    early_stopping_patience: int = 0
+    # Micro-batches per update: batch_size is split by it. Same result, less memory, slightly slower.
+    gradient_accumulation_steps: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class FSDPConfig:
+    """How the state lies on the devices. Data is always split over all of them."""
+
+    # Devices that share one copy of the large arrays; 1: every device holds all. More: less memory each,
+    # more communication.
+    fsdp_devices: int = 1
+    # Arrays below this size, in MiB, are kept whole on every device.
+    min_size_mib: float = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenPICompatibilityConfig:
+    """What stock openpi needs to serve the checkpoints."""
+
+    # Write the moving average of the policy as the checkpoint's `params`, as openpi does.
+    enable_ema_for_inference: bool = True
+    # Check names, shapes and dtypes of a checkpoint's `params` against openpi's layout when it is written.
+    validate_openpi_compatibility: bool = True
+    # openpi's own config that serves these weights; goes into the export's README.
+    config_name: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvConfig:
+    """The environment of the online phase and of evaluation."""
+
+    # gymnasium id or a name of `acrlpd.envs`; None: there is none (offline only).
+    id: str | None = None
+    # Environments stepped in parallel. More: larger policy batches, more processes.
+    num_envs: int = 1
+    # Steps after which an episode is cut (not a terminal); None: the environment's own limit.
+    max_episode_steps: int | None = None
+    # Steps of a chunk that are executed before the policy is asked again; None: horizon_length.
+    replan_steps: int | None = None
+    # Seconds without an answer after which an environment is restarted.
+    timeout_s: float = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineConfig:
+    """The online phase: RLPD's mixture of replay and dataset."""
+
+    # Share of each batch that comes from the dataset; the rest is replay.
+    offline_ratio: float = 0.5
+    # Updates per environment step. Higher: more learning per interaction, more overfitting.
+    update_to_data_ratio: float = 0.2
+    # Environment steps collected before the first online update.
+    start_steps: int = 1_000
+    # bc_weight moves linearly from its offline value to this; None: it stays.
+    final_bc_weight: float | None = None
+    # Online updates over which it moves.
+    bc_weight_decay_steps: int = 10_000
+    # Let an actor process collect while the learner trains.
+    async_actor: bool = False
+    # Updates between parameter refreshes of the actor process.
+    actor_refresh_steps: int = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """How a policy is judged. Every compared policy gets the same seeds."""
+
+    # Episodes per evaluation. More: narrower interval (50 give about +-14 points at one half).
+    num_episodes: int = 50
+    # Seed of the first episode; the i-th gets seed + i.
+    seed: int = 10_000
+    # Candidates when acting; None: num_action_samples.
+    best_of_n: int | None = None
+    # Also measure noise on observations and actions and several N, every 5th evaluation.
+    robustness: bool = False
+    noise_levels: tuple[float, ...] = (0.01, 0.05, 0.1)
+    best_of_n_values: tuple[int, ...] = (1, 4, 16, 32)
+    # Episodes recorded as video per evaluation.
+    num_videos: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggingConfig:
+    """Where metrics go. metrics.jsonl is always written."""
+
+    # Weights & Biases; "disabled": not used.
+    wandb: WandbMode = "disabled"
+    project_name: str = "acrlpd_pi0"
+    # TensorBoard event files in the run directory.
+    tensorboard: bool = False
+    # Per-layer gradients, action histograms, ensemble and best-of-N details.
+    debug: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept on disk. The frequency is training.save_frequency."""
+
+    # Runs live in <directory>/<config name>/<exp_name>/.
+    directory: str = "./checkpoints"
+    # The newest n checkpoints are kept.
+    max_to_keep: int = 1
+    # Checkpoints at multiples of this are kept for good; None: none.
+    keep_period: int | None = 5_000
+    # Keep the best checkpoint by evaluation as well.
+    keep_best: bool = True
+    # Failed saves in a row after which the run stops.
+    max_failures: int = 3

@@ -1,0 +1,73 @@
+"""RLTrainConfig: everything a run depends on. Two runs with equal config and seed are the same run."""
+
+import dataclasses
+
+from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, QChunkingConfig
+from acrlpd.config.data import DataConfig
+from acrlpd.config.optimizers import AdamW, ConstantSchedule, CosineDecaySchedule, LRSchedule
+from acrlpd.config.run import (
+    CheckpointConfig,
+    EnvConfig,
+    EvaluationConfig,
+    FSDPConfig,
+    LoggingConfig,
+    OnlineConfig,
+    OpenPICompatibilityConfig,
+    TrainingConfig,
+    WeightLoaderConfig,
+)
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.pi0_config import Pi0Config
+
+
+@dataclasses.dataclass(frozen=True)
+class RLTrainConfig:
+    """A run, completely."""
+
+    # Name of the preset; part of the run directory.
+    name: str
+    # Name of the run; part of the run directory. Does not change what is computed.
+    exp_name: str = "default"
+    # Seed of everything random: weights, batches, noise, exploration.
+    seed: int = 42
+    # Windows per update over all devices and micro-batches. Larger: smoother gradients, slower steps.
+    batch_size: int = 32
+
+    # The policy network.
+    model: Pi0Config | StateFlowPolicyConfig = dataclasses.field(default_factory=Pi0Config)
+    # Where the policy's weights start from.
+    weight_loader: WeightLoaderConfig = dataclasses.field(default_factory=WeightLoaderConfig)
+    # Train only the action expert and the projections; image encoder and 2B expert stay fixed in bfloat16.
+    # Saves most of the memory; the policy cannot learn new visual features.
+    freeze_pi0_backbone: bool = False
+
+    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
+    acrlpd: ACRLPDHyperparams = dataclasses.field(default_factory=ACRLPDHyperparams)
+    qchunking: QChunkingConfig = dataclasses.field(default_factory=QChunkingConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+
+    # Policy, critics and temperature each have their own learning rate and optimizer.
+    actor_lr_schedule: LRSchedule = dataclasses.field(default_factory=CosineDecaySchedule)
+    actor_optimizer: AdamW = dataclasses.field(default_factory=AdamW)
+    critic_lr_schedule: LRSchedule = dataclasses.field(default_factory=ConstantSchedule)
+    critic_optimizer: AdamW = dataclasses.field(default_factory=lambda: AdamW(b2=0.999, weight_decay=0.0))
+    temperature_lr_schedule: LRSchedule = dataclasses.field(default_factory=ConstantSchedule)
+    temperature_optimizer: AdamW = dataclasses.field(
+        default_factory=lambda: AdamW(b2=0.999, weight_decay=0.0)
+    )
+
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    env: EnvConfig = dataclasses.field(default_factory=EnvConfig)
+    online: OnlineConfig = dataclasses.field(default_factory=OnlineConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    fsdp: FSDPConfig = dataclasses.field(default_factory=FSDPConfig)
+    openpi_compatibility: OpenPICompatibilityConfig = dataclasses.field(
+        default_factory=OpenPICompatibilityConfig
+    )
+    logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+    checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+
+    @property
+    def num_train_steps(self) -> int:
+        """Updates over both phases."""
+        return self.training.offline_steps + self.training.online_steps

@@ -1,0 +1,100 @@
+"""Config trees as plain data: to nested dicts and back, flat dotted names, differences, and a stable hash."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from acrlpd.config.train_config import RLTrainConfig
+
+# Names the class where a field may hold one of several, for example `model: {type: Pi0Config, ...}`.
+TYPE_KEY = "type"
+
+# Where results go and what is shown does not change what is computed: a run may be moved or renamed.
+NOT_HASHED = ("exp_name", "checkpoints", "logging")
+
+
+class ConfigError(ValueError):
+    """A config that cannot be: the message names the key, what was expected and what was found."""
+
+
+@functools.cache
+def field_types(cls: type) -> dict[str, Any]:
+    """Field name -> resolved type, in order of declaration."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def dataclass_options(annotation: Any) -> tuple[type, ...]:
+    """The dataclasses that a field of this type may hold; empty for a plain value."""
+    options = type_options(annotation)
+    return tuple(o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o))
+
+
+def type_options(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type alone."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as nested dicts of plain values; lists instead of tuples."""
+    cls: type = type(config)
+    result: dict[str, Any] = {}
+    for name, annotation in field_types(cls).items():
+        value = getattr(config, name)
+        if dataclasses.is_dataclass(value):
+            nested = to_dict(value)
+            if len(dataclass_options(annotation)) > 1:
+                nested = {TYPE_KEY: type(value).__name__, **nested}
+            result[name] = nested
+        else:
+            result[name] = list(value) if isinstance(value, tuple) else value
+    return result
+
+
+def from_dict(cls: type, data: dict[str, Any], path: str = "") -> Any:
+    """The inverse of `to_dict` for complete data whose values were checked."""
+    kwargs: dict[str, Any] = {}
+    for name, annotation in field_types(cls).items():
+        value = data[name]
+        options = dataclass_options(annotation)
+        if options:
+            chosen = (
+                options[0] if len(options) == 1 else next(o for o in options if o.__name__ == value[TYPE_KEY])
+            )
+            kwargs[name] = from_dict(chosen, value, f"{path}{name}.")
+        else:
+            kwargs[name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return cls(**kwargs)
+    except ValueError as error:
+        raise ConfigError(f"{path.rstrip('.') or cls.__name__}: {error}") from error
+
+
+def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of every leaf of nested dicts."""
+    for name, value in data.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def diff_configs(old: RLTrainConfig, new: RLTrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (old, new) for every leaf that differs; None where one side has no such field."""
+    left, right = dict(flatten(to_dict(old))), dict(flatten(to_dict(new)))
+    names = [*left, *(name for name in right if name not in left)]
+    return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
+
+
+def config_hash(config: RLTrainConfig) -> str:
+    """16 hex digits that depend on everything a run computes and on nothing else."""
+    data = {name: value for name, value in to_dict(config).items() if name not in NOT_HASHED}
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,68 @@
+"""Refuse early: everything about a config that cannot work, or probably should not be, in one list."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from acrlpd.config import checks
+from acrlpd.config.checks import Finding
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.config.tree import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """What `validate_config` found. Errors stop a run; warnings are shown."""
+
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def raise_for_errors(self) -> None:
+        """Raises one `ConfigError` that lists all errors."""
+        if self.errors:
+            lines = "\n".join(f"  - {error}" for error in self.errors)
+            count = "1 error" if len(self.errors) == 1 else f"{len(self.errors)} errors"
+            raise ConfigError(f"this config cannot run ({count}):\n{lines}")
+
+
+def validate_config(
+    config: RLTrainConfig,
+    *,
+    num_devices: int | None = None,
+    device_memory_gib: float | None = None,
+    ready_to_train: bool = False,
+) -> Validation:
+    """Checks a config without building anything.
+
+    Args:
+        config: what to check.
+        num_devices: accelerators of the run; None: only what the config says by itself.
+        device_memory_gib: memory of one accelerator; given, the plan is made and must fit.
+        ready_to_train: dataset and norm statistics must be there; otherwise their absence is a warning.
+    """
+    findings = [
+        *checks.check_batch(config, num_devices),
+        *checks.check_chunks(config),
+        *checks.check_algorithm(config),
+        *checks.check_critic(config),
+        *checks.check_policy(config),
+        *checks.check_learning_rates(config),
+        *checks.check_training(config),
+        *checks.check_data(config),
+        *checks.check_files(config, "error" if ready_to_train else "warning"),
+    ]
+    if device_memory_gib is not None and not any(level == "error" for level, _ in findings):
+        findings += _check_memory(config, num_devices or config.fsdp.fsdp_devices, device_memory_gib)
+    return Validation(
+        errors=tuple(message for level, message in findings if level == "error"),
+        warnings=tuple(message for level, message in findings if level == "warning"),
+    )
+
+
+def _check_memory(config: RLTrainConfig, num_devices: int, device_memory_gib: float) -> Iterator[Finding]:
+    from acrlpd.config.plan import make_plan
+
+    plan = make_plan(config, num_devices=num_devices, device_memory_gib=device_memory_gib)
+    if not plan.fits:
+        yield Finding("error", plan.verdict)
+    elif plan.headroom < 0.05:
+        yield Finding("warning", plan.verdict)

@@ -1,0 +1,107 @@
+"""Configs as YAML files: experiment files that change a preset, and the complete config saved with a run.
+
+    base_config: droid        # a preset; the rest changes it
+    training:
+      offline_steps: 1800000
+    critic:
+      num_critics: 12
+
+Mistakes are reported with file and line.
+"""
+
+import pathlib
+import re
+from collections.abc import Iterator
+
+import yaml
+
+from acrlpd.config.environments import load_training_config
+from acrlpd.config.overrides import Assignment, assign
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.config.tree import ConfigError, to_dict
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 2e-5 is a number, as everybody expects (YAML 1.1 wants 2.0e-5)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def config_to_yaml(config: RLTrainConfig) -> str:
+    """The complete config; `load_config` gives the same config back."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=100)
+
+
+def save_config(config: RLTrainConfig, path: str | pathlib.Path) -> None:
+    pathlib.Path(path).write_text(config_to_yaml(config), encoding="utf-8")
+
+
+def load_config(path: str | pathlib.Path) -> RLTrainConfig:
+    """Reads an experiment file (`base_config:` and sections) or a complete config."""
+    path = pathlib.Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+    return parse_config(text, str(path))
+
+
+def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:
+    """As `load_config`, from text; `file_name` appears in errors."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file_name} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{file_name} must hold `base_config: <preset>` and sections, or a complete config")
+    assignments = list(_leaves(node, file_name, ""))
+    base, assignments = _split_base(assignments, file_name)
+    return assign(base, assignments)
+
+
+def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainConfig, list[Assignment]]:
+    """Takes the base preset out of the assignments."""
+    special = {a.key: a for a in assignments if a.key in ("base_config", "platform", "environment")}
+    rest = [a for a in assignments if a.key not in special]
+    names = {str(special[key].value): special[key] for key in ("base_config", "platform") if key in special}
+    if len(names) > 1:
+        raise ConfigError(
+            f"{file_name}: platform and base_config name two presets ({', '.join(names)}); keep one"
+        )
+    if not names:
+        name = next((a for a in rest if a.key == "name"), None)
+        if name is None:
+            raise ConfigError(f"{file_name}: base_config is missing; name the preset to start from")
+        return RLTrainConfig(name=str(name.value)), rest
+    ((name_text, assignment),) = names.items()
+    environment = special.get("environment")
+    try:
+        base = load_training_config(name_text, str(environment.value) if environment else "production")
+    except ConfigError as error:
+        raise ConfigError(assignment.error(str(error))) from error
+    return base, rest
+
+
+def _leaves(node: yaml.MappingNode, file_name: str, prefix: str) -> Iterator[Assignment]:
+    """Every scalar and list of a mapping, by dotted name, with its line."""
+    seen: set[str] = set()
+    for key_node, value_node in node.value:
+        where = f"{file_name}:{key_node.start_mark.line + 1}"
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{where}: keys must be names")
+        key = prefix + key_node.value
+        if key in seen:
+            raise ConfigError(f"{where}: {key} is given twice")
+        seen.add(key)
+        if isinstance(value_node, yaml.MappingNode):
+            yield from _leaves(value_node, file_name, f"{key}.")
+        else:
+            value = _Loader("").construct_object(value_node, deep=True)
+            yield Assignment(key, value, where)

@@ -1,0 +1,246 @@
+"""A config's dataset, opened: columns and rewards in memory, frames within reach, statistics checked."""
+
+from collections.abc import Mapping
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from acrlpd.config import DataConfig, RLTrainConfig
+from acrlpd.data.labels import labels_path, load_labels
+from acrlpd.data.norm_stats import (
+    NormStats,
+    NormStatsError,
+    NormStatsOrigin,
+    compute_norm_stats,
+    load_norm_stats,
+    load_norm_stats_origin,
+    save_norm_stats,
+)
+from acrlpd.data.norm_stats_check import check_norm_stats
+from acrlpd.data.policy_transforms import PolicyTransforms, create_policy_transforms, known_delta_mask
+from acrlpd.data.rewards import StepRewards, compute_rewards
+from acrlpd.data.source import ColumnTable, DatasetError, EpisodeSource, open_source
+from acrlpd.data.transforms import AbsoluteActions, DeltaActions
+from acrlpd.models.pi0_config import Pi0Config
+
+logger = logging.getLogger(__name__)
+
+FAKE = "fake"
+# Windows looked at when statistics are checked against the data.
+_CHECKED_WINDOWS = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Episodes with everything that the windows of a run need, except frames."""
+
+    source: EpisodeSource
+    table: ColumnTable  # state and action columns float32 [N, d], and those of rewards
+    rewards: StepRewards
+    prompts: np.ndarray  # str [distinct prompts], the default filled in
+    transforms: PolicyTransforms
+    norm_stats: dict[str, NormStats] | None  # None only for fake data
+
+
+def open_dataset(rl_config: RLTrainConfig) -> Dataset:
+    """Opens the dataset of a config and refuses what does not fit together."""
+    config = rl_config.data
+    transforms = create_policy_transforms(rl_config)
+    source = open_config_source(rl_config)
+    if config.max_episodes is not None:
+        late = source.indices[config.max_episodes :]
+        source = source.without({index: f"beyond data.max_episodes={config.max_episodes}" for index in late})
+    table, rewards = _read(source, config)
+    if config.episode_filter == "success":
+        failed = [index for index, ok in zip(source.indices, rewards.success, strict=True) if not ok]
+        if len(failed) == len(source):
+            raise DatasetError(f"{source.root}: data.episode_filter=success leaves none of {len(source)} episodes")
+        if failed:
+            source = source.without({index: "no success (data.episode_filter)" for index in failed})
+            table, rewards = _read(source, config)
+    dataset = Dataset(
+        source=source,
+        table=table,
+        rewards=rewards,
+        prompts=_fill_prompts(source, table, config),
+        transforms=transforms,
+        norm_stats=None if config.repo_id == FAKE and config.data_dir is None else _load_stats(config),
+    )
+    _check(dataset, rl_config)
+    return dataset
+
+
+def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
+    """The episodes that a config names."""
+    config = rl_config.data
+    if config.data_dir is not None:
+        return open_source(config.data_dir, on_bad_episode=config.on_bad_episode)
+    if config.repo_id == FAKE:
+        from acrlpd.data.fake_source import create_fake_source
+
+        return create_fake_source(rl_config)
+    if config.repo_id is None:
+        raise DatasetError("no dataset is given: set data.data_dir to a directory or data.repo_id to a hub id")
+    return open_source(config.repo_id, on_bad_episode=config.on_bad_episode)
+
+
+def norm_stats_dir(config: DataConfig) -> Path:
+    """<assets_dir>/<asset_id>, where the norm statistics of a config lie."""
+    asset_id = config.asset_id or (Path(config.data_dir).name if config.data_dir else config.repo_id)
+    if asset_id is None:
+        raise DatasetError("norm statistics need a name: set data.asset_id, data.data_dir or data.repo_id")
+    return Path(config.assets_dir) / asset_id
+
+
+def write_norm_stats(rl_config: RLTrainConfig) -> tuple[Path, dict[str, NormStats]]:
+    """Computes the norm statistics of a config's dataset and writes them where training looks for them."""
+    transforms = create_policy_transforms(rl_config)
+    source = open_config_source(rl_config)
+    table = _read_columns(source, rl_config.data, rewards=False)
+    repack = rl_config.data.repack
+    norm_stats = compute_norm_stats(
+        table,
+        transforms.statistics_inputs(),
+        columns=(*repack.state, *repack.actions),
+        action_columns=repack.actions,
+        action_horizon=rl_config.model.action_horizon,
+    )
+    directory = norm_stats_dir(rl_config.data)
+    save_norm_stats(directory, norm_stats, _origin(source, table, transforms, rl_config.model.action_horizon))
+    return directory, norm_stats
+
+
+def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepRewards]:
+    if len(source) == 0:
+        raise DatasetError(f"{source.root} has no usable episodes ({len(source.skipped)} were left out)")
+    path = Path(config.rewards.labels_file) if config.rewards.labels_file else labels_path(source)
+    labels = load_labels(path, source)
+    table = _read_columns(source, config, rewards=True)
+    return table, compute_rewards(table, source.indices, config.rewards, labels)
+
+
+def _read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:
+    """The columns of a config; state and actions as float32 [N, d], scalars included."""
+    values = (*config.repack.state, *config.repack.actions)
+    names = list(values)
+    if rewards:
+        named = (config.rewards.reward_column, config.rewards.success_column, config.rewards.done_column)
+        names += [name for name in named if name in source.features and name not in source.cameras]
+    table = source.read_columns(list(dict.fromkeys(names)))
+    columns = dict(table.columns)
+    for name in values:
+        columns[name] = np.ascontiguousarray(columns[name].reshape(len(columns[name]), -1), np.float32)
+    return dataclasses.replace(table, columns=columns)
+
+
+def _fill_prompts(source: EpisodeSource, table: ColumnTable, config: DataConfig) -> np.ndarray:
+    tasks = table.prompts if config.prompt_from_task else (None,) * len(table.prompts)
+    prompts = [task or config.default_prompt for task in tasks]
+    if None in prompts:
+        raise DatasetError(
+            f"{source.root}: some steps have no task to make a prompt from; set data.default_prompt"
+        )
+    return np.array(prompts)
+
+
+def _load_stats(config: DataConfig) -> dict[str, NormStats]:
+    directory = norm_stats_dir(config)
+    try:
+        return load_norm_stats(directory)
+    except NormStatsError as error:
+        raise NormStatsError(f"{error} (data.assets_dir={config.assets_dir}, asset_id={directory.name})") from error
+
+
+def _check(dataset: Dataset, rl_config: RLTrainConfig) -> None:
+    """Refuses what would otherwise show up as a shape error or as a policy that does not learn."""
+    config, model = rl_config.data, rl_config.model
+    sample = _transformed_sample(dataset, config, model.action_horizon)
+    _check_dims(sample, rl_config)
+    if isinstance(model, Pi0Config):
+        _check_cameras(dataset.source, dataset.transforms.cameras, model, config)
+    if dataset.norm_stats is None:
+        return
+    warnings = check_norm_stats(
+        dataset.norm_stats,
+        load_norm_stats_origin(norm_stats_dir(config)),
+        _origin(dataset.source, dataset.table, dataset.transforms, model.action_horizon),
+        sample,
+        counterpart=_counterpart(sample, config),
+        use_quantiles=dataset.transforms.use_quantile_norm,
+        padded_dim=model.action_dim,
+    )
+    for warning in warnings:
+        logger.warning("%s: %s", norm_stats_dir(config), warning)
+
+
+def _check_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> None:
+    action_dim, found = rl_config.qchunking.action_dim, sample["actions"].shape[-1]
+    if found != action_dim:
+        raise DatasetError(
+            f"the actions {rl_config.data.repack.actions} have {found} dims, but qchunking.action_dim is {action_dim}"
+        )
+    state_dim = sample["state"].shape[-1]
+    wanted = getattr(rl_config.model, "state_dim", None)
+    if wanted is not None and state_dim != wanted:
+        raise DatasetError(
+            f"the state {rl_config.data.repack.state} has {state_dim} dims, but model.state_dim is {wanted}"
+        )
+
+
+def _check_cameras(
+    source: EpisodeSource, cameras: Mapping[str, str], model: Pi0Config, config: DataConfig
+) -> None:
+    for slot, camera in cameras.items():
+        if camera not in source.cameras:
+            raise DatasetError(
+                f"data.repack.{slot} names the camera {camera!r}; {source.root} has {list(source.cameras)}"
+            )
+    if model.image_keys and not cameras:
+        raise DatasetError(
+            f"the policy is given {model.image_keys}, but data.repack names no camera for any of them; "
+            f"{source.root} has {list(source.cameras)}. Without cameras set model.image_keys=()"
+        )
+    black = [slot for slot in model.image_keys if slot not in cameras]
+    if black:
+        logger.warning(
+            "no camera is given for %s: the policy computes black, masked images there. Drop them with "
+            "model.image_keys=%s to save that time",
+            black,
+            tuple(cameras),
+        )
+
+
+def _origin(
+    source: EpisodeSource, table: ColumnTable, transforms: PolicyTransforms, action_horizon: int
+) -> NormStatsOrigin:
+    return NormStatsOrigin(
+        dataset=source.identity,
+        num_episodes=len(source),
+        num_frames=int(table.offsets[-1]),
+        action_horizon=action_horizon,
+        transforms=dict(transforms.description),
+    )
+
+
+def _transformed_sample(dataset: Dataset, config: DataConfig, action_horizon: int) -> dict[str, Any]:
+    """State [n, s] and actions [n, T, a] of evenly spaced windows, before normalisation."""
+    table = dataset.table
+    num_rows = int(table.offsets[-1])
+    rows = np.unique(np.linspace(0, num_rows - 1, _CHECKED_WINDOWS).astype(np.int64))
+    last = table.offsets[np.searchsorted(table.offsets, rows, side="right")] - 1
+    steps = np.minimum(rows[:, None] + np.arange(action_horizon), last[:, None])
+    data = {name: table.columns[name][rows] for name in config.repack.state}
+    data |= {name: table.columns[name][steps] for name in config.repack.actions}
+    return dataset.transforms.statistics_inputs()(data)
+
+
+def _counterpart(sample: dict[str, Any], config: DataConfig) -> np.ndarray | None:
+    """The sample's actions made absolute if they are relative, and the reverse; None without a mask."""
+    mask = known_delta_mask(config)
+    if mask is None:
+        return None
+    toggle = AbsoluteActions(mask) if config.use_delta_joint_actions else DeltaActions(mask)
+    return toggle(sample)["actions"]

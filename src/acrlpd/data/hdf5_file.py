@@ -1,0 +1,41 @@
+"""Opening HDF5 files so that every failure names the file and the episode."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+
+from acrlpd.data.source import EpisodeError
+
+_SAMPLE_BYTES = 4096
+
+
+@contextlib.contextmanager
+def open_hdf5(path: Path, episode: int) -> Iterator[h5py.File]:
+    """An open file; what h5py raises inside (missing or damaged data) becomes an EpisodeError."""
+    if not path.is_file():
+        raise EpisodeError("the file is missing", path=path, episode=episode)
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except OSError as error:
+        raise EpisodeError(
+            f"not a readable HDF5 file, truncated or damaged ({error})", path=path, episode=episode
+        ) from None
+    except KeyError as error:
+        raise EpisodeError(f"incomplete HDF5 file ({error.args[0]})", path=path, episode=episode) from None
+
+
+def identity_of_files(root: Path, paths: list[Path]) -> str:
+    """Hash of names, sizes and both ends of files: changes with the content, not with place or date."""
+    digest = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(root)} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, size - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,142 @@
+"""Prompts to token ids: PaliGemma's SentencePiece model, and bytes for small models."""
+
+import abc
+from collections.abc import Sequence
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+PALIGEMMA_URL = "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model"
+_STATE_BIN_EDGES = np.linspace(-1, 1, 257)[:-1]
+
+
+class Tokenizer(abc.ABC):
+    """The prompt formats of pi0 and pi0.5 over some way to encode text, padded to `max_len` ids."""
+
+    def __init__(self, max_len: int) -> None:
+        self.max_len = max_len
+        self._cached: dict[str, list[int]] = {}
+        self._warned = False
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """Ids are below this; a model's embedding table needs as many rows."""
+
+    @abc.abstractmethod
+    def encode(self, texts: Sequence[str], *, add_bos: bool) -> list[list[int]]:
+        """Ids of each text."""
+
+    def tokenize(
+        self, prompts: Sequence[str], states: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ids int32 [n, max_len], padded with 0, and their mask bool [n, max_len].
+
+        Without states the format is pi0's; with normalised states [n, s] it is pi0.5's, which writes the
+        state into the text in 256 bins.
+        """
+        texts = [clean(prompt) for prompt in prompts]
+        encoded = self._pi0_ids(texts) if states is None else self._pi05_ids(texts, states)
+        tokens = np.zeros((len(encoded), self.max_len), np.int32)
+        mask = np.zeros((len(encoded), self.max_len), bool)
+        for row, ids in enumerate(encoded):
+            self._check_length(prompts[row], len(ids))
+            count = min(len(ids), self.max_len)
+            tokens[row, :count] = ids[:count]
+            mask[row, :count] = True
+        return tokens, mask
+
+    def _pi0_ids(self, texts: list[str]) -> list[list[int]]:
+        # The line break is encoded on its own, so that it cannot merge with the text. A dataset has few
+        # distinct prompts and a batch many samples.
+        new = sorted(set(texts) - self._cached.keys())
+        if new:
+            (newline,) = self.encode(["\n"], add_bos=False)
+            self._cached.update(
+                {text: ids + newline for text, ids in zip(new, self.encode(new, add_bos=True), strict=True)}
+            )
+        return [self._cached[text] for text in texts]
+
+    def _pi05_ids(self, texts: list[str], states: np.ndarray) -> list[list[int]]:
+        bins = [" ".join(map(str, row)) for row in discretize_state(states).tolist()]
+        formatted = [
+            f"Task: {text}, State: {state};\nAction: " for text, state in zip(texts, bins, strict=True)
+        ]
+        return self.encode(formatted, add_bos=True)
+
+    def _check_length(self, prompt: str, length: int) -> None:
+        if length > self.max_len and not self._warned:
+            self._warned = True
+            logger.warning(
+                "prompt %r needs %d tokens and is cut to %d; raise model.max_token_len (said once)",
+                prompt,
+                length,
+                self.max_len,
+            )
+
+
+class ByteTokenizer(Tokenizer):
+    """One id per UTF-8 byte: needs no file and a vocabulary of only 259, for small models and tests."""
+
+    _BOS = 2
+    _FIRST_BYTE = 3
+
+    @property
+    def vocab_size(self) -> int:
+        return self._FIRST_BYTE + 256
+
+    def encode(self, texts: Sequence[str], *, add_bos: bool) -> list[list[int]]:
+        bos = [self._BOS] if add_bos else []
+        return [bos + [self._FIRST_BYTE + byte for byte in text.encode()] for text in texts]
+
+
+class PaligemmaTokenizer(Tokenizer):
+    """PaliGemma's SentencePiece model, which the released pi0 and pi0.5 weights need."""
+
+    def __init__(self, max_len: int, model_path: str | Path | None = None) -> None:
+        super().__init__(max_len)
+        import sentencepiece
+
+        path = Path(model_path) if model_path is not None else default_tokenizer_path()
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"PaliGemma's tokenizer is not at {path}. Get it once with\n"
+                f"  mkdir -p {path.parent} && curl -fLo {path} {PALIGEMMA_URL}\n"
+                "or set data.tokenizer to the path of paligemma_tokenizer.model "
+                "(data.tokenizer=byte needs no file, for models trained from scratch)."
+            )
+        self._processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._processor.vocab_size())
+
+    def encode(self, texts: Sequence[str], *, add_bos: bool) -> list[list[int]]:
+        return self._processor.encode(list(texts), add_bos=add_bos)
+
+
+def create_tokenizer(name: str, max_len: int) -> Tokenizer:
+    """"byte", "paligemma" (from the cache directory) or the path of a SentencePiece model."""
+    if name == "byte":
+        return ByteTokenizer(max_len)
+    return PaligemmaTokenizer(max_len, None if name == "paligemma" else name)
+
+
+def default_tokenizer_path() -> Path:
+    """<cache>/acrlpd/paligemma_tokenizer.model, with $XDG_CACHE_HOME or ~/.cache as <cache>."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "acrlpd" / "paligemma_tokenizer.model"
+
+
+def clean(prompt: str) -> str:
+    """One line of text without underscores, as the released weights saw it."""
+    return prompt.strip().replace("_", " ").replace("\n", " ")
+
+
+def discretize_state(state: np.ndarray) -> np.ndarray:
+    """Bins 0..255 over [-1, 1]; below is -1, above is 255."""
+    return np.digitize(state, _STATE_BIN_EDGES) - 1

@@ -1,0 +1,194 @@
+"""Random access to video frames: keyframe seek, then decode only what is needed.
+
+Frames are matched by integer presentation timestamps, never by counting: a frame that is not where its
+timestamp says is an error, not a wrong image.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import av.error
+import numpy as np
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+
+# Decoding on over a gap of this many frames is no dearer than a seek, whatever the keyframe interval.
+_DECODE_ON_FRAMES = 2
+
+
+class VideoError(RuntimeError):
+    """A video file cannot give the frame that was asked for."""
+
+    step: int | None = None  # the step of the episode, where the caller asked for one
+
+
+class VideoReader:
+    """One open video file. Not thread-safe: `VideoPool` hands each reader to one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._container = av.open(str(path))
+        except FileNotFoundError:
+            raise VideoError("the video file is missing") from None
+        except (av.error.FFmpegError, ValueError) as error:
+            raise VideoError(f"not a readable video, truncated or damaged ({error})") from None
+        if not self._container.streams.video:
+            self._container.close()
+            raise VideoError("the file has no video stream")
+        self._stream = self._container.streams.video[0]
+        # One thread: frame threads decode ahead what random access throws away.
+        self._stream.codec_context.thread_count = 1
+        self._entries = self._stream.index_entries
+        self._reformatter = VideoReformatter()
+        self._decoded: Iterator[VideoFrame] = iter(())
+        self._last: VideoFrame | None = None  # the frame decoded last
+        self._pts = 0  # its presentation timestamp
+        first = self._entries[0].timestamp if len(self._entries) else 0
+        # The index holds decode timestamps, which B-frames shift against presentation timestamps.
+        self._decode_shift = (self._stream.start_time or 0) - first
+        assert self._stream.time_base is not None, "every video stream has a time base"
+        self._time_base = float(self._stream.time_base)
+        self.fps = float(self._stream.average_rate or 0)
+        self.frame_count: int = len(self._entries) or self._stream.frames
+        self.height: int = self._stream.height
+        self.width: int = self._stream.width
+        self._check_size()
+
+    def close(self) -> None:
+        self._last = None
+        self._container.close()
+
+    def check_range(self, start: float, count: int, fps: float) -> None:
+        """Raises when the file ends before `count` frames from `start` seconds on; decodes nothing."""
+        if self._stream.duration is None:
+            return
+        end = ((self._stream.start_time or 0) + self._stream.duration) * self._time_base
+        if end < start + (count - 0.5) / fps:
+            raise VideoError(
+                f"the video ends at {end:.3f} s, expected {count} frames from {start:.3f} s at {fps:g} fps"
+            )
+
+    def frame(self, second: float, fps: float) -> np.ndarray:
+        """The frame at a time in the file, matched within half a frame: uint8 [h, w, 3]."""
+        target, step = second / self._time_base, 1 / (fps * self._time_base)
+        frame = self._decode_until(target, step)
+        if abs(self._pts - target) > step / 2:
+            raise VideoError(
+                f"no frame at {second:.4f} s: the nearest is at {self._pts * self._time_base:.4f} s, "
+                f"more than half a frame ({0.5 / fps:.4f} s) away"
+            )
+        if frame.is_corrupt:
+            raise VideoError(f"the frame at {second:.4f} s is damaged")
+        return self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+
+    def _decode_until(self, target: float, step: float) -> VideoFrame:
+        """The first frame that is not more than half a frame before the timestamp `target`."""
+        where = f"timestamp {target:.0f} ({target * self._time_base:.4f} s)"
+        try:
+            if self._last is None or self._must_seek(target, step):
+                self._last = None
+                self._container.seek(round(target), stream=self._stream, backward=True)
+                self._decoded = self._decode()
+            while self._last is None or self._pts < target - step / 2:
+                self._last = next(self._decoded, None)
+                if self._last is None:
+                    raise VideoError(f"the video ends before {where}")
+                if self._last.pts is None:
+                    raise VideoError(f"a frame before {where} carries no timestamp")
+                self._pts = self._last.pts
+        except av.error.FFmpegError as error:
+            raise VideoError(f"the video is damaged or truncated before {where}: {error}") from None
+        return self._last
+
+    def _must_seek(self, target: float, step: float) -> bool:
+        """Whether the target lies behind, or so far ahead that its own keyframe is the shorter way."""
+        ahead = target - self._pts
+        if -step / 2 <= ahead <= _DECODE_ON_FRAMES * step:
+            return False
+        return ahead < 0 or self._keyframe(round(target)) != self._keyframe(self._pts)
+
+    def _keyframe(self, pts: int) -> int:
+        return self._entries.search_timestamp(pts - self._decode_shift, backward=True)
+
+    def _decode(self) -> Iterator[VideoFrame]:
+        for packet in self._container.demux(self._stream):
+            yield from packet.decode()
+
+    def _check_size(self) -> None:
+        if not len(self._entries):
+            return
+        last, size = self._entries[len(self._entries) - 1], self.path.stat().st_size
+        if last.pos + last.size > size:
+            self._container.close()
+            raise VideoError(
+                f"truncated: the last of {len(self._entries)} frames ends at byte {last.pos + last.size}, "
+                f"the file has {size}"
+            )
+
+
+class VideoPool:
+    """Open readers, least recently used out first, so that decoders never pile up.
+
+    A reader belongs to one thread while it reads; at most `max_idle` wait for the next use. Memory is
+    bounded by (max_idle + reading threads) decoders.
+    """
+
+    def __init__(self, max_idle: int = 48) -> None:
+        self._max_idle = max_idle
+        self._idle: list[VideoReader] = []  # oldest first
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def reader(self, path: Path) -> Iterator[VideoReader]:
+        """Lends a reader of `path`; one that failed is closed, not lent again."""
+        reader = self._take(path) or VideoReader(path)
+        try:
+            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        self._give_back(reader)
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for reader in idle:
+            reader.close()
+
+    def _take(self, path: Path) -> VideoReader | None:
+        with self._lock:
+            for i in reversed(range(len(self._idle))):
+                if self._idle[i].path == path:
+                    return self._idle.pop(i)
+        return None
+
+    def _give_back(self, reader: VideoReader) -> None:
+        with self._lock:
+            self._idle.append(reader)
+            oldest = self._idle.pop(0) if len(self._idle) > self._max_idle else None
+        if oldest is not None:
+            oldest.close()
+
+
+def read_video_frames(
+    pool: VideoPool, path: Path, ts: np.ndarray, *, start: float = 0.0, fps: float | None = None
+) -> np.ndarray:
+    """Frames number `ts` (any order, repeats allowed) of the clip that begins at `start` seconds of a file.
+
+    `fps` is the rate at which the dataset counts; without it the file's own. Returns uint8 [n, h, w, 3].
+    """
+    steps, where = np.unique(ts, return_inverse=True)
+    with pool.reader(path) as reader:
+        fps = fps or reader.fps
+        frames = np.empty((len(ts), reader.height, reader.width, 3), np.uint8)
+        for k, step in enumerate(steps.tolist()):
+            try:
+                frames[where == k] = reader.frame(start + step / fps, fps)
+            except VideoError as error:
+                error.step = step
+                raise
+    return frames

@@ -1,0 +1,180 @@
+"""pi0 and pi0.5: a vision-language model that denoises action chunks by flow matching."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from acrlpd.models.gemma import Gemma, KVCache
+from acrlpd.models.image_preprocessing import preprocess_observation
+from acrlpd.models.observation import Observation, to_float_image
+from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.policy import Context, FlowPolicy
+from acrlpd.models.siglip import Siglip
+
+
+class _PaliGemma(nnx.Module):
+    def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
+        dtype = jnp.dtype(config.dtype)
+        self.llm = Gemma(
+            (config.paligemma, config.action_expert),
+            adaptive=(False, config.pi05),
+            vocab_size=config.vocab_size,
+            dtype=dtype,
+            remat_policy=config.remat_policy,
+            rngs=rngs,
+        )
+        self.img = Siglip(
+            config.siglip,
+            num_tokens=config.tokens_per_image,
+            out_dim=config.paligemma.width,
+            dtype=dtype,
+            remat_policy=config.remat_policy,
+            rngs=rngs,
+        )
+
+
+class Pi0(FlowPolicy):
+    """The policy. Its parameter tree has openpi's names and shapes."""
+
+    def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
+        self.config = config
+        self.action_dim = config.action_dim
+        self.action_horizon = config.action_horizon
+        self.feature_dim = config.paligemma.width
+        width, action_dim = config.action_expert.width, config.action_dim
+        self.PaliGemma = _PaliGemma(config, rngs)
+        self.action_in_proj = nnx.Linear(action_dim, width, rngs=rngs)
+        if config.pi05:
+            self.time_mlp_in = nnx.Linear(width, width, rngs=rngs)
+            self.time_mlp_out = nnx.Linear(width, width, rngs=rngs)
+        else:
+            self.state_proj = nnx.Linear(action_dim, width, rngs=rngs)
+            self.action_time_mlp_in = nnx.Linear(2 * width, width, rngs=rngs)
+            self.action_time_mlp_out = nnx.Linear(width, width, rngs=rngs)
+        self.action_out_proj = nnx.Linear(width, action_dim, rngs=rngs)
+
+    def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
+        return preprocess_observation(
+            rng,
+            observation,
+            train=train,
+            image_keys=self.config.image_keys,
+            image_resolution=self.config.image_resolution,
+        )
+
+    def encode(self, observation: Observation, *, features: bool = True) -> Context:
+        """Runs SigLIP and the first expert once, and keeps what the action tokens attend to.
+
+        pi0's state token sees the prefix and itself alone, so it belongs to the context too.
+        """
+        tokens, mask, _ = self.embed_prefix(observation)
+        positions = jnp.cumsum(mask, axis=-1) - 1
+        visible = mask[:, :, None] & mask[:, None, :]
+        llm = self.PaliGemma.llm
+        out, k, v = llm.run_expert(0, tokens[:, None], positions, mask=visible, kv_only=not features)
+        cache = KVCache(k=k[:, :, 0], v=v[:, :, 0], valid=mask)
+        if not self.config.pi05:
+            state = self.embed_state(observation)[:, None]
+            _, k, v = llm.run_expert(1, state, cache.next_position, context=cache, kv_only=True)
+            cache = cache.append(k[:, :, 0], v[:, :, 0])
+        return Context(features=None if out is None else _masked_mean(out[:, 0], mask), memory=cache)
+
+    def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
+        cache: KVCache = context.memory
+        tokens, condition = self.embed_actions(x_t, time)
+        positions = cache.next_position + jnp.arange(x_t.shape[2])
+        out, _, _ = self.PaliGemma.llm.run_expert(1, tokens, positions, context=cache, condition=condition)
+        return self.action_out_proj(out)
+
+    def embed_prefix(self, observation: Observation) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Image and prompt tokens [b, s, width], which of them are valid [b, s], and ar_mask [s].
+
+        Only the cameras in `config.image_keys` are looked at; their images go through SigLIP together.
+        """
+        self._check_observation(observation)
+        keys, batch_size = self.config.image_keys, observation.state.shape[0]
+        tokens, masks = [], []
+        if keys:
+            images = jnp.concatenate([to_float_image(jnp.asarray(observation.images[key])) for key in keys])
+            image_tokens = self.PaliGemma.img(images)
+            tokens += jnp.split(image_tokens, len(keys))
+            per_image = (batch_size, image_tokens.shape[1])
+            masks += [jnp.broadcast_to(observation.image_masks[key][:, None], per_image) for key in keys]
+        if observation.tokenized_prompt is not None:
+            tokens.append(self.PaliGemma.llm.embed(jnp.asarray(observation.tokenized_prompt)))
+            masks.append(jnp.asarray(observation.tokenized_prompt_mask))
+        mask = jnp.concatenate(masks, axis=1)
+        return jnp.concatenate(tokens, axis=1), mask, jnp.zeros(mask.shape[1], jnp.bool_)
+
+    def embed_suffix(
+        self, observation: Observation, noisy_actions: jax.Array, timestep: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+        """openpi's suffix for noisy_actions [b, T, a] at times [b]: tokens, mask, ar_mask, adaRMS condition."""
+        tokens, condition = self.embed_actions(noisy_actions[:, None], timestep[:, None])
+        tokens = tokens[:, 0]
+        ar_mask = np.arange(self.action_horizon) == 0
+        if not self.config.pi05:
+            tokens = jnp.concatenate([self.embed_state(observation), tokens], axis=1)
+            ar_mask = np.concatenate([[True], ar_mask])
+        mask = jnp.ones(tokens.shape[:2], jnp.bool_)
+        return tokens, mask, jnp.asarray(ar_mask), None if condition is None else condition[:, 0]
+
+    def embed_state(self, observation: Observation) -> jax.Array:
+        """pi0's state token, [b, 1, width]."""
+        return self.state_proj(jnp.asarray(observation.state))[:, None]
+
+    def embed_actions(self, x_t: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Action tokens [b, n, T, width] for x_t at times [b, n], and pi0.5's adaRMS condition [b, n, width]."""
+        if x_t.shape[-2:] != (self.action_horizon, self.action_dim):
+            raise ValueError(
+                f"action chunks must end in [action_horizon, action_dim] = "
+                f"[{self.action_horizon}, {self.action_dim}]; found shape {x_t.shape}"
+            )
+        tokens = self.action_in_proj(x_t)
+        time_embedding = embed_time(time, tokens.shape[-1])
+        if self.config.pi05:
+            condition = nnx.swish(self.time_mlp_in(time_embedding))
+            return tokens, nnx.swish(self.time_mlp_out(condition))
+        time_tokens = jnp.broadcast_to(time_embedding[:, :, None], tokens.shape)
+        tokens = self.action_time_mlp_in(jnp.concatenate([tokens, time_tokens], axis=-1))
+        return self.action_time_mlp_out(nnx.swish(tokens)), None
+
+    def _check_observation(self, observation: Observation) -> None:
+        config = self.config
+        missing = [key for key in config.image_keys if key not in observation.images]
+        if missing:
+            raise ValueError(
+                f"observation lacks camera {', '.join(missing)}: the model's image_keys are {config.image_keys}, "
+                f"found {tuple(observation.images)}. Provide it, or leave it out of image_keys"
+            )
+        for key in config.image_keys:
+            shape = observation.images[key].shape
+            if shape[1:] != (*config.image_resolution, 3):
+                expected = f"[b, {config.image_resolution[0]}, {config.image_resolution[1]}, 3]"
+                raise ValueError(f"image {key} must be {expected}; found {shape}. Use preprocess_observation")
+        if observation.state.shape[-1] != config.action_dim:
+            raise ValueError(
+                f"state must be padded to action_dim {config.action_dim}; found {observation.state.shape}"
+            )
+        prompt = observation.tokenized_prompt
+        if prompt is not None and prompt.shape[-1] != config.max_token_len:
+            raise ValueError(
+                f"tokenized_prompt must have max_token_len = {config.max_token_len} tokens; found {prompt.shape}"
+            )
+        if prompt is None and not config.image_keys:
+            raise ValueError("the observation has neither images nor a prompt: the prefix would be empty")
+
+
+def embed_time(time: jax.Array, width: int) -> jax.Array:
+    """Sine and cosine features of flow time, periods geometric from 4e-3 to 4: float32 [..., width]."""
+    fraction = jnp.linspace(0.0, 1.0, width // 2)
+    period = 4e-3 * (4.0 / 4e-3) ** fraction
+    angle = time[..., None] * (1.0 / period * 2 * jnp.pi)  # openpi's order: angles reach 1570 radians
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+def _masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean of [b, s, d] over valid tokens, float32."""
+    weights = mask[..., None].astype(jnp.float32)
+    return jnp.sum(x.astype(jnp.float32) * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1.0)

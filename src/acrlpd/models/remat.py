@@ -1,0 +1,19 @@
+"""What the backward pass of a layer keeps and what it computes again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from acrlpd.models.pi0_config import RematPolicy
+
+
+def rematerialise(layer: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
+    """Wraps the body of a scan over layers; `prevent_cse` is not needed inside a scan."""
+    if policy == "none":
+        return layer
+    saveable = {
+        "full": jax.checkpoint_policies.nothing_saveable,
+        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    }[policy]
+    return jax.checkpoint(layer, policy=saveable, prevent_cse=False)

@@ -1,0 +1,259 @@
+"""pi0 and pi0.5 compute what openpi computes, from tokens to gradients and samples."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import load_golden, tiny_config, with_params
+from flax import nnx
+
+from acrlpd.models import IMAGE_KEYS, Pi0
+from acrlpd.models.gemma import KVCache
+from acrlpd.models.pi0_config import GEMMA_VARIANTS, GemmaConfig
+
+F32 = {"atol": 2e-5, "rtol": 1e-5}
+BF16_ACTIVATIONS = {"atol": 8e-2, "rtol": 0}
+BF16_RESULTS = {"atol": 3e-2, "rtol": 0}
+
+
+def forward(model: Pi0, observation, batch):
+    """Every intermediate that the goldens hold, in openpi's terms, from one pass."""
+    observation = model.preprocess(None, observation, train=False)
+    img, llm = model.PaliGemma.img, model.PaliGemma.llm
+    x_t = batch["time"][:, None, None] * batch["noise"] + (1 - batch["time"][:, None, None]) * batch["actions"]
+    prefix_tokens, prefix_mask, prefix_ar = model.embed_prefix(observation)
+    suffix_tokens, suffix_mask, suffix_ar, condition = model.embed_suffix(observation, x_t, batch["time"])
+    positions = jnp.cumsum(prefix_mask, axis=-1) - 1
+    visible = prefix_mask[:, :, None] & prefix_mask[:, None, :]
+    prefix_out, k, v = llm.run_expert(0, prefix_tokens[:, None], positions, mask=visible)
+    context = model.encode(observation)
+    cache: KVCache = context.memory
+    state_len = suffix_tokens.shape[1] - model.action_horizon
+    action_out, k1, v1 = llm.run_expert(
+        1,
+        suffix_tokens[:, None, state_len:],
+        cache.next_position + jnp.arange(model.action_horizon),
+        context=cache,
+        condition=None if condition is None else condition[:, None],
+    )
+    return {
+        "x_t": x_t,
+        "siglip/tokens": img(observation.images["base_0_rgb"]),
+        "siglip/with_posemb_sample0": img.embed_patches(observation.images["base_0_rgb"])[0],
+        "prefix/tokens": prefix_tokens,
+        "prefix/mask": prefix_mask,
+        "prefix/ar_mask": prefix_ar,
+        "suffix/tokens": suffix_tokens,
+        "suffix/mask": suffix_mask,
+        "suffix/ar_mask": suffix_ar,
+        **({} if condition is None else {"suffix/adarms_cond": condition}),
+        "prefixonly/out_stride16": prefix_out[:, 0, ::16],
+        "prefix_out_stride16": prefix_out[:, 0, ::16],
+        "prefixonly/kv_k_stride16": k[:, :, 0, ::16, None],
+        "prefixonly/kv_v_stride16": v[:, :, 0, ::16, None],
+        "kv_k_stride16": jnp.concatenate([cache.k, k1[:, :, 0]], axis=2)[:, :, ::16, None],
+        "kv_v_stride16": jnp.concatenate([cache.v, v1[:, :, 0]], axis=2)[:, :, ::16, None],
+        "suffix_out": action_out[:, 0],
+        "v_t": model.velocity(context, x_t[:, None], batch["time"][:, None])[:, 0],
+        "features": context.features,
+    }
+
+
+def model_for(tag: str, dtype: str) -> Pi0:
+    return with_params(tiny_config(pi05=tag == "pi05", dtype=dtype), load_golden(f"params_{tag}"))
+
+
+@pytest.fixture(scope="module", params=["pi0", "pi05"])
+def tag(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(tag) -> Pi0:
+    return model_for(tag, "float32")
+
+
+def compare(found: dict, golden: dict, tolerance) -> None:
+    for name, value in found.items():
+        if name not in golden:
+            continue
+        expected = golden[name]
+        if name == "suffix_out":  # our pass leaves pi0's state token in the context
+            expected = expected[:, -value.shape[1] :]
+        assert value.shape == expected.shape, name
+        if name in ("kv_k_stride16", "kv_v_stride16", "prefix_out_stride16"):
+            # Rows of invalid queries see every key equally, in the joint pass also the suffix; nobody reads them.
+            valid = golden_valid_rows(golden)[:, : value.shape[-2 if value.ndim == 3 else -3]]
+            value, expected = (rows_of(x, valid) for x in (value, expected))
+        if expected.dtype == bool:
+            np.testing.assert_array_equal(value, expected, err_msg=name)
+        else:
+            np.testing.assert_allclose(value.astype(jnp.float32), expected, err_msg=name, **tolerance)
+
+
+def golden_valid_rows(golden: dict) -> np.ndarray:
+    """Which rows of the strided joint sequence are valid, [b, s / 16]."""
+    return np.concatenate([golden["prefix/mask"], golden["suffix/mask"]], axis=1)[:, ::16]
+
+
+def rows_of(x, valid: np.ndarray):
+    """Valid rows of [b, s, d] or [depth, b, s, 1, d]."""
+    return x[valid] if x.ndim == 3 else x[:, valid]
+
+
+def test_forward_float32(tag, model, observation, batch):
+    found = nnx.jit(forward)(model, observation, batch)
+    golden = load_golden(f"out_{tag}_f32")
+    compare(found, golden, F32)
+    # The critic's features are the mean of the prefix output over valid tokens (brute force on the stride).
+    assert found["features"].shape == (2, 64)
+
+
+def test_loss_and_samples_float32(tag, model, observation, batch):
+    golden = load_golden(f"out_{tag}_f32")
+    loss = nnx.jit(lambda m: m.compute_loss(
+        jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
+    ))(model)
+    np.testing.assert_allclose(loss, golden["loss"], **F32)
+    for steps in (1, 4, 10):
+        actions = nnx.jit(
+            lambda m, steps=steps: m.sample_actions(
+                jax.random.key(0), observation, num_steps=steps, noise=batch["noise"]
+            )
+        )(model)
+        np.testing.assert_allclose(actions, golden[f"sample_actions/num_steps_{steps}"], **F32)
+
+
+def test_key_driven_results(tag, model, observation, batch):
+    """The same key draws openpi's noise, times and augmentation."""
+    golden = load_golden(f"out_{tag}_f32")
+    for train in (False, True):
+        loss = nnx.jit(
+            lambda m, train=train: m.compute_loss(jax.random.key(7), observation, batch["actions"], train=train)
+        )(model)
+        np.testing.assert_allclose(loss, golden[f"keyed/loss_train_{str(train).lower()}"], **F32)
+    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(11), observation))(model)
+    np.testing.assert_allclose(actions, golden["keyed/sample_actions_10"], **F32)
+
+
+def test_gradients(tag, model, observation, batch):
+    golden = load_golden(f"out_{tag}_f32")
+
+    @nnx.jit
+    def gradients(model):
+        def loss(model):
+            return model.compute_loss(
+                jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
+            ).mean()
+
+        return nnx.value_and_grad(loss)(model)
+
+    loss, grads = gradients(model)
+    np.testing.assert_allclose(loss, golden["grad/loss"], **F32)
+    flat = {"/".join(path): leaf[...] for path, leaf in nnx.to_flat_state(grads)}
+    norms = {name.removeprefix("grad_norm/"): value for name, value in golden.items() if "grad_norm/" in name}
+    assert set(flat) == set(norms)
+    for name, norm in norms.items():
+        np.testing.assert_allclose(jnp.linalg.norm(flat[name].ravel()), norm, err_msg=name, **F32)
+        if f"grad/{name}" in golden:
+            np.testing.assert_allclose(flat[name], golden[f"grad/{name}"], err_msg=name, **F32)
+
+
+def test_bfloat16(tag, observation, batch):
+    model = model_for(tag, "bfloat16")
+    golden = load_golden(f"out_{tag}_bf16")
+    found = nnx.jit(forward)(model, observation, batch)
+    compare(found, golden, BF16_ACTIVATIONS)
+    assert_dtypes(found, f"{tag}_bf16")
+    loss = nnx.jit(lambda m: m.compute_loss(
+        jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
+    ))(model)
+    np.testing.assert_allclose(loss, golden["loss"], **BF16_RESULTS)
+    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, noise=batch["noise"]))(model)
+    assert actions.dtype == jnp.float32
+    np.testing.assert_allclose(actions, golden["sample_actions/num_steps_10"], **BF16_RESULTS)
+
+
+def assert_dtypes(found: dict, report_tag: str) -> None:
+    import json
+
+    from conftest import GOLDENS
+
+    report = json.loads((GOLDENS / "model_report.json").read_text())[f"{report_tag}/dtypes"]
+    for name, dtype in report.items():
+        if name in found:
+            assert found[name].dtype == dtype, name
+
+
+def test_bfloat16_parameters(observation, batch):
+    """What a server runs: parameters cast to bfloat16."""
+    params = {name: value.astype(jnp.bfloat16) for name, value in load_golden("params_pi0").items()}
+    model = with_params(tiny_config(dtype="bfloat16"), params)
+    golden = load_golden("out_pi0_bf16_bf16params")
+    found = nnx.jit(forward)(model, observation, batch)
+    compare(found, golden, BF16_ACTIVATIONS)
+    assert_dtypes(found, "pi0_bf16params")
+    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, noise=batch["noise"]))(model)
+    np.testing.assert_allclose(actions, golden["sample_actions/num_steps_10"], **BF16_RESULTS)
+
+
+def check_variant(model: Pi0, golden: dict, observation, batch, activations, results) -> None:
+    golden = {name.removeprefix("out/"): value for name, value in golden.items()}
+    compare(nnx.jit(forward)(model, observation, batch), golden, activations)
+    loss = nnx.jit(lambda m: m.compute_loss(
+        jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
+    ))(model)
+    np.testing.assert_allclose(loss, golden["loss"], **results)
+    actions = nnx.jit(lambda m: m.sample_actions(
+        jax.random.key(0), observation, num_steps=4, noise=batch["noise"]
+    ))(model)
+    np.testing.assert_allclose(actions, golden["sample_actions/num_steps_4"], **results)
+
+
+def test_experts_of_different_width(monkeypatch, observation, batch):
+    monkeypatch.setitem(GEMMA_VARIANTS, "narrow", GemmaConfig(48, 4, 96, 8, 1, 16))
+    golden = load_golden("narrow_pi0_f32")
+    changed = {name.removeprefix("params/"): value for name, value in golden.items() if "params/" in name}
+    model = with_params(tiny_config(action_expert_variant="narrow"), load_golden("params_pi0") | changed)
+    check_variant(model, golden, observation, batch, F32, F32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lora_in_both_experts(dtype, observation, batch):
+    adapters = {
+        name.removeprefix("params/"): value
+        for name, value in load_golden("lora_both_f32").items()
+        if "params/" in name
+    }
+    config = tiny_config(paligemma_variant="dummy_lora", action_expert_variant="dummy_lora", dtype=dtype)
+    model = with_params(config, load_golden("params_pi0") | adapters)
+    if dtype == "float32":
+        check_variant(model, load_golden("lora_both_f32"), observation, batch, F32, F32)
+    else:
+        golden = load_golden("lora_both_bf16")
+        check_variant(model, golden, observation, batch, BF16_ACTIVATIONS, BF16_RESULTS)
+
+
+def test_candidates_share_the_prefix_and_equal_single_samples(model, observation):
+    noise = jax.random.normal(jax.random.key(5), (2, 3, 10, 32))
+    candidates = nnx.jit(
+        lambda m: m.sample_candidates(jax.random.key(0), observation, 3, num_steps=4, noise=noise)
+    )(model)
+    single = nnx.jit(lambda m, n: m.sample_actions(jax.random.key(0), observation, num_steps=4, noise=n))
+    for i in range(3):
+        np.testing.assert_allclose(candidates[:, i], single(model, noise[:, i]), **F32)
+
+
+def test_camera_that_is_never_provided_costs_nothing(tag, model, observation, batch):
+    """Leaving a camera out of image_keys equals openpi's masking of it."""
+    masked = observation.replace(image_masks=observation.image_masks | {IMAGE_KEYS[2]: np.zeros(2, bool)})
+    expected = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), masked, num_steps=4, noise=batch["noise"]))
+    two = with_params(
+        tiny_config(pi05=tag == "pi05", image_keys=IMAGE_KEYS[:2]), load_golden(f"params_{tag}")
+    )
+    actions = nnx.jit(lambda m: m.sample_actions(
+        jax.random.key(0), observation, num_steps=4, noise=batch["noise"]
+    ))
+    np.testing.assert_allclose(actions(two), expected(model), **F32)
+    tokens, _, _ = two.embed_prefix(observation.replace(images=two.preprocess(None, observation, train=False).images))
+    assert tokens.shape[1] == 2 * 256 + 16

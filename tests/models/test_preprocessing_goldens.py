@@ -1,0 +1,61 @@
+"""Resize and augmentation give openpi's pixels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from acrlpd.models import IMAGE_KEYS, Observation, preprocess_observation
+from acrlpd.models.image_preprocessing import resize_with_pad
+
+
+
+def test_resize_with_pad_matches_openpi(goldens):
+    golden = goldens("resize_with_pad")
+    cases = sorted({key.split("/")[0] for key in golden if key.endswith("target_hw")})
+    assert len(cases) == 5
+    for case in cases:
+        image = golden[f"{case}/in_uint8"]
+        height, width = (int(x) for x in golden[f"{case}/target_hw"])
+        resized = np.asarray(resize_with_pad(jnp.asarray(image), height, width))
+        # XLA versions may round a half to either side.
+        assert np.abs(resized.astype(int) - golden[f"{case}/jax_uint8"].astype(int)).max() <= 1, case
+        assert (resized != golden[f"{case}/jax_uint8"]).mean() < 1e-3, case
+        if f"{case}/jax_float32" in golden:
+            as_float = image.astype(np.float32) / 255 * 2 - 1
+            resized = resize_with_pad(jnp.asarray(as_float), height, width)
+            np.testing.assert_allclose(resized, golden[f"{case}/jax_float32"], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_augmentation_matches_openpi(goldens, seed):
+    golden = goldens("augment")
+    images = {key: golden[f"in_uint8/{key}"] for key in IMAGE_KEYS}
+    observation = Observation(images=images, image_masks={}, state=np.zeros((2, 4), np.float32))
+    out = preprocess_observation(jax.random.key(seed), observation, train=True, image_resolution=(56, 56))
+    for key in IMAGE_KEYS:
+        np.testing.assert_allclose(out.images[key], golden[f"out_seed{seed}/{key}"], atol=2e-5, rtol=1e-5)
+        np.testing.assert_array_equal(out.image_masks[key], golden[f"default_masks/{key}"])
+
+
+def test_missing_camera_is_named():
+    observation = Observation(images={}, image_masks={}, state=np.zeros((1, 4), np.float32))
+    with pytest.raises(ValueError, match="lacks camera base_0_rgb"):
+        preprocess_observation(None, observation, image_keys=("base_0_rgb",))
+
+
+def test_observation_dict_round_trip(goldens):
+    batch = goldens("batch")
+    data = {
+        "image": {key: batch[f"image/{key}"] for key in IMAGE_KEYS},
+        "image_mask": {key: batch[f"image_mask/{key}"] for key in IMAGE_KEYS},
+        "state": batch["state"],
+        "tokenized_prompt": batch["tokenized_prompt"],
+        "tokenized_prompt_mask": batch["tokenized_prompt_mask"],
+    }
+    observation = Observation.from_dict(data)
+    assert observation.images["base_0_rgb"].dtype == np.float32
+    assert np.abs(observation.images["base_0_rgb"]).max() <= 1
+    again = Observation.from_dict(observation.to_dict())
+    assert jax.tree.structure(again) == jax.tree.structure(observation)
+    jax.tree.map(np.testing.assert_array_equal, again, observation)
