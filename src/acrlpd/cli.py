@@ -81,9 +81,7 @@ def _run(args: list[str], debug: bool) -> int:
     return target(rest) or 0
 
 
-def _run_group(
-    prog: str, summary: str, functions: Mapping[str, Callable[..., Any]], args: Sequence[str]
-) -> int:
+def _run_group(prog: str, summary: str, functions: Mapping[str, Callable[..., Any]], args: Sequence[str]) -> int:
     """Runs one of several typed functions, with its command line made from its signature."""
     import tyro
 

@@ -111,9 +111,11 @@ def test_forward_float32(tag, model, observation, batch):
 
 def test_loss_and_samples_float32(tag, model, observation, batch):
     golden = load_golden(f"out_{tag}_f32")
-    loss = nnx.jit(lambda m: m.compute_loss(
-        jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
-    ))(model)
+    loss = nnx.jit(
+        lambda m: m.compute_loss(
+            jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
+        )
+    )(model)
     np.testing.assert_allclose(loss, golden["loss"], **F32)
     for steps in (1, 4, 10):
         actions = nnx.jit(
@@ -165,9 +167,11 @@ def test_bfloat16(tag, observation, batch):
     found = nnx.jit(forward)(model, observation, batch)
     compare(found, golden, BF16_ACTIVATIONS)
     assert_dtypes(found, f"{tag}_bf16")
-    loss = nnx.jit(lambda m: m.compute_loss(
-        jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
-    ))(model)
+    loss = nnx.jit(
+        lambda m: m.compute_loss(
+            jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
+        )
+    )(model)
     np.testing.assert_allclose(loss, golden["loss"], **BF16_RESULTS)
     actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, noise=batch["noise"]))(model)
     assert actions.dtype == jnp.float32
@@ -200,13 +204,15 @@ def test_bfloat16_parameters(observation, batch):
 def check_variant(model: Pi0, golden: dict, observation, batch, activations, results) -> None:
     golden = {name.removeprefix("out/"): value for name, value in golden.items()}
     compare(nnx.jit(forward)(model, observation, batch), golden, activations)
-    loss = nnx.jit(lambda m: m.compute_loss(
-        jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
-    ))(model)
+    loss = nnx.jit(
+        lambda m: m.compute_loss(
+            jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
+        )
+    )(model)
     np.testing.assert_allclose(loss, golden["loss"], **results)
-    actions = nnx.jit(lambda m: m.sample_actions(
-        jax.random.key(0), observation, num_steps=4, noise=batch["noise"]
-    ))(model)
+    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, num_steps=4, noise=batch["noise"]))(
+        model
+    )
     np.testing.assert_allclose(actions, golden["sample_actions/num_steps_4"], **results)
 
 
@@ -221,9 +227,7 @@ def test_experts_of_different_width(monkeypatch, observation, batch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lora_in_both_experts(dtype, observation, batch):
     adapters = {
-        name.removeprefix("params/"): value
-        for name, value in load_golden("lora_both_f32").items()
-        if "params/" in name
+        name.removeprefix("params/"): value for name, value in load_golden("lora_both_f32").items() if "params/" in name
     }
     config = tiny_config(paligemma_variant="dummy_lora", action_expert_variant="dummy_lora", dtype=dtype)
     model = with_params(config, load_golden("params_pi0") | adapters)
@@ -236,9 +240,9 @@ def test_lora_in_both_experts(dtype, observation, batch):
 
 def test_candidates_share_the_prefix_and_equal_single_samples(model, observation):
     noise = jax.random.normal(jax.random.key(5), (2, 3, 10, 32))
-    candidates = nnx.jit(
-        lambda m: m.sample_candidates(jax.random.key(0), observation, 3, num_steps=4, noise=noise)
-    )(model)
+    candidates = nnx.jit(lambda m: m.sample_candidates(jax.random.key(0), observation, 3, num_steps=4, noise=noise))(
+        model
+    )
     single = nnx.jit(lambda m, n: m.sample_actions(jax.random.key(0), observation, num_steps=4, noise=n))
     for i in range(3):
         np.testing.assert_allclose(candidates[:, i], single(model, noise[:, i]), **F32)
@@ -248,12 +252,8 @@ def test_camera_that_is_never_provided_costs_nothing(tag, model, observation, ba
     """Leaving a camera out of image_keys equals openpi's masking of it."""
     masked = observation.replace(image_masks=observation.image_masks | {IMAGE_KEYS[2]: np.zeros(2, bool)})
     expected = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), masked, num_steps=4, noise=batch["noise"]))
-    two = with_params(
-        tiny_config(pi05=tag == "pi05", image_keys=IMAGE_KEYS[:2]), load_golden(f"params_{tag}")
-    )
-    actions = nnx.jit(lambda m: m.sample_actions(
-        jax.random.key(0), observation, num_steps=4, noise=batch["noise"]
-    ))
+    two = with_params(tiny_config(pi05=tag == "pi05", image_keys=IMAGE_KEYS[:2]), load_golden(f"params_{tag}"))
+    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, num_steps=4, noise=batch["noise"]))
     np.testing.assert_allclose(actions(two), expected(model), **F32)
     tokens, _, _ = two.embed_prefix(observation.replace(images=two.preprocess(None, observation, train=False).images))
     assert tokens.shape[1] == 2 * 256 + 16

@@ -9,7 +9,6 @@ from acrlpd.models import IMAGE_KEYS, Observation, preprocess_observation
 from acrlpd.models.image_preprocessing import resize_with_pad
 
 
-
 def test_resize_with_pad_matches_openpi(goldens):
     golden = goldens("resize_with_pad")
     cases = sorted({key.split("/")[0] for key in golden if key.endswith("target_hw")})

@@ -22,6 +22,7 @@ from acrlpd.agents.loss_functions import (
     SampleWeights,
     bc_weights,
     log_awr_weight,
+    neutral_weights,
     normalizers,
     td_loss,
     td_target,
@@ -33,6 +34,11 @@ from acrlpd.models.observation import Observation
 from acrlpd.models.policy import Context, FlowPolicy, draw_noise, draw_time
 
 _Module = TypeVar("_Module", bound=nnx.Module)
+
+Terms = frozenset[str]
+POLICY_TERMS: Terms = frozenset({"actor", "bc"})
+CRITIC_TERMS: Terms = frozenset({"critic", "alpha"})
+ALL_TERMS: Terms = POLICY_TERMS | CRITIC_TERMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +95,12 @@ class Targets:
 class Record:
     """Per-sample results from which losses and metrics are reported; [b, ...] each."""
 
-    q: jax.Array  # [b, E] at the logged chunk
-    td_loss: jax.Array
+    q: jax.Array | None  # [b, E] at the logged chunk; None where the critic did not learn
+    td_loss: jax.Array | None
     bc_loss: jax.Array  # numerators of the normalised sums
     actor_loss: jax.Array
     weights: SampleWeights
-    targets: Targets
+    targets: Targets | None
 
 
 def draw(rng: jax.Array, batch: Batch, num_samples: int) -> Draws:
@@ -174,51 +180,63 @@ def joint_loss(
     loss_weights: LossWeights,
     batch: Batch,
     draws: Draws,
-    targets: Targets,
+    targets: Targets | None,
+    terms: Terms = ALL_TERMS,
     given: tuple[SampleWeights, Normalizers] | None = None,
 ) -> tuple[jax.Array, tuple[Record, Normalizers]]:
-    """The weighted sum of all losses.
+    """The weighted sum of the losses named in `terms`; what the others would need is not computed.
 
-    `given` holds weights and normalizers that were computed for a larger batch of which this is one
-    micro-batch; without it both are computed here, from the same context.
+    `targets` may be missing where neither critics nor temperature learn. `given` holds weights and
+    normalizers that were computed for a larger batch of which this is one micro-batch; without it both
+    are computed here, from the same context.
     """
-    context = networks.encode(batch.observations)
-    flow_loss = flow_losses(networks.policy, context, batch, draws)
-    if given is None:
-        weights = compute_sample_weights(algorithm, networks, batch, draws, context, flow_loss)
-        given = weights, normalizers(algorithm, batch, weights)
-    weights, norm = given
-    per_sample = jnp.sum(flow_loss * batch.valid, axis=1)
-    bc = bc_weights(algorithm, weights, norm) * per_sample
-    actor, actor_norm = jnp.zeros_like(bc), norm.samples
-    if algorithm.has_actor_loss and algorithm.acrlpd.actor_loss == "awr":
-        actor, actor_norm = jnp.exp(weights.log_importance - norm.log_shift) * per_sample, norm.awr
-    elif algorithm.has_actor_loss:
-        actor = actor_loss(algorithm, networks, batch, draws, context)
-    features = context.features
-    if not algorithm.acrlpd.critic_gradient_to_policy:
-        features = jax.lax.stop_gradient(features)
-    loss, q, td = critic_and_temperature_loss(
-        algorithm, networks, loss_weights, batch, draws, targets, features, norm
-    )
-    loss += loss_weights.actor_weight * jnp.sum(actor) / actor_norm
-    loss += loss_weights.bc_weight * jnp.sum(bc) / norm.bc
+    weights, norm = given or (None, None)
+    bc = actor = jnp.zeros(batch.actions.shape[0], jnp.float32)
+    if terms & POLICY_TERMS:
+        context = networks.encode(batch.observations)
+        features, flow_loss = context.features, flow_losses(networks.policy, context, batch, draws)
+        if weights is None:
+            weights = compute_sample_weights(algorithm, networks, batch, draws, context, flow_loss)
+    elif networks.critics.uses_features:
+        features = networks.without_gradient().encode(batch.observations).features
+    else:
+        features = None
+    weights = neutral_weights(batch) if weights is None else weights
+    norm = normalizers(algorithm, batch, weights) if norm is None else norm
+    loss = jnp.zeros((), jnp.float32)
+    if "bc" in terms:
+        bc = bc_weights(algorithm, weights, norm) * jnp.sum(flow_loss * batch.valid, axis=1)
+        loss += loss_weights.bc_weight * jnp.sum(bc) / norm.bc
+    if "actor" in terms and algorithm.has_actor_loss:
+        if algorithm.acrlpd.actor_loss == "awr":
+            importance = jnp.exp(weights.log_importance - norm.log_shift)
+            actor, actor_norm = importance * jnp.sum(flow_loss * batch.valid, axis=1), norm.awr
+        else:
+            actor, actor_norm = actor_loss(algorithm, networks, batch, draws, context), norm.samples
+        loss += loss_weights.actor_weight * jnp.sum(actor) / actor_norm
+    q = td = None
+    if targets is not None and "critic" in terms:
+        q, td = critic_loss(algorithm, networks.critics, batch, draws, targets, features)
+        loss += loss_weights.critic_weight * jnp.sum(td * batch.sequence_mask) / norm.critic
+    if targets is not None and "alpha" in terms and algorithm.acrlpd.learnable_temperature:
+        alpha_loss = networks.temperature.alpha_loss(targets.entropy, algorithm.target_entropy)
+        loss += loss_weights.alpha_weight * jnp.sum(alpha_loss) / norm.samples
     record = Record(q=q, td_loss=td, bc_loss=bc, actor_loss=actor, weights=weights, targets=targets)
     return loss, jax.lax.stop_gradient((record, norm))
 
 
-def critic_and_temperature_loss(
+def critic_loss(
     algorithm: Algorithm,
-    networks: Networks,
-    loss_weights: LossWeights,
+    critics: CriticNetworks,
     batch: Batch,
     draws: Draws,
     targets: Targets,
     features: jax.Array | None,
-    norm: Normalizers,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The two losses that need no policy gradient; also Q at the logged chunk [b, E] and the TD loss [b]."""
-    online = networks.critics.online_ensemble
+) -> tuple[jax.Array, jax.Array]:
+    """Q at the logged chunk [b, E] and its TD loss [b]."""
+    if not algorithm.acrlpd.critic_gradient_to_policy:
+        features = jax.lax.stop_gradient(features)
+    online = critics.online_ensemble
     chunk = algorithm.critic_chunks(batch.actions)
     q = online(features, batch.observations.state, chunk[:, None], draws.dropout_keys)[:, 0]
     td = td_loss(q, targets.value, algorithm.acrlpd)
@@ -226,11 +244,7 @@ def critic_and_temperature_loss(
         # The weights learn to make the aggregate right; the members do not feel it.
         aggregate = online.aggregate(jax.lax.stop_gradient(q))
         td += td_loss(aggregate[:, None], targets.value, algorithm.acrlpd)
-    loss = loss_weights.critic_weight * jnp.sum(td * batch.sequence_mask) / norm.critic
-    if algorithm.acrlpd.learnable_temperature:
-        alpha_loss = networks.temperature.alpha_loss(targets.entropy, algorithm.target_entropy)
-        loss += loss_weights.alpha_weight * jnp.sum(alpha_loss) / norm.samples
-    return loss, q, td
+    return q, td
 
 
 def actor_loss(

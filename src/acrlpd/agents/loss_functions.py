@@ -93,6 +93,12 @@ class SampleWeights:
     difficulty: jax.Array  # [b] the sample's own flow-matching loss, or 1
 
 
+def neutral_weights(batch: Batch) -> SampleWeights:
+    """Every sample counts the same."""
+    zeros = jnp.zeros(batch.actions.shape[0], jnp.float32)
+    return SampleWeights(advantage=zeros, log_importance=zeros, difficulty=zeros + 1.0)
+
+
 @flax.struct.dataclass
 class Normalizers:
     """What sums over samples are divided by: always of the whole batch, never of a micro-batch.

@@ -1,10 +1,11 @@
 """What an update reports: scalars of the whole batch, made from per-sample records."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-import optax
 
-from acrlpd.agents.joint_loss import Record
+from acrlpd.agents.joint_loss import Record, Targets
 from acrlpd.agents.loss_functions import Algorithm, Normalizers
 from acrlpd.batch import Batch
 
@@ -12,37 +13,53 @@ Info = dict[str, jax.Array]
 
 
 def loss_info(algorithm: Algorithm, batch: Batch, record: Record, norm: Normalizers, alpha: jax.Array) -> Info:
-    """Losses and statistics; q and TD statistics are over the windows the critic may learn from."""
-    mask = batch.sequence_mask
-    q = jnp.mean(record.q, axis=-1)
-    q_mean = jnp.sum(q * mask) / norm.critic
-    target_mean = jnp.sum(record.targets.value * mask) / norm.critic
-    td_error = jnp.mean(jnp.abs(record.q - record.targets.value[:, None]), axis=-1)
+    """Losses and statistics of what was computed."""
     awr = algorithm.has_actor_loss and algorithm.acrlpd.actor_loss == "awr"
-    entropy = jnp.mean(record.targets.entropy)
-    learned_alpha = algorithm.acrlpd.learnable_temperature
     info = {
-        "critic_loss": jnp.sum(record.td_loss * mask) / norm.critic,
         "actor_loss": jnp.sum(record.actor_loss) / (norm.awr if awr else norm.samples),
         "bc_loss": jnp.sum(record.bc_loss) / norm.bc,
-        "alpha_loss": alpha * (entropy - algorithm.target_entropy) * learned_alpha,
-        "q_mean": q_mean,
-        "q_std": jnp.sqrt(jnp.sum(jnp.square(q - q_mean) * mask) / norm.critic),
-        "q_ensemble_std": jnp.sum(jnp.std(record.q, axis=-1) * mask) / norm.critic,
-        "target_q_mean": target_mean,
-        "td_error_mean": jnp.sum(td_error * mask) / norm.critic,
         "alpha_value": alpha,
-        "entropy_estimate": entropy,
-        "valid_samples": jnp.sum(mask),
-        "mask_ratio": jnp.mean(mask),
+        "valid_samples": jnp.sum(batch.sequence_mask),
+        "mask_ratio": jnp.mean(batch.sequence_mask),
         "valid_step_ratio": jnp.mean(batch.valid),
-        "bootstrap_ratio": jnp.sum(batch.masks[:, -1] * mask) / norm.critic,
-        "best_of_n_gain": jnp.mean(record.targets.best_q - record.targets.mean_q),
-        "candidate_diversity": jnp.mean(record.targets.diversity),
     }
+    if record.targets is not None:
+        info |= _target_info(algorithm, record.targets, alpha)
+    if record.q is not None:
+        info |= _critic_info(batch, record, norm)
     if algorithm.needs_advantage:
         info |= _weight_info(record, norm)
     return info
+
+
+def _target_info(algorithm: Algorithm, targets: Targets, alpha: jax.Array) -> Info:
+    entropy = jnp.mean(targets.entropy)
+    alpha_loss = alpha * (entropy - algorithm.target_entropy)
+    return {
+        "alpha_loss": alpha_loss if algorithm.acrlpd.learnable_temperature else jnp.zeros_like(alpha_loss),
+        "entropy_estimate": entropy,
+        "best_of_n_gain": jnp.mean(targets.best_q - targets.mean_q),
+        "candidate_diversity": jnp.mean(targets.diversity),
+    }
+
+
+def _critic_info(batch: Batch, record: Record, norm: Normalizers) -> Info:
+    """Over the windows the critic may learn from."""
+
+    def mean(x: jax.Array) -> jax.Array:
+        return jnp.sum(x * batch.sequence_mask) / norm.critic
+
+    assert record.q is not None and record.td_loss is not None and record.targets is not None
+    q, target = jnp.mean(record.q, axis=-1), record.targets.value
+    return {
+        "critic_loss": mean(record.td_loss),
+        "q_mean": mean(q),
+        "q_std": jnp.sqrt(mean(jnp.square(q - mean(q)))),
+        "q_ensemble_std": mean(jnp.std(record.q, axis=-1)),
+        "target_q_mean": mean(target),
+        "td_error_mean": mean(jnp.mean(jnp.abs(record.q - target[:, None]), axis=-1)),
+        "bootstrap_ratio": mean(batch.masks[:, -1]),
+    }
 
 
 def _weight_info(record: Record, norm: Normalizers) -> Info:
@@ -58,6 +75,7 @@ def _weight_info(record: Record, norm: Normalizers) -> Info:
     }
 
 
-def global_norm(tree: object) -> jax.Array:
+def global_norm(tree: Any) -> jax.Array:
     """L2 norm over all leaves, float32; 0 for an empty tree."""
-    return jnp.asarray(optax.global_norm(tree), jnp.float32)
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32)))

@@ -29,7 +29,9 @@ def list_(json_: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
         print(f"{name:<{width}}  {description}")
 
 
-def show(name: Name, environment: str = "production", json_: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
+def show(
+    name: Name, environment: str = "production", json_: Annotated[bool, tyro.conf.arg(name="json")] = False
+) -> None:
     """Show a preset or a YAML file completely, with what validation has to say.
 
     Args:

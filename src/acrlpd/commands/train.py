@@ -4,16 +4,12 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
 
-import tyro
-
-from acrlpd.config.command_line import parse_config_args
+from acrlpd.config.command_line import Flag, parse_config_args
+from acrlpd.config.plan.chips import MEMORY_FRACTION
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
-
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,33 +36,29 @@ def main(args: Sequence[str]) -> int:
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
     # XLA takes three quarters of a GPU by default; the plan counts on this share.
-    from acrlpd.config.chips import MEMORY_FRACTION
-
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
-    check(config, options)
+    check(config, ignore_plan=options.ignore_plan)
     from acrlpd.training.trainer import run_training_experiment
 
-    run_training_experiment(
-        config, resume=options.resume, overwrite=options.overwrite, dry_run=options.dry_run
-    )
+    run_training_experiment(config, resume=options.resume, overwrite=options.overwrite, dry_run=options.dry_run)
     return 0
 
 
-def check(config: RLTrainConfig, options: TrainOptions) -> None:
+def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
     """Everything that can be known before a compile: the config, the files, the memory."""
     import jax
 
+    from acrlpd.commands.machine import usable_device_bytes
     from acrlpd.config.plan import make_plan
-    from acrlpd.config.plan_table import print_plan
-    from acrlpd.monitoring.devices import device_memory_bytes
+    from acrlpd.config.plan.table import print_plan
 
     num_devices = jax.device_count()
     validation = validate_config(config, num_devices=num_devices, ready_to_train=True)
     for warning in validation.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     validation.raise_for_errors()
-    memory = device_memory_bytes()
-    plan = make_plan(config, num_devices=num_devices, device_memory_gib=memory and memory / 2**30)
+    memory_gib = usable_device_bytes() / MEMORY_FRACTION / 2**30
+    plan = make_plan(config, num_devices=num_devices, device_memory_gib=memory_gib)
     print_plan(plan)
-    if not plan.fits and not options.ignore_plan:
+    if not plan.fits and not ignore_plan:
         raise ConfigError(f"{plan.verdict}\n--ignore_plan goes on all the same")

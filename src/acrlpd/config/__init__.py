@@ -3,6 +3,8 @@
 Nothing here imports JAX at import time, so that the command line starts at once.
 """
 
+from collections.abc import Sequence
+
 from acrlpd.config.algorithm import (
     ACRLPDHyperparams,
     BestOfNConfig,
@@ -10,7 +12,6 @@ from acrlpd.config.algorithm import (
     LossWeights,
     QChunkingConfig,
 )
-from acrlpd.config.command_line import cli
 from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
 from acrlpd.config.environments import load_training_config
 from acrlpd.config.optimizers import (
@@ -77,3 +78,11 @@ __all__ = [
     "to_dict",
     "validate_config",
 ]
+
+
+def cli(args: Sequence[str] | None = None) -> RLTrainConfig:
+    """The config that the command line asks for: `--config NAME` and any overrides."""
+    # Imported here: only a command line needs a command-line parser.
+    from acrlpd.config.command_line import NoOptions, parse_config_args
+
+    return parse_config_args(NoOptions, args, description="Choose and change a config.")[0]

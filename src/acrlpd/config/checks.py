@@ -78,9 +78,7 @@ def check_chunks(config: RLTrainConfig) -> Iterator[Finding]:
             f"qchunking.horizon_length {chunk.horizon_length} must lie between 1 and the policy's "
             f"action_horizon {horizon}; lower it, or raise model.action_horizon"
         )
-    if chunk.critic_action_horizon is not None and not (
-        1 <= chunk.critic_action_horizon <= chunk.horizon_length
-    ):
+    if chunk.critic_action_horizon is not None and not (1 <= chunk.critic_action_horizon <= chunk.horizon_length):
         yield _error(
             f"qchunking.critic_action_horizon {chunk.critic_action_horizon} must lie between 1 and "
             f"horizon_length {chunk.horizon_length}"
@@ -146,9 +144,7 @@ def check_algorithm(config: RLTrainConfig) -> Iterator[Finding]:
             "`acrlpd plan` shows what it costs"
         )
     if weights.actor_weight == 0 and weights.bc_weight == 0:
-        yield _warning(
-            "actor_weight and bc_weight are both 0: the policy does not train, only the critics do"
-        )
+        yield _warning("actor_weight and bc_weight are both 0: the policy does not train, only the critics do")
 
 
 def check_critic(config: RLTrainConfig) -> Iterator[Finding]:
@@ -162,9 +158,7 @@ def check_critic(config: RLTrainConfig) -> Iterator[Finding]:
         yield _error(f"critic.kernel_init_scale must be above 0; found {critic.kernel_init_scale}")
     subset = critic.target_subset_size
     if subset is not None and not 1 <= subset <= critic.num_critics:
-        yield _error(
-            f"critic.target_subset_size {subset} must lie between 1 and num_critics {critic.num_critics}"
-        )
+        yield _error(f"critic.target_subset_size {subset} must lie between 1 and num_critics {critic.num_critics}")
     if critic.num_critics == 1 or critic.num_critics > 12:
         yield _warning(f"critic.num_critics {critic.num_critics} is unusual; 2 to 12 are tried")
 
@@ -196,9 +190,7 @@ def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
         if family in ("pi0", "pi05") and (family == "pi05") != model.pi05:
             yield _error(f"model.pi05 is {model.pi05}, but {released} are {family} weights")
     if config.freeze_pi0_backbone and config.acrlpd.critic_gradient_to_policy:
-        yield _error(
-            "critic_gradient_to_policy trains the prefix, which freeze_pi0_backbone keeps fixed; turn one off"
-        )
+        yield _error("critic_gradient_to_policy trains the prefix, which freeze_pi0_backbone keeps fixed; turn one off")
     if config.freeze_pi0_backbone and "lora" in model.paligemma_variant:
         yield _error(
             f"freeze_pi0_backbone keeps {model.paligemma_variant} fixed, adapters included; use gemma_2b, "
@@ -229,19 +221,15 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
             yield from _at_least(0, **{f"{name}.warmup_steps": schedule.warmup_steps})
             if schedule.warmup_steps >= max(config.num_train_steps, 1):
                 yield _warning(
-                    f"{name}.warmup_steps {schedule.warmup_steps} is not over within the "
-                    f"{config.num_train_steps} steps"
+                    f"{name}.warmup_steps {schedule.warmup_steps} is not over within the {config.num_train_steps} steps"
                 )
         if isinstance(schedule, CosineDecaySchedule):
             if schedule.decay_steps <= schedule.warmup_steps:
                 yield _error(
-                    f"{name}.decay_steps {schedule.decay_steps} must exceed warmup_steps "
-                    f"{schedule.warmup_steps}"
+                    f"{name}.decay_steps {schedule.decay_steps} must exceed warmup_steps {schedule.warmup_steps}"
                 )
             if not 0 <= schedule.decay_lr <= schedule.peak_lr:
-                yield _error(
-                    f"{name}.decay_lr {schedule.decay_lr} must lie between 0 and peak_lr {schedule.peak_lr}"
-                )
+                yield _error(f"{name}.decay_lr {schedule.decay_lr} must lie between 0 and peak_lr {schedule.peak_lr}")
     for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer"):
         if getattr(config, name).clip_gradient_norm <= 0:
             yield _error(f"{name}.clip_gradient_norm must be above 0")
@@ -304,15 +292,11 @@ def check_data(config: RLTrainConfig) -> Iterator[Finding]:
     expected = ROBOT_ACTION_DIM.get(data.robot)
     if expected is not None and config.qchunking.action_dim != expected:
         yield _error(
-            f"qchunking.action_dim {config.qchunking.action_dim} does not fit robot {data.robot}, "
-            f"which has {expected}"
+            f"qchunking.action_dim {config.qchunking.action_dim} does not fit robot {data.robot}, which has {expected}"
         )
     if data.adapt_to_pi and data.robot != "aloha":
         yield _error(f"data.adapt_to_pi is for ALOHA; the robot is {data.robot}")
-    if (
-        data.delta_action_mask is not None
-        and sum(map(abs, data.delta_action_mask)) > config.qchunking.action_dim
-    ):
+    if data.delta_action_mask is not None and sum(map(abs, data.delta_action_mask)) > config.qchunking.action_dim:
         yield _error(
             f"data.delta_action_mask {list(data.delta_action_mask)} covers more than the "
             f"{config.qchunking.action_dim} action dims"
@@ -328,18 +312,14 @@ def check_data(config: RLTrainConfig) -> Iterator[Finding]:
             )
     for camera, column in cameras.items():
         if camera not in config.model.image_keys:
-            yield _warning(
-                f"column {column!r} is mapped to camera {camera}, which model.image_keys leaves out"
-            )
+            yield _warning(f"column {column!r} is mapped to camera {camera}, which model.image_keys leaves out")
     if data.tokenizer == "paligemma" and config.model.vocab_size < PALIGEMMA_VOCAB:
         yield _error(
             f"the paligemma tokenizer needs model.vocab_size {PALIGEMMA_VOCAB}; found "
             f"{config.model.vocab_size}. Small models read bytes: data.tokenizer byte"
         )
     if data.tokenizer == "byte" and config.model.vocab_size < BYTE_VOCAB:
-        yield _error(
-            f"the byte tokenizer needs model.vocab_size {BYTE_VOCAB} or more; found {config.model.vocab_size}"
-        )
+        yield _error(f"the byte tokenizer needs model.vocab_size {BYTE_VOCAB} or more; found {config.model.vocab_size}")
     if data.tokenizer == "byte" and config.weight_loader.kind != "none":
         yield _error("data.tokenizer byte does not speak the language of pretrained weights; use paligemma")
     if not data.prompt_from_task and data.default_prompt is None:

@@ -21,6 +21,8 @@ from acrlpd.config.tree import ConfigError, diff_configs
 from acrlpd.config.yaml_files import load_config
 
 Options = TypeVar("Options")
+# A switch that is off unless given.
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 # Short names that are more than another name for one field.
 _NOT_PLAIN = ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr")
@@ -59,12 +61,7 @@ class ConfigFlags:
     # Local dataset directory.
     data_dir: str | None = None
     # Do not use Weights & Biases.
-    no_wandb: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-
-
-def cli(args: Sequence[str] | None = None) -> RLTrainConfig:
-    """The config that the command line asks for: `--config NAME` and any overrides."""
-    return parse_config_args(NoOptions, args, description="Choose and change a config.")[0]
+    no_wandb: Flag = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +85,7 @@ def parse_config_args(
         _parse(args, prog, description, own=options, flags=ConfigFlags)
     assert name is not None
     base = find_config(name, _peek(args, "--environment") or "production")
-    parsed = _parse(
-        args, prog, description, default=base, own=options, flags=ConfigFlags, fields=RLTrainConfig
-    )
+    parsed = _parse(args, prog, description, default=base, own=options, flags=ConfigFlags, fields=RLTrainConfig)
     changed = {key: new for key, (_, new) in diff_configs(base, parsed["fields"]).items()}
     return apply_flags(apply_config_overrides(base, changed), parsed["flags"]), parsed["own"]
 
@@ -118,9 +113,7 @@ def _parse(
     ]
     collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     collect.__annotations__ = {p.name: p.annotation for p in parameters}
-    return tyro.cli(
-        collect, args=args, prog=prog, description=description, config=(tyro.conf.AvoidSubcommands,)
-    )
+    return tyro.cli(collect, args=args, prog=prog, description=description, config=(tyro.conf.AvoidSubcommands,))
 
 
 def find_config(name: str, environment: str = "production") -> RLTrainConfig:
@@ -137,8 +130,7 @@ def apply_flags(config: RLTrainConfig, flags: ConfigFlags) -> RLTrainConfig:
     changes: dict[str, Any] = {
         name: value
         for name, value in dataclasses.asdict(flags).items()
-        if value is not None
-        and name not in ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr")
+        if value is not None and name not in ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr")
     }
     if flags.pi0_lr is not None:
         changes |= _scaled("actor_lr_schedule", config.actor_lr_schedule, flags.pi0_lr)

@@ -38,7 +38,6 @@ def load_training_config(
         }
     elif environment != "production":
         raise ConfigError(
-            f"unknown environment {environment!r}{hint(environment, ENVIRONMENTS)}; "
-            f"known: {', '.join(ENVIRONMENTS)}"
+            f"unknown environment {environment!r}{hint(environment, ENVIRONMENTS)}; known: {', '.join(ENVIRONMENTS)}"
         )
     return apply_config_overrides(apply_config_overrides(config, changes), custom_overrides)

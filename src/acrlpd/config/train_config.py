@@ -52,18 +52,14 @@ class RLTrainConfig:
     critic_lr_schedule: LRSchedule = dataclasses.field(default_factory=ConstantSchedule)
     critic_optimizer: AdamW = dataclasses.field(default_factory=lambda: AdamW(b2=0.999, weight_decay=0.0))
     temperature_lr_schedule: LRSchedule = dataclasses.field(default_factory=ConstantSchedule)
-    temperature_optimizer: AdamW = dataclasses.field(
-        default_factory=lambda: AdamW(b2=0.999, weight_decay=0.0)
-    )
+    temperature_optimizer: AdamW = dataclasses.field(default_factory=lambda: AdamW(b2=0.999, weight_decay=0.0))
 
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     env: EnvConfig = dataclasses.field(default_factory=EnvConfig)
     online: OnlineConfig = dataclasses.field(default_factory=OnlineConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     fsdp: FSDPConfig = dataclasses.field(default_factory=FSDPConfig)
-    openpi_compatibility: OpenPICompatibilityConfig = dataclasses.field(
-        default_factory=OpenPICompatibilityConfig
-    )
+    openpi_compatibility: OpenPICompatibilityConfig = dataclasses.field(default_factory=OpenPICompatibilityConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
     checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
 

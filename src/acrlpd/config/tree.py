@@ -65,9 +65,7 @@ def from_dict(cls: type, data: dict[str, Any], path: str = "") -> Any:
         value = data[name]
         options = dataclass_options(annotation)
         if options:
-            chosen = (
-                options[0] if len(options) == 1 else next(o for o in options if o.__name__ == value[TYPE_KEY])
-            )
+            chosen = options[0] if len(options) == 1 else next(o for o in options if o.__name__ == value[TYPE_KEY])
             kwargs[name] = from_dict(chosen, value, f"{path}{name}.")
         else:
             kwargs[name] = tuple(value) if isinstance(value, list) else value

@@ -72,9 +72,7 @@ def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainC
     rest = [a for a in assignments if a.key not in special]
     names = {str(special[key].value): special[key] for key in ("base_config", "platform") if key in special}
     if len(names) > 1:
-        raise ConfigError(
-            f"{file_name}: platform and base_config name two presets ({', '.join(names)}); keep one"
-        )
+        raise ConfigError(f"{file_name}: platform and base_config name two presets ({', '.join(names)}); keep one")
     if not names:
         name = next((a for a in rest if a.key == "name"), None)
         if name is None:

@@ -176,6 +176,4 @@ def _decode_jpeg(padded: np.ndarray, path: Path, index: int, t: int, camera: str
     try:
         return simplejpeg.decode_jpeg(np.ascontiguousarray(padded), colorspace="RGB")
     except ValueError as error:
-        raise EpisodeError(
-            f"not a readable JPEG ({error})", path=path, episode=index, frame=t, camera=camera
-        ) from None
+        raise EpisodeError(f"not a readable JPEG ({error})", path=path, episode=index, frame=t, camera=camera) from None

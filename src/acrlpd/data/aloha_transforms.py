@@ -43,6 +43,8 @@ class AlohaInputs:
         if unknown:
             raise ValueError(f"ALOHA's cameras are {sorted(_KNOWN_CAMERAS)}; found also {sorted(unknown)}")
         state = np.asarray(data["state"])
+        if state.shape[-1] != ACTION_DIM:
+            raise ValueError(f"ALOHA's state has {ACTION_DIM} dims, found {state.shape[-1]}; correct data.repack.state")
         result: DataDict = {"state": _state_to_pi(state) if self.adapt_to_pi else state}
         result.update(fill_slots({slot: images.get(camera) for slot, camera in CAMERAS.items()}))
         if "actions" in data:

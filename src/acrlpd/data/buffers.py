@@ -7,8 +7,8 @@ CPU the device array *is* the buffer), so a buffer comes back when the last arra
 
 import math
 import threading
-from typing import Any
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class BufferPool:
         if buffer is None:
             buffer = _aligned_empty(shape)
         lease = _Lease(buffer)
+        # No lock: the end of a loan may come at any moment, also while this thread holds it. Appending is atomic.
         weakref.finalize(lease, free.append, buffer).atexit = False
         return np.asarray(lease)
 

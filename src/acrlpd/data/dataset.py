@@ -1,14 +1,15 @@
-"""A config's dataset, opened: columns and rewards in memory, frames within reach, statistics checked."""
+"""A config's dataset, opened: columns and rewards in memory, frames within reach, everything checked."""
 
-from collections.abc import Mapping
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from acrlpd.config import DataConfig, RLTrainConfig
+from acrlpd.data.frame_store import open_frame_store
 from acrlpd.data.labels import labels_path, load_labels
 from acrlpd.data.norm_stats import (
     NormStats,
@@ -20,9 +21,15 @@ from acrlpd.data.norm_stats import (
     save_norm_stats,
 )
 from acrlpd.data.norm_stats_check import check_norm_stats
-from acrlpd.data.policy_transforms import PolicyTransforms, create_policy_transforms, known_delta_mask
+from acrlpd.data.policy_transforms import (
+    PolicyTransforms,
+    create_policy_transforms,
+    create_statistics_transform,
+    describe_statistics_transform,
+    known_delta_mask,
+)
 from acrlpd.data.rewards import StepRewards, compute_rewards
-from acrlpd.data.source import ColumnTable, DatasetError, EpisodeSource, open_source
+from acrlpd.data.source import ColumnTable, DatasetError, EpisodeSource, FrameStore, open_source
 from acrlpd.data.transforms import AbsoluteActions, DeltaActions
 from acrlpd.models.pi0_config import Pi0Config
 
@@ -35,42 +42,74 @@ _CHECKED_WINDOWS = 2_000
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Episodes with everything that the windows of a run need, except frames."""
+    """Episodes with everything that the windows of a run need."""
 
     source: EpisodeSource
+    frames: FrameStore | None  # None: the policy is given no camera
     table: ColumnTable  # state and action columns float32 [N, d], and those of rewards
     rewards: StepRewards
-    prompts: np.ndarray  # str [distinct prompts], the default filled in
+    prompts: np.ndarray | None  # str [distinct prompts], the default filled in; None: the policy reads none
     transforms: PolicyTransforms
     norm_stats: dict[str, NormStats] | None  # None only for fake data
 
 
-def open_dataset(rl_config: RLTrainConfig) -> Dataset:
-    """Opens the dataset of a config and refuses what does not fit together."""
+def open_dataset(rl_config: RLTrainConfig, source: EpisodeSource | None = None) -> Dataset:
+    """Opens the dataset of a config (or the given episodes instead) and refuses what does not fit together."""
     config = rl_config.data
     transforms = create_policy_transforms(rl_config)
-    source = open_config_source(rl_config)
-    if config.max_episodes is not None:
-        late = source.indices[config.max_episodes :]
-        source = source.without({index: f"beyond data.max_episodes={config.max_episodes}" for index in late})
+    source = open_config_source(rl_config) if source is None else source
+    if isinstance(rl_config.model, Pi0Config):
+        _check_cameras(source, transforms.cameras, rl_config.model)
+    source = _filter_episodes(source, config)
+    frames = _open_frames(source, transforms, rl_config)
+    if frames is not None:
+        source = frames.source  # a cache may lack episodes that could not be decoded
     table, rewards = _read(source, config)
-    if config.episode_filter == "success":
-        failed = [index for index, ok in zip(source.indices, rewards.success, strict=True) if not ok]
-        if len(failed) == len(source):
-            raise DatasetError(f"{source.root}: data.episode_filter=success leaves none of {len(source)} episodes")
-        if failed:
-            source = source.without({index: "no success (data.episode_filter)" for index in failed})
-            table, rewards = _read(source, config)
     dataset = Dataset(
         source=source,
+        frames=frames,
         table=table,
         rewards=rewards,
-        prompts=_fill_prompts(source, table, config),
+        prompts=_fill_prompts(source, table, config) if isinstance(rl_config.model, Pi0Config) else None,
         transforms=transforms,
-        norm_stats=None if config.repo_id == FAKE and config.data_dir is None else _load_stats(config),
+        norm_stats=None if _is_fake(config) else _load_stats(config),
     )
     _check(dataset, rl_config)
     return dataset
+
+
+def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource:
+    if config.max_episodes is not None:
+        late = source.indices[config.max_episodes :]
+        source = source.without(dict.fromkeys(late, f"beyond data.max_episodes={config.max_episodes}"))
+    if config.episode_filter == "success":
+        _, rewards = _read(source, config)
+        failed = [index for index, ok in zip(source.indices, rewards.success, strict=True) if not ok]
+        if len(failed) == len(source):
+            raise DatasetError(f"{source.root}: data.episode_filter=success leaves none of {len(source)} episodes")
+        source = source.without(dict.fromkeys(failed, "no success (data.episode_filter)"))
+    return source
+
+
+def _open_frames(source: EpisodeSource, transforms: PolicyTransforms, rl_config: RLTrainConfig) -> FrameStore | None:
+    """The frame cache if there is one, else a pool of decoded episodes, else the decoder."""
+    config, model = rl_config.data, rl_config.model
+    if not transforms.cameras or not isinstance(model, Pi0Config):
+        return None
+    height, width = model.image_resolution
+    pool = config.episodes_per_memory_pool if config.frame_cache_dir is None else 0
+    return open_frame_store(
+        source,
+        height=height,
+        width=width,
+        cameras=tuple(dict.fromkeys(transforms.cameras.values())),
+        cache_dir=config.frame_cache_dir,
+        episodes_per_memory_pool=pool or None,
+    )
+
+
+def _is_fake(config: DataConfig) -> bool:
+    return config.repo_id == FAKE and config.data_dir is None
 
 
 def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
@@ -78,7 +117,7 @@ def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
     config = rl_config.data
     if config.data_dir is not None:
         return open_source(config.data_dir, on_bad_episode=config.on_bad_episode)
-    if config.repo_id == FAKE:
+    if _is_fake(config):
         from acrlpd.data.fake_source import create_fake_source
 
         return create_fake_source(rl_config)
@@ -89,35 +128,41 @@ def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
 
 def norm_stats_dir(config: DataConfig) -> Path:
     """<assets_dir>/<asset_id>, where the norm statistics of a config lie."""
-    asset_id = config.asset_id or (Path(config.data_dir).name if config.data_dir else config.repo_id)
+    asset_id = config.asset_id or (Path(config.data_dir).resolve().name if config.data_dir else config.repo_id)
     if asset_id is None:
         raise DatasetError("norm statistics need a name: set data.asset_id, data.data_dir or data.repo_id")
     return Path(config.assets_dir) / asset_id
 
 
-def write_norm_stats(rl_config: RLTrainConfig) -> tuple[Path, dict[str, NormStats]]:
+def write_norm_stats(
+    rl_config: RLTrainConfig, source: EpisodeSource | None = None
+) -> tuple[Path, dict[str, NormStats]]:
     """Computes the norm statistics of a config's dataset and writes them where training looks for them."""
-    transforms = create_policy_transforms(rl_config)
-    source = open_config_source(rl_config)
+    source = open_config_source(rl_config) if source is None else source
     table = _read_columns(source, rl_config.data, rewards=False)
     repack = rl_config.data.repack
     norm_stats = compute_norm_stats(
         table,
-        transforms.statistics_inputs(),
+        create_statistics_transform(rl_config),
         columns=(*repack.state, *repack.actions),
         action_columns=repack.actions,
         action_horizon=rl_config.model.action_horizon,
     )
     directory = norm_stats_dir(rl_config.data)
-    save_norm_stats(directory, norm_stats, _origin(source, table, transforms, rl_config.model.action_horizon))
+    save_norm_stats(directory, norm_stats, _origin(source, table, rl_config))
     return directory, norm_stats
 
 
 def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepRewards]:
     if len(source) == 0:
         raise DatasetError(f"{source.root} has no usable episodes ({len(source.skipped)} were left out)")
-    path = Path(config.rewards.labels_file) if config.rewards.labels_file else labels_path(source)
-    labels = load_labels(path, source)
+    empty = [index for index, length in zip(source.indices, source.lengths, strict=True) if length == 0]
+    if empty:
+        raise DatasetError(f"{source.root}: episodes {empty} have no steps; set data.on_bad_episode=skip")
+    named = config.rewards.labels_file
+    labels = load_labels(labels_path(source) if named is None else Path(named), source)
+    if named is not None and labels is None:
+        raise DatasetError(f"data.rewards.labels_file={named}: no such file; write it with `acrlpd data label`")
     table = _read_columns(source, config, rewards=True)
     return table, compute_rewards(table, source.indices, config.rewards, labels)
 
@@ -140,9 +185,7 @@ def _fill_prompts(source: EpisodeSource, table: ColumnTable, config: DataConfig)
     tasks = table.prompts if config.prompt_from_task else (None,) * len(table.prompts)
     prompts = [task or config.default_prompt for task in tasks]
     if None in prompts:
-        raise DatasetError(
-            f"{source.root}: some steps have no task to make a prompt from; set data.default_prompt"
-        )
+        raise DatasetError(f"{source.root}: some steps have no task to make a prompt from; set data.default_prompt")
     return np.array(prompts)
 
 
@@ -157,16 +200,14 @@ def _load_stats(config: DataConfig) -> dict[str, NormStats]:
 def _check(dataset: Dataset, rl_config: RLTrainConfig) -> None:
     """Refuses what would otherwise show up as a shape error or as a policy that does not learn."""
     config, model = rl_config.data, rl_config.model
-    sample = _transformed_sample(dataset, config, model.action_horizon)
+    sample = _transformed_sample(dataset.table, rl_config)
     _check_dims(sample, rl_config)
-    if isinstance(model, Pi0Config):
-        _check_cameras(dataset.source, dataset.transforms.cameras, model, config)
     if dataset.norm_stats is None:
         return
     warnings = check_norm_stats(
         dataset.norm_stats,
         load_norm_stats_origin(norm_stats_dir(config)),
-        _origin(dataset.source, dataset.table, dataset.transforms, model.action_horizon),
+        _origin(dataset.source, dataset.table, rl_config),
         sample,
         counterpart=_counterpart(sample, config),
         use_quantiles=dataset.transforms.use_quantile_norm,
@@ -190,9 +231,7 @@ def _check_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> N
         )
 
 
-def _check_cameras(
-    source: EpisodeSource, cameras: Mapping[str, str], model: Pi0Config, config: DataConfig
-) -> None:
+def _check_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: Pi0Config) -> None:
     for slot, camera in cameras.items():
         if camera not in source.cameras:
             raise DatasetError(
@@ -213,28 +252,25 @@ def _check_cameras(
         )
 
 
-def _origin(
-    source: EpisodeSource, table: ColumnTable, transforms: PolicyTransforms, action_horizon: int
-) -> NormStatsOrigin:
+def _origin(source: EpisodeSource, table: ColumnTable, rl_config: RLTrainConfig) -> NormStatsOrigin:
     return NormStatsOrigin(
         dataset=source.identity,
         num_episodes=len(source),
         num_frames=int(table.offsets[-1]),
-        action_horizon=action_horizon,
-        transforms=dict(transforms.description),
+        action_horizon=rl_config.model.action_horizon,
+        transforms=describe_statistics_transform(rl_config.data),
     )
 
 
-def _transformed_sample(dataset: Dataset, config: DataConfig, action_horizon: int) -> dict[str, Any]:
+def _transformed_sample(table: ColumnTable, rl_config: RLTrainConfig) -> dict[str, Any]:
     """State [n, s] and actions [n, T, a] of evenly spaced windows, before normalisation."""
-    table = dataset.table
     num_rows = int(table.offsets[-1])
     rows = np.unique(np.linspace(0, num_rows - 1, _CHECKED_WINDOWS).astype(np.int64))
     last = table.offsets[np.searchsorted(table.offsets, rows, side="right")] - 1
-    steps = np.minimum(rows[:, None] + np.arange(action_horizon), last[:, None])
-    data = {name: table.columns[name][rows] for name in config.repack.state}
-    data |= {name: table.columns[name][steps] for name in config.repack.actions}
-    return dataset.transforms.statistics_inputs()(data)
+    steps = np.minimum(rows[:, None] + np.arange(rl_config.model.action_horizon), last[:, None])
+    data = {name: table.columns[name][rows] for name in rl_config.data.repack.state}
+    data |= {name: table.columns[name][steps] for name in rl_config.data.repack.actions}
+    return create_statistics_transform(rl_config)(data)
 
 
 def _counterpart(sample: dict[str, Any], config: DataConfig) -> np.ndarray | None:

@@ -24,6 +24,8 @@ _CAMERA_KEYS = {
     "exterior_image_2_left": "ext2_cam_serial",
     "wrist_image_left": "wrist_cam_serial",
 }
+_TRAJECTORY = "trajectory.h5"
+_METADATA = "metadata_*.json"
 _LENGTH = "action/joint_velocity"
 # Camera calibration is keyed by serial number, which differs from lab to lab, and is left out.
 _READ = (
@@ -42,7 +44,7 @@ class DroidSource(EpisodeSource):
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._folders = [path.parent for path in find_trajectories(root)]
+        self._folders = _find_episodes(root)
         self.indices = tuple(range(len(self._folders)))
         self._videos = VideoPool()
         self._length_of = functools.lru_cache(maxsize=None)(self._read_length)
@@ -81,13 +83,13 @@ class DroidSource(EpisodeSource):
             return len(file[_LENGTH])
 
     def _trajectory(self, index: int) -> Path:
-        return self._folders[index] / "trajectory.h5"
+        return self._folders[index] / _TRAJECTORY
 
     def _read_metadata(self, index: int) -> dict[str, Any]:
-        found = sorted(self._folders[index].glob("metadata_*.json"))
+        found = sorted(self._folders[index].glob(_METADATA))
         if len(found) != 1:
             raise EpisodeError(
-                f"expected one metadata_*.json with the camera serials, found {len(found)}",
+                f"expected one {_METADATA} with the camera serials, found {len(found)}",
                 path=self._folders[index],
                 episode=index,
             )
@@ -143,9 +145,7 @@ class DroidSource(EpisodeSource):
         wanted = [n for n in self.features if n not in self.cameras] if names is None else names
         missing = [name for name in wanted if name not in columns]
         if missing:
-            raise EpisodeError(
-                f"no dataset {missing[0]!r}, which other episodes have", path=path, episode=index
-            )
+            raise EpisodeError(f"no dataset {missing[0]!r}, which other episodes have", path=path, episode=index)
         columns = {name: columns[name] for name in wanted}
         check_columns(columns, path=path, episode=index)
         length = self._length(index)
@@ -157,9 +157,7 @@ class DroidSource(EpisodeSource):
         try:
             frames = read_video_frames(self._videos, path, ts)
         except VideoError as error:
-            raise EpisodeError(
-                str(error), path=path, episode=index, frame=error.step, camera=camera
-            ) from None
+            raise EpisodeError(str(error), path=path, episode=index, frame=error.step, camera=camera) from None
         expected = self.features[camera].shape
         if frames.shape[1:] != expected:
             raise EpisodeError(
@@ -187,8 +185,13 @@ class DroidSource(EpisodeSource):
             raise EpisodeError(str(error), path=path, episode=index, camera=camera) from None
 
 
-def find_trajectories(root: Path) -> list[Path]:
-    return sorted(root.rglob("trajectory.h5"))
+def is_droid(root: Path) -> bool:
+    return next(root.rglob(_TRAJECTORY), None) is not None
+
+
+def _find_episodes(root: Path) -> list[Path]:
+    """All folders with a trajectory, or with metadata that promises one."""
+    return sorted({path.parent for name in (_TRAJECTORY, _METADATA) for path in root.rglob(name)})
 
 
 def _flatten(file: h5py.File) -> dict[str, np.ndarray]:
@@ -208,10 +211,11 @@ def _with_openpi_names(columns: dict[str, np.ndarray], success: bool) -> dict[st
     velocity, gripper = columns[_LENGTH], columns["action/gripper_position"]
     done = np.zeros(len(velocity), bool)
     done[-1:] = True
-    return columns | {
-        "joint_position": columns["observation/robot_state/joint_positions"].astype(np.float32),
-        "gripper_position": columns["observation/robot_state/gripper_position"].astype(np.float32),
-        "actions": np.column_stack([velocity, gripper]).astype(np.float32),
-        "next.done": done,
-        "next.success": done & success,
+    numbers = {
+        "joint_position": columns["observation/robot_state/joint_positions"],
+        "gripper_position": columns["observation/robot_state/gripper_position"],
+        "actions": np.column_stack([velocity, gripper]),
     }
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite and is refused as such
+        columns = columns | {name: values.astype(np.float32) for name, values in numbers.items()}
+    return columns | {"next.done": done, "next.success": done & success}

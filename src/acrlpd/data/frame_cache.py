@@ -75,7 +75,7 @@ class Shard:
 
 
 class FrameCache:
-    """A FrameStore over a finished cache: all shards stay open, a frame is one pread into the caller's buffer."""
+    """A FrameStore over a finished cache: shards stay open, a frame is one pread into the caller's buffer."""
 
     def __init__(
         self,
@@ -105,8 +105,7 @@ class FrameCache:
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
         if out.shape != (len(ts), self.height, self.width, 3) or out.dtype != np.uint8:
             raise ValueError(
-                f"out must be uint8 [{len(ts)}, {self.height}, {self.width}, 3], "
-                f"found {out.dtype} {list(out.shape)}"
+                f"out must be uint8 [{len(ts)}, {self.height}, {self.width}, 3], found {out.dtype} {list(out.shape)}"
             )
         shards, first = self._placed[camera]
         read = self._read_raw if self.spec.encoding == "raw" else self._read_jpeg
@@ -121,9 +120,7 @@ class FrameCache:
             path = self.directory / shard.file
             found = sha256_of(path)
             if found != shard.sha256:
-                problems.append(
-                    f"{path}: checksum {found[:12]}.. differs from the manifest's {shard.sha256[:12]}.."
-                )
+                problems.append(f"{path}: checksum {found[:12]}.. differs from the manifest's {shard.sha256[:12]}..")
         return problems
 
     def close(self) -> None:
@@ -135,9 +132,7 @@ class FrameCache:
     def _read_raw(self, shard: int, frame: int, out: np.ndarray) -> None:
         size = self.spec.frame_bytes
         if os.preadv(self._files[shard], [out.data], frame * size) != size:
-            raise DatasetError(
-                f"{self.directory / self.shards[shard].file}: truncated; build the cache again"
-            )
+            raise DatasetError(f"{self.directory / self.shards[shard].file}: truncated; build the cache again")
 
     def _read_jpeg(self, shard: int, frame: int, out: np.ndarray) -> None:
         start, end = self._offsets[shard][frame], self._offsets[shard][frame + 1]
@@ -162,8 +157,7 @@ class FrameCache:
         """camera -> for each position of the source: its shard and its first frame there."""
         position = {index: i for i, index in enumerate(self.source.indices)}
         self._placed = {
-            camera: (np.full(len(position), -1, np.int64), np.zeros(len(position), np.int64))
-            for camera in self.cameras
+            camera: (np.full(len(position), -1, np.int64), np.zeros(len(position), np.int64)) for camera in self.cameras
         }
         for k, shard in enumerate(self.shards):
             if shard.camera not in self._placed:
@@ -193,9 +187,7 @@ class FrameCache:
             raise DatasetError(f"{self.directory}: made by another version ({spec.resize!r}); {rebuild}")
         missing = [camera for camera in self.cameras if camera not in spec.cameras]
         if missing:
-            raise DatasetError(
-                f"{self.directory}: no camera {missing[0]!r}, it has {list(spec.cameras)}; {rebuild}"
-            )
+            raise DatasetError(f"{self.directory}: no camera {missing[0]!r}, it has {list(spec.cameras)}; {rebuild}")
 
     def _require_shards(self) -> None:
         for shard in self.shards:
@@ -204,8 +196,7 @@ class FrameCache:
             if size != shard.bytes:
                 found = "is missing" if size is None else f"has {size} bytes"
                 raise DatasetError(
-                    f"{path}: {found}, the manifest says {shard.bytes} bytes; "
-                    "delete the cache and build it again"
+                    f"{path}: {found}, the manifest says {shard.bytes} bytes; delete the cache and build it again"
                 )
 
     def _require_skips_agreed(self, source: EpisodeSource, skipped: dict[int, str]) -> None:

@@ -4,13 +4,13 @@ Most robot datasets do not say which episodes worked. `acrlpd data label` writes
 episodes, by a rule over the columns, or by asking a person who is shown the first and the last frame.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import json
+import math
 import operator
-import os
-from pathlib import Path
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,7 +73,7 @@ class Labels:
         }
         temporary = self.path.with_name(self.path.name + ".tmp")
         temporary.write_text(json.dumps({"format": _FORMAT, "episodes": entries}, indent=1) + "\n")
-        os.replace(temporary, self.path)
+        temporary.replace(self.path)
 
 
 def labels_path(source: EpisodeSource) -> Path:
@@ -129,11 +129,41 @@ def parse_indices(text: str) -> list[int]:
     return indices
 
 
+def label_rewards(source: EpisodeSource, rewards: Mapping[int, float], known: Mapping[int, Label]) -> dict[int, Label]:
+    """Labels that give the last step of an episode a reward of its own.
+
+    Whether it was a success stays as it is known; otherwise a reward above 0 is one.
+    """
+    lengths = dict(zip(source.indices, source.lengths.tolist(), strict=True))
+    unknown = sorted(rewards.keys() - lengths.keys())
+    if unknown:
+        raise ValueError(f"{source.root} has no episodes {unknown}")
+    return {
+        index: Label(known[index].success if index in known else reward > 0, lengths[index], reward)
+        for index, reward in rewards.items()
+    }
+
+
+def parse_rewards(text: str) -> dict[int, float]:
+    """Rewards of episodes from "0-9=1,12=0.5"."""
+    rewards: dict[int, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        indices, separator, value = part.partition("=")
+        try:
+            reward = float(value)
+        except ValueError:
+            separator = ""
+        if not separator or not math.isfinite(reward):
+            raise ValueError(f"expected episodes and their rewards like 0-9=1,12=0.5; found {part!r}")
+        rewards.update(dict.fromkeys(parse_indices(indices), reward))
+    return rewards
+
+
 def label_rule(source: EpisodeSource, rule: str) -> dict[int, Label]:
     """Success where the rule holds, failure elsewhere.
 
     A rule compares a number to `length` (steps of the episode) or to a reduction of a column over the
-    episode: "length < 300", "sum(next.reward) >= 1", "last(next.success) == 1", "max(observation.state[6]) > 0.5".
+    episode: "length < 300", "sum(next.reward) >= 1", "max(observation.state[6]) > 0.5".
     """
     match = _RULE.fullmatch(rule)
     if match is None:
@@ -152,14 +182,15 @@ def label_rule(source: EpisodeSource, rule: str) -> dict[int, Label]:
 def _reduce(source: EpisodeSource, match: re.Match[str]) -> np.ndarray:
     """One number per episode."""
     name, dim = match["column"], match["dim"]
-    known = sorted(name for name, feature in source.features.items() if feature.dtype not in ("video", "image"))
+    known = sorted(source.features.keys() - set(source.cameras))
     if name not in known:
         raise ValueError(f"{source.root} has no column {name!r}; it has {', '.join(known)}")
     table: ColumnTable = source.read_columns([name])
     column = table.columns[name]
     if (column.ndim == 1) != (dim is None) or (dim is not None and int(dim) >= column.shape[1]):
-        shape = "one value per step" if column.ndim == 1 else f"dims 0..{column.shape[1] - 1}, choose one: {name}[0]"
-        raise ValueError(f"column {name!r} has {shape}")
+        if column.ndim == 1:
+            raise ValueError(f"column {name!r} has one value per step; leave the [{dim}] out")
+        raise ValueError(f"column {name!r} has dims 0..{column.shape[1] - 1}, choose one: {name}[0]")
     if dim is not None:
         column = column[:, int(dim)]
     reduce = _REDUCTIONS[match["reduction"]]

@@ -25,8 +25,8 @@ from acrlpd.data.source import (
 )
 from acrlpd.data.video import VideoError, VideoPool, read_video_frames
 
-# Row groups with encoded images are kept for the next frame of the same episode; one holds a few MB.
-_IMAGE_BLOCKS = 16
+# Encoded images are kept for the next frame of the same episode; one holds an episode of one camera.
+_IMAGE_BLOCKS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +95,6 @@ class LeRobotSource(EpisodeSource):
         self._parquet.cache_clear()
         self._image_block.cache_clear()
 
-    def _length(self, index: int) -> int:
-        return self.rows(index).length
-
     def _column_names(self, names: Sequence[str] | None) -> list[str]:
         wanted = names if names is not None else [n for n in self.features if n not in self.cameras]
         return list(dict.fromkeys([*wanted, *_BOOKKEEPING]))
@@ -150,14 +147,14 @@ class LeRobotSource(EpisodeSource):
     def _prompts(
         self, index: int, rows: Rows, columns: dict[str, np.ndarray]
     ) -> tuple[tuple[str | None, ...], np.ndarray]:
-        if "task_index" not in columns or not self.tasks:
+        if "task_index" not in columns:
             tasks = self.episode_tasks(index)
             return (tasks[0] if tasks else None,), np.zeros(rows.length, np.int32)
         used, where = np.unique(columns["task_index"], return_inverse=True)
         unknown = [task for task in used.tolist() if task not in self.tasks]
         if unknown:
             raise EpisodeError(
-                f"task_index {unknown[0]} is not among the {len(self.tasks)} tasks of meta/",
+                f"task_index {unknown[0]} is not among the {len(self.tasks)} tasks of {self.root}/meta",
                 path=rows.path,
                 episode=index,
                 frame=int(np.flatnonzero(columns["task_index"] == unknown[0])[0]),
@@ -202,9 +199,7 @@ class LeRobotSource(EpisodeSource):
         try:
             frames = read_video_frames(self._videos, clip.path, ts, start=clip.start, fps=self.fps)
         except VideoError as error:
-            raise EpisodeError(
-                str(error), path=clip.path, episode=index, frame=error.step, camera=camera
-            ) from None
+            raise EpisodeError(str(error), path=clip.path, episode=index, frame=error.step, camera=camera) from None
         self._check_shape(frames.shape[1:], clip.path, index, camera)
         return frames
 
@@ -236,7 +231,7 @@ class LeRobotSource(EpisodeSource):
         frames = np.empty((len(ts), *self.features[camera].shape), np.uint8)
         for k, t in enumerate(ts.tolist()):
             try:
-                image = np.asarray(Image.open(io.BytesIO(encoded[t].as_py())).convert("RGB"))
+                image = np.asarray(Image.open(io.BytesIO(encoded[t])).convert("RGB"))
             except (UnidentifiedImageError, OSError, SyntaxError, ValueError, TypeError) as error:
                 raise EpisodeError(
                     f"not a readable image ({error})", path=path, episode=index, frame=t, camera=camera
@@ -245,7 +240,7 @@ class LeRobotSource(EpisodeSource):
             frames[k] = image
         return frames
 
-    def _read_image_block(self, index: int, camera: str) -> pa.Array:
+    def _read_image_block(self, index: int, camera: str) -> list[bytes]:
         """The encoded images of one episode and camera."""
         rows = self.rows(index)
         column = self._read_rows(index, rows, [camera])[camera].combine_chunks()
@@ -256,7 +251,7 @@ class LeRobotSource(EpisodeSource):
                 episode=index,
                 camera=camera,
             )
-        return column.field("bytes")
+        return column.field("bytes").to_pylist()
 
 
 # Columns that LeRobot adds to every dataset and that say where a row belongs.

@@ -19,22 +19,22 @@ class LeRobotV2Source(LeRobotSource):
         expected = info.get("total_episodes", len(self.indices))
         if len(self.indices) != expected:
             raise DatasetError(
-                f"{root}/meta/episodes.jsonl: lists {len(self.indices)} episodes, "
-                f"meta/info.json says {expected}"
+                f"{root}/meta/episodes.jsonl: lists {len(self.indices)} episodes, meta/info.json says {expected}"
             )
 
     def rows(self, index: int) -> Rows:
         path = self.info["data_path"].format(episode_chunk=self._chunk(index), episode_index=index)
-        return Rows(self.root / path, 0, int(self._entries[index]["length"]))
+        return Rows(self.root / path, 0, self._length(index))
 
     def clip(self, index: int, camera: str) -> Clip:
-        path = self.info["video_path"].format(
-            episode_chunk=self._chunk(index), episode_index=index, video_key=camera
-        )
+        path = self.info["video_path"].format(episode_chunk=self._chunk(index), episode_index=index, video_key=camera)
         return Clip(self.root / path, 0.0)
 
     def episode_tasks(self, index: int) -> list[str]:
         return list(self._entries[index]["tasks"])
+
+    def _length(self, index: int) -> int:
+        return int(self._entries[index]["length"])
 
     def _chunk(self, index: int) -> int:
         return index // int(self.info.get("chunks_size", 1000))
@@ -51,13 +51,12 @@ def _read_jsonl(path: Path, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     if not path.is_file():
         raise DatasetError(f"{path}: missing; the dataset was not fully written or copied")
     entries = []
-    with path.open() as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-                entries.append({key: entry[key] for key in keys})
-            except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-                raise DatasetError(f"{path}, line {number}: truncated or damaged ({error!r})") from None
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            entries.append({key: entry[key] for key in keys})
+        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise DatasetError(f"{path}, line {number}: truncated or damaged ({error!r})") from None
     return entries

@@ -1,5 +1,6 @@
 """LeRobot v3.0: many episodes per parquet and per video file, located by meta/episodes."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pyarrow.parquet as pq
 
 from acrlpd.data.lerobot import Clip, LeRobotSource, Rows
 from acrlpd.data.source import ColumnTable, DatasetError, EpisodeError, concatenate_tables
+
+logger = logging.getLogger(__name__)
 
 
 class LeRobotV3Source(LeRobotSource):
@@ -27,18 +30,30 @@ class LeRobotV3Source(LeRobotSource):
         self._row_of = {int(episode): row for row, episode in enumerate(index)}
         self.indices = tuple(sorted(self._row_of))
         self._file_start = self._first_rows()
-        expected = info.get("total_episodes", len(self.indices))
-        if len(self.indices) != expected or len(index) != expected:
+        self._require_episodes(info.get("total_episodes", len(index)), len(index))
+
+    def _require_episodes(self, promised: int, listed: int) -> None:
+        """info.json is written last: what it does not count yet was cut off while it was recorded."""
+        if len(self.indices) != listed or listed < promised:
             raise DatasetError(
-                f"{root}/meta/episodes: lists {len(index)} episodes, meta/info.json says {expected}"
+                f"{self.root}/meta/episodes: lists {len(self.indices)} episodes, meta/info.json says {promised}"
             )
+        if listed > promised:
+            logger.warning(
+                "%s: meta/episodes lists %d episodes, meta/info.json counts %d: the rest, cut off while they "
+                "were recorded, are left out",
+                self.root,
+                listed,
+                promised,
+            )
+            self.indices = self.indices[:promised]
 
     def rows(self, index: int) -> Rows:
         row = self._row_of[index]
         chunk, file = self._get("data/chunk_index", row), self._get("data/file_index", row)
         path = self.info["data_path"].format(chunk_index=chunk, file_index=file)
         start = self._get("dataset_from_index", row) - self._file_start[chunk, file]
-        return Rows(self.root / path, start, self._get("length", row))
+        return Rows(self.root / path, start, self._length(index))
 
     def clip(self, index: int, camera: str) -> Clip:
         row = self._row_of[index]
@@ -80,6 +95,9 @@ class LeRobotV3Source(LeRobotSource):
             tables[index] = self._checked(index, r, own, names)
         return tables
 
+    def _length(self, index: int) -> int:
+        return self._get("length", self._row_of[index])
+
     def _get(self, column: str, row: int) -> int:
         return int(self._columns[column][row])
 
@@ -108,9 +126,7 @@ class LeRobotV3Source(LeRobotSource):
     def _episode_files(self) -> list[Path]:
         files = sorted((self.root / "meta" / "episodes").glob("chunk-*/file-*.parquet"))
         if not files:
-            raise DatasetError(
-                f"{self.root}/meta/episodes: no chunk-*/file-*.parquet; copy the whole dataset"
-            )
+            raise DatasetError(f"{self.root}/meta/episodes: no chunk-*/file-*.parquet; copy the whole dataset")
         return files
 
     def _read_tasks(self) -> dict[int, str]:

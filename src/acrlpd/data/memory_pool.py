@@ -58,9 +58,7 @@ class MemoryPool:
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
         for k, (position, t) in enumerate(zip(episodes.tolist(), ts.tolist(), strict=True)):
             if position not in self._pool:
-                raise KeyError(
-                    f"episode at position {position} is not in the memory pool; sample from store.episodes"
-                )
+                raise KeyError(f"episode at position {position} is not in the memory pool; sample from store.episodes")
             out[k] = self._pool[position][camera][t]
 
     def close(self) -> None:

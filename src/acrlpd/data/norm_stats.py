@@ -4,10 +4,9 @@ openpi's file says what the numbers are but not what they were made from, and st
 actions applied to relative ones fail silently. So the origin is kept in a second file next to it.
 """
 
-from collections.abc import Callable, Mapping
 import dataclasses
 import json
-import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +188,7 @@ def save_norm_stats(
 def _write_json(path: Path, content: Any) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(content, indent=2))
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def load_norm_stats(directory: str | Path) -> dict[str, NormStats]:
@@ -202,8 +201,7 @@ def load_norm_stats(directory: str | Path) -> dict[str, NormStats]:
         return {key: _parse_stats(path, key, fields) for key, fields in stats.items()}
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise NormStatsError(
-            f"{path} is not a norm_stats.json ({type(error).__name__}: {error}); "
-            "make it again with `acrlpd data stats`"
+            f"{path} is not a norm_stats.json ({type(error).__name__}: {error}); make it again with `acrlpd data stats`"
         ) from error
 
 

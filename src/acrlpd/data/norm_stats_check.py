@@ -58,9 +58,7 @@ def _compare_origin(origin: NormStatsOrigin, expected: NormStatsOrigin) -> list[
         if origin.transforms.get(name) != value
     ]
     if differences:
-        raise NormStatsError(
-            f"the norm statistics were made with other transforms ({'; '.join(differences)}); {_FIX}"
-        )
+        raise NormStatsError(f"the norm statistics were made with other transforms ({'; '.join(differences)}); {_FIX}")
     warnings = []
     if origin.action_horizon != expected.action_horizon:
         warnings.append(
@@ -80,16 +78,14 @@ def _show(value: Any) -> str:
     return "absolute actions" if value is None else str(value)
 
 
-def _check_relative(
-    stats: NormStats, actions: np.ndarray, counterpart: np.ndarray, *, relative: bool
-) -> None:
+def _check_relative(stats: NormStats, actions: np.ndarray, counterpart: np.ndarray, *, relative: bool) -> None:
     """Statistics that say nothing of their origin: are they of relative or of absolute actions?"""
     this, other = _distance(stats, actions), _distance(stats, counterpart)
     if this > 0.5 and this > 2 * other:
         names = ("relative", "absolute") if relative else ("absolute", "relative")
         raise NormStatsError(
-            f"this run has {names[0]} actions (data.use_delta_joint_actions={str(relative).lower()}), but the "
-            f"norm statistics look like those of {names[1]} ones: distance {this:.2f} to the first, "
+            f"this run has {names[0]} actions (data.use_delta_joint_actions={str(relative).lower()}), but "
+            f"the norm statistics look like those of {names[1]} ones: distance {this:.2f} to the first, "
             f"{other:.2f} to the second; {_FIX}"
         )
 
@@ -119,9 +115,9 @@ def _check_values(key: str, stats: NormStats, sample: np.ndarray, *, use_quantil
     if far.size:
         worst = int(far[np.argmax(far_share[far])])
         raise NormStatsError(
-            f"the norm statistics do not fit the data: in dims {far.tolist()} of {key!r} many values lie more "
-            f"than {_FAR:g} scales from the centre (dim {worst}: statistics centre {centre[worst]:.4g} scale "
-            f"{scale[worst]:.4g}, data mean {values[:, worst].mean():.4g} std {values[:, worst].std():.4g}). "
+            f"the norm statistics do not fit the data: in dims {far.tolist()} of {key!r} many values lie "
+            f"more than {_FAR:g} scales from the centre (dim {worst}: statistics centre {centre[worst]:.4g} "
+            f"scale {scale[worst]:.4g}, data mean {values[:, worst].mean():.4g} std {values[:, worst].std():.4g}). "
             f"Usual reasons: statistics of relative actions used for absolute ones or the reverse "
             f"(data.use_delta_joint_actions), other units (data.adapt_to_pi), or another robot; {_FIX}"
         )

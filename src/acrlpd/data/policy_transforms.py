@@ -1,7 +1,7 @@
 """From a config to the chain of transforms that training, norm statistics and serving share."""
 
-from collections.abc import Mapping
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.config import DataConfig, RLTrainConfig
@@ -33,17 +33,10 @@ class PolicyTransforms:
     """Everything between a dataset (or a robot) and the policy."""
 
     repack: Group
-    repack_columns: Group  # the same without cameras: norm statistics read no frames
     data: Group
     model: Group
     use_quantile_norm: bool
     cameras: Mapping[str, str]  # the model's slot -> the dataset's camera, for those that the policy is given
-    # What the low-dimensional part of repack and data depends on, as plain JSON; goes with norm statistics.
-    description: Mapping[str, Any]
-
-    def statistics_inputs(self) -> DataTransformFn:
-        """What is done to data before norm statistics are taken."""
-        return compose([*self.repack_columns.inputs, *self.data.inputs])
 
     def training_inputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
         """Dataset columns to what the model eats."""
@@ -82,10 +75,6 @@ class SelectImages:
 def create_policy_transforms(rl_config: RLTrainConfig) -> PolicyTransforms:
     """The chain for a config: the robot's transforms, relative actions, and what the model needs."""
     config, model = rl_config.data, rl_config.model
-    mask = delta_action_mask(config)
-    data = _robot_transforms(config, rl_config.qchunking.action_dim)
-    if mask is not None:
-        data = data.push(inputs=[DeltaActions(mask)], outputs=[AbsoluteActions(mask)])
     cameras: dict[str, str] = {}
     if isinstance(model, Pi0Config):
         cameras = {slot: name for slot, name in config.repack.cameras.items() if slot in model.image_keys}
@@ -94,19 +83,29 @@ def create_policy_transforms(rl_config: RLTrainConfig) -> PolicyTransforms:
         quantiles = config.use_quantile_norm
     return PolicyTransforms(
         repack=Group(inputs=(RepackTransform(repack_structure(config, cameras)),)),
-        repack_columns=Group(inputs=(RepackTransform(repack_structure(config, {})),)),
-        data=data,
+        data=_data_transforms(rl_config),
         model=_model_transforms(config, model),
         use_quantile_norm=quantiles,
         cameras=cameras,
-        description={
-            "robot": config.robot,
-            "adapt_to_pi": config.adapt_to_pi,
-            "delta_action_mask": None if mask is None else list(mask),
-            "state_columns": list(config.repack.state),
-            "action_columns": list(config.repack.actions),
-        },
     )
+
+
+def create_statistics_transform(rl_config: RLTrainConfig) -> DataTransformFn:
+    """What is done to the columns before norm statistics are taken; needs no camera and no tokenizer."""
+    repack = RepackTransform(repack_structure(rl_config.data, {}))
+    return compose([repack, *_data_transforms(rl_config).inputs])
+
+
+def describe_statistics_transform(config: DataConfig) -> dict[str, Any]:
+    """All that `create_statistics_transform` depends on, as plain JSON; kept with norm statistics."""
+    mask = delta_action_mask(config)
+    return {
+        "robot": config.robot,
+        "adapt_to_pi": config.adapt_to_pi,
+        "delta_action_mask": None if mask is None else list(mask),
+        "state_columns": list(config.repack.state),
+        "action_columns": list(config.repack.actions),
+    }
 
 
 def delta_action_mask(config: DataConfig) -> tuple[bool, ...] | None:
@@ -168,17 +167,25 @@ def repack_structure(config: DataConfig, cameras: Mapping[str, str]) -> dict[str
     return {**state, **images, "actions": repack.actions}
 
 
-def _robot_transforms(config: DataConfig, action_dim: int) -> Group:
+def _data_transforms(rl_config: RLTrainConfig) -> Group:
+    """The robot's inputs and outputs, and relative actions between them and the model."""
+    config = rl_config.data
     if config.robot == "aloha":
-        return Group(
+        group = Group(
             inputs=(aloha_transforms.AlohaInputs(adapt_to_pi=config.adapt_to_pi),),
             outputs=(aloha_transforms.AlohaOutputs(adapt_to_pi=config.adapt_to_pi),),
         )
-    if config.robot == "droid":
-        return Group((droid_transforms.DroidInputs(),), (droid_transforms.DroidOutputs(),))
-    if config.robot == "libero":
-        return Group((libero_transforms.LiberoInputs(),), (libero_transforms.LiberoOutputs(),))
-    return Group((generic_transforms.GenericInputs(),), (generic_transforms.GenericOutputs(action_dim),))
+    elif config.robot == "droid":
+        group = Group((droid_transforms.DroidInputs(),), (droid_transforms.DroidOutputs(),))
+    elif config.robot == "libero":
+        group = Group((libero_transforms.LiberoInputs(),), (libero_transforms.LiberoOutputs(),))
+    else:
+        outputs = generic_transforms.GenericOutputs(rl_config.qchunking.action_dim)
+        group = Group((generic_transforms.GenericInputs(),), (outputs,))
+    mask = delta_action_mask(config)
+    if mask is None:
+        return group
+    return group.push(inputs=[DeltaActions(mask)], outputs=[AbsoluteActions(mask)])
 
 
 def _model_transforms(config: DataConfig, model: Pi0Config | StateFlowPolicyConfig) -> Group:

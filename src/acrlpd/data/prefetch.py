@@ -1,9 +1,9 @@
 """Threads that prepare the results of the next steps while the current one is being used."""
 
-from collections.abc import Callable
 import threading
-from typing import Generic, TypeVar
 import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ class _Shared(Generic[T]):
         self.wanted = first_step  # the step that the consumer takes next
         self.next_step = first_step  # the step that a thread takes next
         self.results: dict[int, T] = {}
-        self.failures: dict[int, BaseException] = {}
+        self.failures: dict[int, Exception] = {}
         self.closed = False
         self.changed = threading.Condition()
 
@@ -31,7 +31,7 @@ class _Shared(Generic[T]):
                 self.next_step += 1
             try:
                 result = self.build(step)
-            except BaseException as error:  # noqa: BLE001 - raised again in the consumer
+            except Exception as error:  # raised again in the consumer
                 error.add_note(f"while the batch of step {step} was prepared")
                 with self.changed:
                     self.failures[step] = error
@@ -59,8 +59,7 @@ class Prefetcher(Generic[T]):
     def __init__(self, build: Callable[[int], T], *, first_step: int, num_workers: int, depth: int) -> None:
         self._shared = _Shared(build, first_step, max(depth, num_workers))
         self._threads = [
-            threading.Thread(target=self._shared.work, name=f"acrlpd-data-{i}", daemon=True)
-            for i in range(num_workers)
+            threading.Thread(target=self._shared.work, name=f"acrlpd-data-{i}", daemon=True) for i in range(num_workers)
         ]
         # Also runs at interpreter exit, where a thread inside a device transfer would otherwise be cut off.
         self._close = weakref.finalize(self, _stop, self._shared, self._threads)
@@ -81,9 +80,7 @@ class Prefetcher(Generic[T]):
             return result
         with shared.changed:
             step = shared.wanted
-            shared.changed.wait_for(
-                lambda: shared.closed or step in shared.results or step in shared.failures
-            )
+            shared.changed.wait_for(lambda: shared.closed or step in shared.results or step in shared.failures)
             if step in shared.failures:
                 raise shared.failures[step]
             if shared.closed:

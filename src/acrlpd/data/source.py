@@ -20,7 +20,7 @@ OnBadEpisode = Literal["error", "skip"]
 _COLUMN_READERS = 8
 
 
-class DatasetError(RuntimeError):
+class DatasetError(ValueError):
     """A dataset (or a cache of one) cannot be used as it is; the message names the file and the fix."""
 
 
@@ -151,11 +151,12 @@ class EpisodeSource(abc.ABC):
             raise IndexError(f"episode {index} has steps 0..{length - 1}, asked for {ts.min()}..{ts.max()}")
         return self._read_frames(index, camera, ts)
 
-    def check(self, index: int) -> None:
-        """Raises EpisodeError when the columns or the file headers of an episode are broken."""
-        self._read_episode(index, None)
+    def check(self, index: int) -> int:
+        """Raises EpisodeError when columns or file headers of an episode are broken; gives its length."""
+        table = self._read_episode(index, None)
         for camera in self.cameras:
             self._check_camera(index, camera)
+        return int(table.offsets[-1])
 
     def without(self, bad: Mapping[int, str]) -> Self:
         """The same source less the episodes with the given dataset indices (index -> reason)."""
@@ -248,7 +249,7 @@ def open_source(path_or_repo_id: str | Path, *, on_bad_episode: OnBadEpisode = "
         source = lerobot.open_lerobot(root)
     elif any(root.glob("*.hdf5")):
         source = aloha_hdf5.AlohaHdf5Source(root)
-    elif droid.find_trajectories(root):
+    elif droid.is_droid(root):
         source = droid.DroidSource(root)
     else:
         raise DatasetError(

@@ -1,9 +1,9 @@
 """Prompts to token ids: PaliGemma's SentencePiece model, and bytes for small models."""
 
 import abc
-from collections.abc import Sequence
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,6 @@ class Tokenizer(abc.ABC):
 
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
-        self._cached: dict[str, list[int]] = {}
         self._warned = False
 
     @property
@@ -31,9 +30,7 @@ class Tokenizer(abc.ABC):
     def encode(self, texts: Sequence[str], *, add_bos: bool) -> list[list[int]]:
         """Ids of each text."""
 
-    def tokenize(
-        self, prompts: Sequence[str], states: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def tokenize(self, prompts: Sequence[str], states: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Ids int32 [n, max_len], padded with 0, and their mask bool [n, max_len].
 
         Without states the format is pi0's; with normalised states [n, s] it is pi0.5's, which writes the
@@ -51,21 +48,13 @@ class Tokenizer(abc.ABC):
         return tokens, mask
 
     def _pi0_ids(self, texts: list[str]) -> list[list[int]]:
-        # The line break is encoded on its own, so that it cannot merge with the text. A dataset has few
-        # distinct prompts and a batch many samples.
-        new = sorted(set(texts) - self._cached.keys())
-        if new:
-            (newline,) = self.encode(["\n"], add_bos=False)
-            self._cached.update(
-                {text: ids + newline for text, ids in zip(new, self.encode(new, add_bos=True), strict=True)}
-            )
-        return [self._cached[text] for text in texts]
+        # The line break is encoded on its own, so that it cannot merge with the text.
+        (newline,) = self.encode(["\n"], add_bos=False)
+        return [ids + newline for ids in self.encode(texts, add_bos=True)]
 
     def _pi05_ids(self, texts: list[str], states: np.ndarray) -> list[list[int]]:
         bins = [" ".join(map(str, row)) for row in discretize_state(states).tolist()]
-        formatted = [
-            f"Task: {text}, State: {state};\nAction: " for text, state in zip(texts, bins, strict=True)
-        ]
+        formatted = [f"Task: {text}, State: {state};\nAction: " for text, state in zip(texts, bins, strict=True)]
         return self.encode(formatted, add_bos=True)
 
     def _check_length(self, prompt: str, length: int) -> None:
@@ -120,7 +109,7 @@ class PaligemmaTokenizer(Tokenizer):
 
 
 def create_tokenizer(name: str, max_len: int) -> Tokenizer:
-    """"byte", "paligemma" (from the cache directory) or the path of a SentencePiece model."""
+    """ "byte", "paligemma" (from the cache directory) or the path of a SentencePiece model."""
     if name == "byte":
         return ByteTokenizer(max_len)
     return PaligemmaTokenizer(max_len, None if name == "paligemma" else name)

@@ -8,8 +8,8 @@ Training applies repack -> data -> Normalize -> model; serving leaves the repack
 rest in reverse order on the outputs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,7 @@ class Group:
     inputs: tuple[DataTransformFn, ...] = ()
     outputs: tuple[DataTransformFn, ...] = ()
 
-    def push(
-        self, *, inputs: Sequence[DataTransformFn] = (), outputs: Sequence[DataTransformFn] = ()
-    ) -> "Group":
+    def push(self, *, inputs: Sequence[DataTransformFn] = (), outputs: Sequence[DataTransformFn] = ()) -> "Group":
         """A group that does `inputs` last on the way in and `outputs` first on the way out."""
         return Group((*self.inputs, *inputs), (*outputs, *self.outputs))
 
@@ -179,6 +177,11 @@ class AbsoluteActions:
 def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
     """The state where the mask holds and 0 elsewhere, shaped to go with actions: [..., 1, a]."""
     state, actions = np.asarray(data["state"]), data["actions"]
+    if len(mask) > min(state.shape[-1], actions.shape[-1]):
+        raise ValueError(
+            f"the mask of relative actions has {len(mask)} dims, the state has {state.shape[-1]} and the actions "
+            f"{actions.shape[-1]}; correct data.delta_action_mask"
+        )
     offset = np.zeros((*state.shape[:-1], actions.shape[-1]), state.dtype)
     offset[..., : len(mask)] = np.where(mask, state[..., : len(mask)], 0)
     return offset[..., None, :]
@@ -213,13 +216,15 @@ class TokenizePrompt:
     def __call__(self, data: DataDict) -> DataDict:
         if "prompt" not in data:
             raise KeyError("there is no prompt: give the dataset a task, or set data.default_prompt")
-        rest = {key: value for key, value in data.items() if key != "prompt"}
-        prompts = np.asarray(data["prompt"])
         state = np.asarray(data["state"])
         batch_shape = state.shape[:-1]
-        flat_prompts = [str(prompt) for prompt in np.broadcast_to(prompts, batch_shape).ravel()]
-        states = state.reshape(-1, state.shape[-1]) if self.discrete_state_input else None
-        tokens, mask = self.tokenizer.tokenize(flat_prompts, states)
+        prompts = np.broadcast_to(np.asarray(data["prompt"]), batch_shape).ravel()
+        if self.discrete_state_input:
+            tokens, mask = self.tokenizer.tokenize(prompts.tolist(), state.reshape(-1, state.shape[-1]))
+        else:  # a batch has few distinct prompts
+            distinct, which = np.unique(prompts, return_inverse=True)
+            tokens, mask = (x[which] for x in self.tokenizer.tokenize(distinct.tolist()))
+        rest = {key: value for key, value in data.items() if key != "prompt"}
         return {
             **rest,
             "tokenized_prompt": tokens.reshape(*batch_shape, -1),
@@ -234,15 +239,12 @@ class PadStatesAndActions:
     model_action_dim: int
 
     def __call__(self, data: DataDict) -> DataDict:
-        padded = {key: self._pad(key, data[key]) for key in ("state", "actions") if key in data}
-        return {**data, **padded}
+        return {**data, **{key: self._pad(key, data[key]) for key in data if key in ("state", "actions")}}
 
     def _pad(self, key: str, x: np.ndarray) -> np.ndarray:
         missing = self.model_action_dim - x.shape[-1]
         if missing < 0:
-            raise ValueError(
-                f"{key} has {x.shape[-1]} dims, more than the model's action_dim {self.model_action_dim}"
-            )
+            raise ValueError(f"{key} has {x.shape[-1]} dims, more than the model's action_dim {self.model_action_dim}")
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 

@@ -34,8 +34,8 @@ class VideoReader:
             self._container = av.open(str(path))
         except FileNotFoundError:
             raise VideoError("the video file is missing") from None
-        except (av.error.FFmpegError, ValueError) as error:
-            raise VideoError(f"not a readable video, truncated or damaged ({error})") from None
+        except av.error.FFmpegError as error:
+            raise VideoError(f"not a readable video, truncated or damaged ({error.strerror})") from None
         if not self._container.streams.video:
             self._container.close()
             raise VideoError("the file has no video stream")
@@ -90,19 +90,36 @@ class VideoReader:
         where = f"timestamp {target:.0f} ({target * self._time_base:.4f} s)"
         try:
             if self._last is None or self._must_seek(target, step):
-                self._last = None
-                self._container.seek(round(target), stream=self._stream, backward=True)
-                self._decoded = self._decode()
-            while self._last is None or self._pts < target - step / 2:
-                self._last = next(self._decoded, None)
-                if self._last is None:
-                    raise VideoError(f"the video ends before {where}")
-                if self._last.pts is None:
-                    raise VideoError(f"a frame before {where} carries no timestamp")
-                self._pts = self._last.pts
+                self._seek(round(target), target + step / 2)
+            while self._last is not None and self._pts < target - step / 2:
+                self._advance()
         except av.error.FFmpegError as error:
-            raise VideoError(f"the video is damaged or truncated before {where}: {error}") from None
+            raise VideoError(f"the video is damaged or truncated before {where}: {error.strerror}") from None
+        if self._last is None:
+            raise VideoError(f"the video ends before {where}")
         return self._last
+
+    def _seek(self, pts: int, latest: float) -> None:
+        """Decodes the first frame from the keyframe at or before `pts` on.
+
+        Frames just before a keyframe may need the one before it (an open group of pictures): then the first
+        frame comes later than `latest`, and the seek starts from further back.
+        """
+        while True:
+            self._container.seek(pts, stream=self._stream, backward=True)
+            self._decoded = self._decode()
+            self._advance()
+            keyframe = self._keyframe(pts)
+            if self._last is None or self._pts <= latest or keyframe <= 0:
+                return
+            pts = self._entries[keyframe].timestamp + self._decode_shift - 1
+
+    def _advance(self) -> None:
+        self._last = next(self._decoded, None)
+        if self._last is not None:
+            if self._last.pts is None:
+                raise VideoError("a frame carries no timestamp")
+            self._pts = self._last.pts
 
     def _must_seek(self, target: float, step: float) -> bool:
         """Whether the target lies behind, or so far ahead that its own keyframe is the shorter way."""

@@ -5,8 +5,8 @@ part the T >= H actions t..t+T-1, and its next observation is the one at t+H. Al
 arithmetic on whole batches.
 """
 
-from collections.abc import Sequence
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 

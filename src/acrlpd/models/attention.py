@@ -9,6 +9,8 @@ _MASKED = -2.3819763e38
 
 def full_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Unmasked multi-head attention on [b, t, heads, head_dim]; softmax in the compute dtype."""
+    if _has_fused_kernel(q):
+        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
     q = q / jnp.sqrt(q.shape[-1]).astype(q.dtype)
     logits = jnp.einsum("btnh,bsnh->bnts", q, k)
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits, axis=-1), v)
@@ -27,6 +29,11 @@ def shared_context_attention(
     mask [b, t, t] over the sequence itself or None where all of it is visible. Softmax in float32. The
     context is never repeated n times: its keys and values enter as they are.
     """
+    if context is None and mask is not None and q.shape[1] == 1 and _has_fused_kernel(q):
+        out = jax.nn.dot_product_attention(
+            q[:, 0], k[:, 0, :, None], v[:, 0, :, None], mask=mask[:, None], scale=1.0, implementation="cudnn"
+        )
+        return out[:, None]
     own = _einsum_f32("bntgh,bnsh->bngts", q, k)
     if mask is not None:
         own = jnp.where(mask[:, None, None], own, _MASKED)
@@ -41,6 +48,11 @@ def shared_context_attention(
     out = _einsum_f32("bngts,bsh->bntgh", probs[..., :size], context_v)
     out += _einsum_f32("bngts,bnsh->bntgh", probs[..., size:], v)
     return out.astype(v.dtype)
+
+
+def _has_fused_kernel(q: jax.Array) -> bool:
+    """Whether cuDNN's flash attention takes these operands."""
+    return jax.default_backend() == "gpu" and q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0
 
 
 def _einsum_f32(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -19,6 +19,8 @@ class StateFlowPolicy(FlowPolicy):
     The critic sees the state itself, so there are no features for it (`feature_dim` is 0).
     """
 
+    sampling_unroll = 10  # a step takes microseconds: launching a loop around it would cost as much
+
     def __init__(self, config: StateFlowPolicyConfig, rngs: nnx.Rngs):
         self.config = config
         self.action_dim = config.action_dim
@@ -30,9 +32,7 @@ class StateFlowPolicy(FlowPolicy):
         # Initialised as one layer over all its inputs would be.
         fan_in = config.state_dim + chunk_dim + 1
         init = jax.nn.initializers.normal(fan_in**-0.5)
-        self.state_in = nnx.Linear(
-            config.state_dim, width, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs
-        )
+        self.state_in = nnx.Linear(config.state_dim, width, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
         self.time_in = nnx.Linear(1, width, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
         self.chunk_in = nnx.Linear(chunk_dim, width, kernel_init=init, dtype=dtype, rngs=rngs)
         self.hidden = nnx.List(

@@ -208,9 +208,7 @@ def _attend_and_feed(
     return _gated_residual(x, lora.feed_forward(y, weights["mlp"]), gate)
 
 
-def rms_norm(
-    x: jax.Array, weights: dict[str, Any], condition: jax.Array | None
-) -> tuple[jax.Array, jax.Array | None]:
+def rms_norm(x: jax.Array, weights: dict[str, Any], condition: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
     """RMSNorm in float32; with adaRMS weights also a gate [b, n, 1, width] for the residual branch."""
     wide = x.astype(jnp.float32)
     normed = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + _RMS_EPS)

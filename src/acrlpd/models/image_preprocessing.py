@@ -4,6 +4,7 @@ openpi augments with augmax 0.4.1. The same random streams and the same resampli
 whole images instead of pixel by pixel, so that a key gives openpi's images without that dependency.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -34,7 +35,7 @@ def preprocess_observation(
     batch_size = observation.state.shape[0]
     images, masks = {}, {}
     for key in image_keys:
-        image = to_float_image(jnp.asarray(observation.images[key]))
+        image = jnp.asarray(to_float_image(observation.images[key]))
         if image.shape[1:3] != image_resolution:
             image = resize_with_pad(image, *image_resolution)
         if train:
@@ -45,7 +46,7 @@ def preprocess_observation(
         images[key] = image
         mask = observation.image_masks.get(key)
         masks[key] = jnp.ones(batch_size, jnp.bool_) if mask is None else jnp.asarray(mask)
-    return observation.replace(images=images, image_masks=masks)
+    return dataclasses.replace(observation, images=images, image_masks=masks)
 
 
 def resize_with_pad(images: jax.Array, height: int, width: int) -> jax.Array:

@@ -102,7 +102,7 @@ def _lora_equations(equation: str) -> tuple[str, str]:
     if match is None or "r" in equation:
         raise ValueError(f"expected an einsum 'x,w->y' without the letter r; found {equation!r}")
     x, w, y = match.groups()
-    fan_in, fan_out = w[-2:]
+    fan_in, fan_out = w[-2], w[-1]
     a, b = w.replace(fan_out, "r"), w.replace(fan_in, "r")
     inner = y.replace(fan_out, "r")
     return f"{x},{a}->{inner}", f"{inner},{b}->{y}"

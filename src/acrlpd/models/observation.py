@@ -23,8 +23,8 @@ class Observation:
     eat them; `preprocess_observation` turns the former into the latter on the device.
     """
 
-    images: dict[str, Array]  # camera -> [b, h, w, 3]
-    image_masks: dict[str, Array]  # camera -> bool [b]; False: the camera gave nothing in this sample
+    images: Mapping[str, Array]  # camera -> [b, h, w, 3]
+    image_masks: Mapping[str, Array]  # camera -> bool [b]; False: the camera gave nothing in this sample
     state: Array  # float32 [b, s]
     tokenized_prompt: Array | None = None  # int32 [b, l]
     tokenized_prompt_mask: Array | None = None  # bool [b, l]

@@ -85,6 +85,7 @@ class Pi0(FlowPolicy):
         tokens, condition = self.embed_actions(x_t, time)
         positions = cache.next_position + jnp.arange(x_t.shape[2])
         out, _, _ = self.PaliGemma.llm.run_expert(1, tokens, positions, context=cache, condition=condition)
+        assert out is not None
         return self.action_out_proj(out)
 
     def embed_prefix(self, observation: Observation) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -154,9 +155,7 @@ class Pi0(FlowPolicy):
                 expected = f"[b, {config.image_resolution[0]}, {config.image_resolution[1]}, 3]"
                 raise ValueError(f"image {key} must be {expected}; found {shape}. Use preprocess_observation")
         if observation.state.shape[-1] != config.action_dim:
-            raise ValueError(
-                f"state must be padded to action_dim {config.action_dim}; found {observation.state.shape}"
-            )
+            raise ValueError(f"state must be padded to action_dim {config.action_dim}; found {observation.state.shape}")
         prompt = observation.tokenized_prompt
         if prompt is not None and prompt.shape[-1] != config.max_token_len:
             raise ValueError(

@@ -130,9 +130,7 @@ class Pi0Config:
             raise ValueError(f"image_resolution {self.image_resolution} is smaller than one patch")
         unknown = [key for key in self.image_keys if key not in _IMAGE_KEYS]
         if unknown or list(self.image_keys) != [key for key in _IMAGE_KEYS if key in self.image_keys]:
-            raise ValueError(
-                f"image_keys must be a subset of {_IMAGE_KEYS} in that order; found {self.image_keys}"
-            )
+            raise ValueError(f"image_keys must be a subset of {_IMAGE_KEYS} in that order; found {self.image_keys}")
         for field in ("action_dim", "action_horizon", "max_token_len", "vocab_size"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1; found {getattr(self, field)}")
@@ -168,38 +166,32 @@ class Pi0Config:
 
         return Pi0(self, rngs=nnx.Rngs(rng))
 
-    def inputs_spec(self, batch_size: int = 1) -> "tuple[Observation, jax.ShapeDtypeStruct]":
+    def inputs_spec(self, batch_size: int = 1) -> "tuple[Observation, jax.Array]":
         """Shapes and dtypes of an (observation, actions) pair with float images."""
         import jax
+
+        return jax.eval_shape(lambda: (self.fake_obs(batch_size), self.fake_act(batch_size)))
+
+    def fake_obs(self, batch_size: int = 1) -> "Observation":
+        """An observation of ones, for shape checks and compile-time warm-up."""
         import jax.numpy as jnp
 
         from acrlpd.models.observation import Observation
 
-        def spec(shape: tuple[int, ...], dtype: type) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((batch_size, *shape), dtype)
-
-        observation = Observation(
-            images={key: spec((*self.image_resolution, 3), jnp.float32) for key in self.image_keys},
-            image_masks={key: spec((), jnp.bool_) for key in self.image_keys},
-            state=spec((self.action_dim,), jnp.float32),
-            tokenized_prompt=spec((self.prompt_len,), jnp.int32),
-            tokenized_prompt_mask=spec((self.prompt_len,), jnp.bool_),
+        image = (batch_size, *self.image_resolution, 3)
+        return Observation(
+            images={key: jnp.ones(image, jnp.float32) for key in self.image_keys},
+            image_masks={key: jnp.ones(batch_size, jnp.bool_) for key in self.image_keys},
+            state=jnp.ones((batch_size, self.action_dim), jnp.float32),
+            tokenized_prompt=jnp.ones((batch_size, self.prompt_len), jnp.int32),
+            tokenized_prompt_mask=jnp.ones((batch_size, self.prompt_len), jnp.bool_),
         )
-        return observation, spec((self.action_horizon, self.action_dim), jnp.float32)
-
-    def fake_obs(self, batch_size: int = 1) -> "Observation":
-        """An observation of ones, for shape checks and compile-time warm-up."""
-        import jax
-        import jax.numpy as jnp
-
-        return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), self.inputs_spec(batch_size)[0])
 
     def fake_act(self, batch_size: int = 1) -> "jax.Array":
         """Actions of ones, to go with `fake_obs`."""
         import jax.numpy as jnp
 
-        spec = self.inputs_spec(batch_size)[1]
-        return jnp.ones(spec.shape, spec.dtype)
+        return jnp.ones((batch_size, self.action_horizon, self.action_dim), jnp.float32)
 
     def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
         """Selects the parameters that do not train.

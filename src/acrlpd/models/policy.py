@@ -34,6 +34,7 @@ class FlowPolicy(nnx.Module):
     action_dim: int
     action_horizon: int
     feature_dim: int  # width of Context.features
+    sampling_unroll: int = 1  # denoising steps per loop iteration; more only where a step is very short
 
     @abc.abstractmethod
     def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
@@ -47,9 +48,7 @@ class FlowPolicy(nnx.Module):
     def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
         """Flow at noisy chunks x_t [b, n, T, a] and times [b, n]: [b, n, T, a]."""
 
-    def flow_matching_loss(
-        self, context: Context, actions: jax.Array, noise: jax.Array, time: jax.Array
-    ) -> jax.Array:
+    def flow_matching_loss(self, context: Context, actions: jax.Array, noise: jax.Array, time: jax.Array) -> jax.Array:
         """Squared error of the predicted flow, mean over action dims: [b, T].
 
         actions and noise are [b, T, a], time is [b].
@@ -59,9 +58,7 @@ class FlowPolicy(nnx.Module):
         v_t = self.velocity(context, x_t[:, None], time[:, None])[:, 0]
         return jnp.mean(jnp.square(v_t - (noise - actions)), axis=-1)
 
-    def denoise(
-        self, context: Context, noise: jax.Array, *, num_steps: int = 10, remat: bool = False
-    ) -> jax.Array:
+    def denoise(self, context: Context, noise: jax.Array, *, num_steps: int = 10, remat: bool = False) -> jax.Array:
         """Integrates the flow from noise [b, n, T, a] at t = 1 to actions at t = 0 with Euler steps.
 
         With `remat` a gradient through the steps recomputes each of them instead of storing it.
@@ -74,8 +71,10 @@ class FlowPolicy(nnx.Module):
             # Time is accumulated like openpi does it: the fastest time features see its last bit.
             return (x_t + dt * v_t.astype(x_t.dtype), time + dt), None
 
+        # A scan cannot merge its steps, so the checkpoint needs no barriers against that.
+        step = jax.checkpoint(step, prevent_cse=False) if remat else step
         start = (noise, jnp.ones((), noise.dtype))
-        return jax.lax.scan(step, start, length=num_steps)[0][0]
+        return jax.lax.scan(step, start, length=num_steps, unroll=min(self.sampling_unroll, num_steps))[0][0]
 
     def compute_loss(
         self,

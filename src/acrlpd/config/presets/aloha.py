@@ -51,13 +51,9 @@ CONFIG = RLTrainConfig(
         use_delta_joint_actions=True,
         episodes_per_memory_pool=30,
     ),
-    actor_lr_schedule=CosineDecaySchedule(
-        warmup_steps=2_000, peak_lr=5e-6, decay_steps=30_000, decay_lr=1e-6
-    ),
+    actor_lr_schedule=CosineDecaySchedule(warmup_steps=2_000, peak_lr=5e-6, decay_steps=30_000, decay_lr=1e-6),
     actor_optimizer=AdamW(weight_decay=1e-4),
-    critic_lr_schedule=CosineDecaySchedule(
-        warmup_steps=1_000, peak_lr=1e-4, decay_steps=25_000, decay_lr=1e-5
-    ),
+    critic_lr_schedule=CosineDecaySchedule(warmup_steps=1_000, peak_lr=1e-4, decay_steps=25_000, decay_lr=1e-5),
     critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
     training=TrainingConfig(
         offline_steps=500_000, online_steps=100_000, save_frequency=5_000, gradient_accumulation_steps=2

@@ -37,9 +37,7 @@ CONFIG = RLTrainConfig(
         default_prompt="Transfer cube",
         tokenizer="byte",
     ),
-    actor_lr_schedule=CosineDecaySchedule(
-        warmup_steps=1_000, peak_lr=1e-4, decay_steps=30_000, decay_lr=1e-5
-    ),
+    actor_lr_schedule=CosineDecaySchedule(warmup_steps=1_000, peak_lr=1e-4, decay_steps=30_000, decay_lr=1e-5),
     critic_lr_schedule=ConstantSchedule(3e-4),
     training=TrainingConfig(offline_steps=20_000, online_steps=10_000, eval_frequency=5_000),
     env=EnvConfig(id="gym_aloha/AlohaTransferCube-v0", num_envs=4, max_episode_steps=300),

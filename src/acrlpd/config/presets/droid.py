@@ -47,13 +47,9 @@ CONFIG = RLTrainConfig(
         ),
         episodes_per_memory_pool=50,
     ),
-    actor_lr_schedule=CosineDecaySchedule(
-        warmup_steps=5_000, peak_lr=3e-5, decay_steps=100_000, decay_lr=3e-6
-    ),
+    actor_lr_schedule=CosineDecaySchedule(warmup_steps=5_000, peak_lr=3e-5, decay_steps=100_000, decay_lr=3e-6),
     actor_optimizer=AdamW(weight_decay=1e-4),
-    critic_lr_schedule=CosineDecaySchedule(
-        warmup_steps=2_000, peak_lr=5e-4, decay_steps=80_000, decay_lr=5e-5
-    ),
+    critic_lr_schedule=CosineDecaySchedule(warmup_steps=2_000, peak_lr=5e-4, decay_steps=80_000, decay_lr=5e-5),
     critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
     training=TrainingConfig(offline_steps=2_000_000, online_steps=200_000, save_frequency=5_000),
     openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_droid"),

@@ -24,9 +24,7 @@ CONFIG = RLTrainConfig(
     batch_size=256,
     model=Pi0Config(action_horizon=5, image_keys=("base_0_rgb", "left_wrist_0_rgb")),
     weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_base/params"),
-    critic=CriticConfig(
-        num_critics=12, hidden_dims=(512, 512, 256, 128), dropout_rate=0.15, q_aggregation="min"
-    ),
+    critic=CriticConfig(num_critics=12, hidden_dims=(512, 512, 256, 128), dropout_rate=0.15, q_aggregation="min"),
     acrlpd=ACRLPDHyperparams(
         loss_weights=LossWeights(bc_weight=0.1, alpha_weight=1.2),
         num_action_samples=64,
@@ -39,19 +37,13 @@ CONFIG = RLTrainConfig(
     data=DataConfig(
         repo_id="physical-intelligence/libero",
         robot="libero",
-        repack=RepackConfig(
-            base_0_rgb="image", left_wrist_0_rgb="wrist_image", state=("state",), actions=("actions",)
-        ),
+        repack=RepackConfig(base_0_rgb="image", left_wrist_0_rgb="wrist_image", state=("state",), actions=("actions",)),
         use_delta_joint_actions=True,
         episodes_per_memory_pool=100,
     ),
-    actor_lr_schedule=CosineDecaySchedule(
-        warmup_steps=3_000, peak_lr=3e-4, decay_steps=50_000, decay_lr=3e-5
-    ),
+    actor_lr_schedule=CosineDecaySchedule(warmup_steps=3_000, peak_lr=3e-4, decay_steps=50_000, decay_lr=3e-5),
     actor_optimizer=AdamW(weight_decay=1e-4),
-    critic_lr_schedule=CosineDecaySchedule(
-        warmup_steps=1_500, peak_lr=1e-3, decay_steps=40_000, decay_lr=1e-4
-    ),
+    critic_lr_schedule=CosineDecaySchedule(warmup_steps=1_500, peak_lr=1e-3, decay_steps=40_000, decay_lr=1e-4),
     critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
     training=TrainingConfig(offline_steps=1_000_000, online_steps=500_000, save_frequency=5_000),
     env=EnvConfig(id="libero_spatial"),

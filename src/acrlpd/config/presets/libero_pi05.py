@@ -23,8 +23,6 @@ CONFIG = dataclasses.replace(
     ),
     weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi05_libero/params"),
     data=dataclasses.replace(libero.CONFIG.data, use_delta_joint_actions=False),
-    actor_lr_schedule=CosineDecaySchedule(
-        warmup_steps=10_000, peak_lr=5e-5, decay_steps=1_000_000, decay_lr=5e-5
-    ),
+    actor_lr_schedule=CosineDecaySchedule(warmup_steps=10_000, peak_lr=5e-5, decay_steps=1_000_000, decay_lr=5e-5),
     openpi_compatibility=OpenPICompatibilityConfig(config_name="pi05_libero"),
 )

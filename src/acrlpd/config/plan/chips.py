@@ -1,0 +1,55 @@
+"""Accelerators by name, with the vendors' peak numbers, and how much of the peak a step reaches."""
+
+import dataclasses
+
+from acrlpd.config.overrides import hint
+from acrlpd.config.tree import ConfigError
+
+# Share of the device's memory that XLA may use; `acrlpd train` asks for it and the plan counts on it.
+MEMORY_FRACTION = 0.92
+
+# Share of peak that was measured on one H200: the large matrix products of prefix and training reach
+# 0.51 (openpi's BC step, recomputation counted), the thin ones of denoising candidates 0.22.
+DENSE_EFFICIENCY = 0.51
+CANDIDATE_EFFICIENCY = 0.22
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One accelerator."""
+
+    name: str
+    memory_gib: float
+    # Dense (not sparse) peak.
+    bf16_tflops: float
+    # Device memory, GB/s.
+    bandwidth_gbs: float
+    # To the other devices of the host, GB/s per device and direction.
+    interconnect_gbs: float
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("A100-40GB", 40, 312, 1_555, 300),
+        Chip("A100-80GB", 80, 312, 2_039, 300),
+        Chip("H100", 80, 989, 3_350, 450),
+        Chip("H200", 140, 989, 4_800, 450),
+        Chip("B200", 179, 2_250, 8_000, 900),
+        Chip("L40S", 45, 362, 864, 32),
+        Chip("RTX-4090", 24, 165, 1_008, 32),
+        Chip("RTX-5090", 32, 209, 1_792, 64),
+        Chip("TPU-v5e", 16, 197, 819, 200),
+        Chip("TPU-v5p", 95, 459, 2_765, 600),
+        Chip("TPU-v6e", 32, 918, 1_640, 450),
+    )
+}
+
+
+def find_chip(name: str) -> Chip:
+    """By name, upper or lower case."""
+    by_lower = {known.lower(): chip for known, chip in CHIPS.items()}
+    if name.lower() not in by_lower:
+        guess = hint(name.lower(), by_lower)
+        raise ConfigError(f"unknown accelerator {name!r}{guess}\nknown: {', '.join(CHIPS)}")
+    return by_lower[name.lower()]

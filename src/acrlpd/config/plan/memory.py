@@ -1,0 +1,239 @@
+"""Bytes per device of one update.
+
+What stays (parameters, optimizer, EMA, critics) is read off the agent's own shapes with
+`jax.eval_shape`; what comes and goes (activations, candidates) is counted per sample. An update has two
+phases that do not overlap: candidates at the next observation, then the differentiated loss, inside
+which the candidates at the observation are drawn while the activations are kept.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.pi0_config import Pi0Config, RematPolicy
+
+_FLOAT32 = 4
+_DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    ema: int
+    critics: int  # online and target, optimizer, gradients
+    activations: int  # kept for the backward pass, and its largest layer
+    candidates: int  # contexts and denoising
+    batch: int
+
+    @property
+    def state(self) -> int:
+        """What a run holds between updates."""
+        return self.parameters + self.optimizer + self.ema + self.critics
+
+    @property
+    def peak(self) -> int:
+        """State and batch, and whichever phase needs more."""
+        return self.state + self.batch + max(self.gradients + self.activations, self.candidates)
+
+
+def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
+    """Bytes per device of one update of this config."""
+    policy, critics = _state_leaves(config)
+    shards = config.fsdp.fsdp_devices
+    limit = config.fsdp.min_size_mib * 2**20
+    bytes_of = functools.partial(_bytes_per_device, shards=shards, limit=limit)
+    trainable = bytes_of(policy["trainable"])
+    gradients = trainable
+    if config.training.gradient_accumulation_steps > 1:
+        gradients *= 2  # the running sum, and the micro-batch's own
+    samples = config.batch_size / num_devices / config.training.gradient_accumulation_steps
+    working = _Working.of(config)
+    return Memory(
+        parameters=trainable + bytes_of(policy["frozen"]),
+        gradients=gradients,
+        optimizer=2 * trainable,
+        ema=0 if config.acrlpd.ema_decay is None else trainable,
+        critics=5 * bytes_of(critics),
+        activations=math.ceil(samples * working.backward) + _gathered(policy, config),
+        candidates=math.ceil(samples * working.candidates),
+        batch=math.ceil(config.batch_size / num_devices * _batch_bytes(config)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Working:
+    """Bytes per sample that come and go."""
+
+    kept: float  # for the backward pass
+    layer: float  # the largest layer's own, while it is differentiated
+    context: float  # keys and values of one observation
+    denoising: float  # all candidates that are denoised at once
+
+    @property
+    def backward(self) -> float:
+        return self.kept + self.layer + 2 * self.context
+
+    @property
+    def candidates(self) -> float:
+        return self.kept + self.context + self.denoising
+
+    @classmethod
+    def of(cls, config: RLTrainConfig) -> "_Working":
+        if isinstance(config.model, StateFlowPolicyConfig):
+            return cls._of_state_policy(config, config.model)
+        return cls._of_pi0(config, config.model)
+
+    @classmethod
+    def _of_state_policy(cls, config: RLTrainConfig, model: StateFlowPolicyConfig) -> "_Working":
+        c = _DTYPE_BYTES[model.dtype]
+        widths = sum(model.hidden_dims)
+        candidates = config.acrlpd.num_action_samples * 2 * max(model.hidden_dims) * c
+        return cls(2 * widths * c, 2 * max(model.hidden_dims) * c, model.hidden_dims[0] * c, candidates)
+
+    @classmethod
+    def _of_pi0(cls, config: RLTrainConfig, model: Pi0Config) -> "_Working":
+        c = _DTYPE_BYTES[model.dtype]
+        first, second, vision = model.paligemma, model.action_expert, model.siglip
+        image_tokens = len(model.image_keys) * model.tokens_per_image
+        prefix = image_tokens + model.prompt_len
+        keys = prefix + (not model.pi05) + model.action_horizon
+        heads_dim = first.num_heads * first.head_dim
+        images = _Layers(vision.depth, image_tokens, vision.width, vision.width, 2 * vision.mlp_dim, c)
+        images = dataclasses.replace(images, logits=image_tokens * model.tokens_per_image * vision.num_heads)
+        language = _Layers(first.depth, prefix, first.width, heads_dim, 2 * first.mlp_dim, c)
+        language = dataclasses.replace(language, logits=prefix**2 * first.num_heads, logit_bytes=_FLOAT32)
+        suffix = _Layers(second.depth, model.action_horizon, second.width, heads_dim, 2 * second.mlp_dim, c)
+        suffix = dataclasses.replace(
+            suffix, logits=model.action_horizon * keys * second.num_heads, logit_bytes=_FLOAT32
+        )
+        trained = [suffix] if config.freeze_pi0_backbone else [images, language, suffix]
+        per_candidate = suffix.forward
+        at_once = _candidates_at_once(config, per_candidate)
+        return cls(
+            kept=sum(layers.kept(model.remat_policy) for layers in trained),
+            layer=max(layers.backward for layers in trained),
+            context=2.0 * first.depth * prefix * first.head_dim * c,
+            denoising=max(at_once * per_candidate, images.forward, language.forward),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layers:
+    """A stack of transformer layers over the tokens of one sample."""
+
+    depth: int
+    tokens: int
+    width: int
+    heads_dim: int  # heads times head dim
+    mlp_dim: int  # both halves of a gated one
+    dtype_bytes: int
+    logits: int = 0  # attention logits of one layer
+    logit_bytes: int = 0  # 0: in the compute dtype
+
+    @property
+    def _hidden(self) -> float:
+        return self.tokens * self.mlp_dim * self.dtype_bytes
+
+    @property
+    def _attention(self) -> float:
+        return self.logits * (self.logit_bytes or self.dtype_bytes)
+
+    @property
+    def forward(self) -> float:
+        """Working memory of one layer: the wider of attention (logits, weights) and feed-forward."""
+        return max(2 * self._attention, 1.5 * self._hidden)
+
+    @property
+    def backward(self) -> float:
+        """The same for its gradient: values and gradients side by side."""
+        return max(4 * self._attention, 2 * self._hidden)
+
+    def kept(self, remat_policy: RematPolicy) -> float:
+        """Bytes kept for the backward pass: layer inputs, and what is not computed again."""
+        per_layer = self.tokens * self.width * self.dtype_bytes
+        if remat_policy != "full":  # queries, keys, values, attention output, feed-forward
+            per_layer += self.tokens * (3 * self.heads_dim + self.width) * self.dtype_bytes + self._hidden
+        if remat_policy == "none":  # norms, weights, activations
+            per_layer += self.tokens * 4 * self.width * self.dtype_bytes + 2 * self._attention + self._hidden
+        return self.depth * per_layer
+
+
+def _candidates_at_once(config: RLTrainConfig, per_candidate: float) -> int:
+    n, best_of_n = config.acrlpd.num_action_samples, config.acrlpd.best_of_n
+    if best_of_n.strategy == "parallel":
+        return n
+    if best_of_n.strategy == "sequential":
+        return 1
+    wanted = best_of_n.chunk_size
+    if best_of_n.strategy == "auto":
+        samples = config.batch_size / config.training.gradient_accumulation_steps
+        wanted = int(best_of_n.memory_limit_mib * 2**20 / (per_candidate * samples))
+    return max(size for size in range(1, n + 1) if n % size == 0 and size <= max(wanted, 1))
+
+
+def _batch_bytes(config: RLTrainConfig) -> float:
+    """One sample: both observations as they arrive and as floats, the chunk and its noise."""
+    model = config.model
+    horizon, dim = model.action_horizon, model.action_dim
+    candidates = 2 * config.acrlpd.num_action_samples
+    chunks = (3 + candidates) * horizon * dim * _FLOAT32
+    if isinstance(model, StateFlowPolicyConfig):
+        return 2 * model.state_dim * _FLOAT32 + chunks
+    pixels = len(model.image_keys) * math.prod(model.image_resolution) * 3
+    return 2 * (pixels * (1 + _FLOAT32) + dim * _FLOAT32 + model.prompt_len * 5) + chunks
+
+
+def _gathered(policy: dict[str, Any], config: RLTrainConfig) -> int:
+    """Under FSDP the largest layer's weights are whole while it runs, and the next one's on their way."""
+    if config.fsdp.fsdp_devices == 1 or not isinstance(config.model, Pi0Config):
+        return 0
+    first = config.model.paligemma
+    layer = first.width * (2 * first.num_heads * first.head_dim + 2 * first.head_dim + 3 * first.mlp_dim)
+    return 2 * layer * _FLOAT32
+
+
+def _bytes_per_device(leaves: tuple[tuple[tuple[int, ...], int], ...], shards: int, limit: float) -> int:
+    """openpi's rule: arrays of two or more axes and at least `limit` bytes are split on a divisible axis."""
+    total = 0
+    for shape, itemsize in leaves:
+        size = math.prod(shape) * itemsize
+        split = len(shape) >= 2 and size >= limit and any(axis % shards == 0 for axis in shape)
+        total += size // shards if split else size
+    return total
+
+
+def _state_leaves(config: RLTrainConfig) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """(shape, bytes per element) of every policy leaf, trainable and frozen, and of the online critics."""
+    # Only what decides shapes, so that trying other batch sizes costs nothing.
+    shapes = RLTrainConfig(
+        name="shapes",
+        model=dataclasses.replace(config.model, remat_policy="full")
+        if isinstance(config.model, Pi0Config)
+        else config.model,
+        freeze_pi0_backbone=config.freeze_pi0_backbone,
+        critic=config.critic,
+        qchunking=config.qchunking,
+    )
+    return _trace_state(shapes)
+
+
+@functools.lru_cache(maxsize=32)
+def _trace_state(config: RLTrainConfig) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    import jax
+
+    from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
+
+    agent = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+
+    def leaves(tree: Any) -> tuple[tuple[tuple[int, ...], int], ...]:
+        return tuple((leaf.shape, leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree))
+
+    policy = {"trainable": leaves(agent.policy_params), "frozen": leaves(agent.frozen_params)}
+    return policy, leaves(agent.critics.online)

@@ -1,0 +1,169 @@
+"""Whether a config fits, how long a step takes, and the smallest change that makes it fit."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from acrlpd.config.overrides import apply_config_overrides
+from acrlpd.config.plan.chips import (
+    CANDIDATE_EFFICIENCY,
+    DENSE_EFFICIENCY,
+    MEMORY_FRACTION,
+    Chip,
+    find_chip,
+)
+from acrlpd.config.plan.flops import StepFlops, step_flops
+from acrlpd.config.plan.memory import Memory, estimate_memory
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.models.pi0_config import GEMMA_VARIANTS, Pi0Config
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run will need, before anything compiles."""
+
+    config_name: str
+    num_devices: int
+    chip: Chip
+    device_memory_gib: float
+    memory: Memory
+    flops: StepFlops
+    batch_size: int
+    step_seconds: float
+    # Changes that make it fit, by dotted name; empty when it fits, None when nothing known does.
+    suggestion: dict[str, Any] | None
+
+    @property
+    def usable_bytes(self) -> float:
+        return self.device_memory_gib * _GIB * MEMORY_FRACTION
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= self.usable_bytes
+
+    @property
+    def headroom(self) -> float:
+        """Share of the usable memory that stays free."""
+        return 1 - self.memory.peak / self.usable_bytes
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.batch_size / self.step_seconds
+
+    @property
+    def verdict(self) -> str:
+        """One or two sentences."""
+        needed = f"{self.memory.peak / _GIB:.1f} GiB per device of {self.usable_bytes / _GIB:.1f} usable"
+        if self.fits:
+            return f"fits: {needed}"
+        if self.suggestion is None:
+            return f"does not fit: {needed}, and no change of layout helps; use more or larger devices"
+        flags = " ".join(f"--{key} {_flag_value(value)}" for key, value in self.suggestion.items())
+        return f"does not fit: {needed}. Smallest change that does: {flags}"
+
+
+def make_plan(
+    config: RLTrainConfig,
+    *,
+    num_devices: int = 1,
+    device_memory_gib: float | None = None,
+    accelerator: str = "H100",
+) -> Plan:
+    """Plans one update of `config` on `num_devices` accelerators.
+
+    The memory is the named accelerator's unless given.
+    """
+    chip = find_chip(accelerator)
+    memory_gib = chip.memory_gib if device_memory_gib is None else device_memory_gib
+    memory, flops = estimate_memory(config, num_devices), step_flops(config)
+    plan = Plan(
+        config_name=config.name,
+        num_devices=num_devices,
+        chip=chip,
+        device_memory_gib=memory_gib,
+        memory=memory,
+        flops=flops,
+        batch_size=config.batch_size,
+        step_seconds=predict_step_seconds(config, memory, flops, chip, num_devices),
+        suggestion={},
+    )
+    if plan.fits:
+        return plan
+    return dataclasses.replace(plan, suggestion=smallest_change(config, num_devices, plan.usable_bytes))
+
+
+def predict_step_seconds(
+    config: RLTrainConfig, memory: Memory, flops: StepFlops, chip: Chip, num_devices: int
+) -> float:
+    """Arithmetic at the measured share of peak, or communication if that is slower, then the optimizer."""
+    samples = config.batch_size / num_devices
+    peak = chip.bf16_tflops * 1e12
+    arithmetic = samples * (flops.dense + flops.critics) / (peak * DENSE_EFFICIENCY)
+    arithmetic += samples * flops.candidates / (peak * CANDIDATE_EFFICIENCY)
+    communication = 0.0
+    if num_devices > 1:
+        # Gradients are summed over all devices; sharded weights are gathered forward and backward.
+        shards = config.fsdp.fsdp_devices
+        passes = (2 if shards == 1 else 3) * config.training.gradient_accumulation_steps
+        whole = memory.gradients * shards
+        communication = passes * whole * (num_devices - 1) / num_devices / (chip.interconnect_gbs * 1e9)
+    # Parameters, gradients, two moments and the average: read and written once.
+    optimizer = (2 * memory.state + memory.gradients) / (chip.bandwidth_gbs * 1e9)
+    return max(arithmetic, communication) + optimizer
+
+
+def smallest_change(config: RLTrainConfig, num_devices: int, usable_bytes: float) -> dict[str, Any] | None:
+    """The first change, from harmless to drastic, after which the peak fits."""
+    for changes in _changes(config, num_devices):
+        changed = apply_config_overrides(config, changes)
+        if estimate_memory(changed, num_devices).peak <= usable_bytes:
+            return changes
+    return None
+
+
+def _changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str, Any]]:
+    """Single changes that keep the result, then their combinations, then what trains fewer weights."""
+    exact = list(_exact_changes(config, num_devices))
+    yield from exact
+    # All layouts at once: shard, recompute, one candidate chunk at a time, then ever smaller micro-batches.
+    together: dict[str, Any] = {}
+    for changes in exact:
+        if "training.gradient_accumulation_steps" not in changes:
+            together |= changes
+            if together != changes:
+                yield dict(together)
+    accumulations = [c for c in exact if "training.gradient_accumulation_steps" in c]
+    yield from (together | changes for changes in accumulations)
+    if not isinstance(config.model, Pi0Config):
+        return
+    smallest = together | (accumulations[-1] if accumulations else {})
+    lighter: list[dict[str, Any]] = []
+    if f"{config.model.paligemma_variant}_lora" in GEMMA_VARIANTS and not config.freeze_pi0_backbone:
+        lighter.append({"model.paligemma_variant": f"{config.model.paligemma_variant}_lora"})
+    if not config.freeze_pi0_backbone:
+        lighter.append({"freeze_pi0_backbone": True})
+    for changes in lighter:
+        yield changes
+        yield from (changes | accumulation for accumulation in accumulations)
+        yield changes | smallest
+
+
+def _exact_changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str, Any]]:
+    """Changes of layout alone: same updates up to rounding."""
+    if config.acrlpd.best_of_n.strategy != "sequential" and config.acrlpd.num_action_samples > 1:
+        yield {"acrlpd.best_of_n.strategy": "sequential"}
+    if isinstance(config.model, Pi0Config) and config.model.remat_policy != "full":
+        yield {"model.remat_policy": "full"}
+    accumulation = config.training.gradient_accumulation_steps
+    for steps in range(accumulation + 1, config.batch_size // num_devices + 1):
+        if config.batch_size % (steps * num_devices) == 0:
+            yield {"training.gradient_accumulation_steps": steps}
+    for shards in range(config.fsdp.fsdp_devices + 1, num_devices + 1):
+        if num_devices % shards == 0:
+            yield {"fsdp.fsdp_devices": shards}
+
+
+def _flag_value(value: Any) -> str:
+    return "" if value is True else str(value)

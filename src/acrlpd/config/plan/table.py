@@ -1,0 +1,103 @@
+"""The plan for people (a table) and for programs (a dict)."""
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+
+from acrlpd.config.plan.plan import Plan
+
+_GIB = 2**30
+_NOTES = {
+    "parameters": "trainable float32, frozen bfloat16",
+    "gradients": "of trainable parameters, while an update runs",
+    "optimizer": "Adam's two moments",
+    "ema": "moving average of the policy",
+    "critics": "online, target, moments, gradients",
+    "activations": "kept for the backward pass, and its largest layer",
+    "candidates": "contexts and best-of-N; not at the same time as gradients and activations",
+    "batch": "images, states, actions and noise",
+}
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """Everything in the plan, with derived numbers; bytes are per device, FLOPs per sample."""
+    return {
+        "config": plan.config_name,
+        "devices": plan.num_devices,
+        "accelerator": plan.chip.name,
+        "device_memory_bytes": int(plan.device_memory_gib * _GIB),
+        "usable_bytes": int(plan.usable_bytes),
+        "bytes_per_device": {
+            **dataclasses.asdict(plan.memory),
+            "state": plan.memory.state,
+            "peak": plan.memory.peak,
+        },
+        "flops_per_sample": {**dataclasses.asdict(plan.flops), "total": plan.flops.total},
+        "batch_size": plan.batch_size,
+        "step_seconds": plan.step_seconds,
+        "samples_per_second": plan.samples_per_second,
+        "fits": plan.fits,
+        "suggestion": plan.suggestion,
+        "verdict": plan.verdict,
+    }
+
+
+def print_plan(plan: Plan, console: Console | None = None) -> None:
+    """Memory, arithmetic, time and the verdict."""
+    (console or Console()).print(Group(_memory_table(plan), "", _work_table(plan), "", plan.verdict), highlight=False)
+
+
+def _memory_table(plan: Plan) -> Table:
+    title = f"{plan.config_name} on {plan.num_devices} x {plan.chip.name}"
+    table = Table(title=title, title_justify="left", box=None, header_style="bold")
+    table.add_column("per device")
+    table.add_column("GiB", justify="right")
+    table.add_column("", style="dim")
+    for name, size in dataclasses.asdict(plan.memory).items():
+        table.add_row(name, _gib(size), _NOTES[name])
+    table.add_row("peak", _gib(plan.memory.peak), f"of {plan.usable_bytes / _GIB:.1f} usable", style="bold")
+    return table
+
+
+def _work_table(plan: Plan) -> Table:
+    flops = plan.flops
+    table = Table(box=None, header_style="bold")
+    table.add_column("per sample")
+    table.add_column("TFLOP", justify="right")
+    table.add_column("", style="dim")
+    rows = (
+        ("policy forward", flops.forward, f"training it alone would be {_tflop(flops.train)}"),
+        ("one candidate", flops.candidate, "for one observation"),
+        ("update", flops.total, _parts(plan)),
+    )
+    for name, value, note in rows:
+        table.add_row(name, _tflop(value), note)
+    table.add_row(
+        "step",
+        f"{plan.step_seconds * 1e3:,.0f} ms",
+        f"{plan.samples_per_second:,.1f} samples/s at batch {plan.batch_size}, predicted",
+        style="bold",
+    )
+    return table
+
+
+def _parts(plan: Plan) -> str:
+    flops = plan.flops
+    parts = {
+        "differentiated": flops.backward,
+        "recomputed": flops.recompute,
+        "without gradient": flops.no_gradient,
+        "candidates": flops.candidates,
+        "critics": flops.critics,
+    }
+    return ", ".join(f"{name} {_tflop(value)}" for name, value in parts.items() if value)
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:,.2f}"
+
+
+def _tflop(value: float) -> str:
+    return f"{value / 1e12:.3g}"

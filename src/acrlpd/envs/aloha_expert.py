@@ -1,0 +1,170 @@
+"""A scripted cube transfer for gym-aloha: the right arm picks the cube up, the left one takes it over.
+
+Poses of the fingers over time, made once when the episode starts, turned into joint positions by damped
+least squares and interpolated between.
+"""
+
+import dataclasses
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from acrlpd.envs.errors import EnvError
+
+# Where the fingers close, ahead of the body that the kinematics end in.
+FINGERTIP = np.array([0.1347, 0.0, 0.0])
+_JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate")
+_OPEN, _CLOSED = 1.0, 0.0
+_CUBE_HEIGHT = 0.02  # of its centre, when it lies on the table
+_MEETING_POINT = np.array([0.0, 0.5, 0.3])
+_PITCH_DOWN = np.deg2rad(60.0)  # of the right gripper
+_MAX_STEP = 0.2  # radians per iteration of the inverse kinematics
+_DAMPING = 1e-2
+_TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """How well the script does its work."""
+
+    noise: tuple[float, float]  # standard deviation of joint targets in radians, drawn per episode
+    aim_probability: float = 1.0  # that the right arm reaches for the cube itself
+    miss: tuple[float, float] = (0.04, 0.08)  # metres by which it reaches beside the cube otherwise
+    pace: tuple[float, float] = (0.9, 1.1)  # of all movements, drawn per episode; larger is slower
+
+
+QUALITIES = {
+    "expert": Quality(noise=(0.0, 0.005)),
+    "noisy": Quality(noise=(0.005, 0.03)),
+    "mixed": Quality(noise=(0.0, 0.03), aim_probability=0.4),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Waypoint:
+    """Where the fingers of one arm are at a step, and how open they are."""
+
+    step: int
+    position: np.ndarray  # [3] metres
+    rotation: np.ndarray  # [3, 3]; its columns are forward, left and up of the gripper
+    opening: float
+
+
+class TransferExpert:
+    """Plays the plan for the cube's initial pose, with noise."""
+
+    def __init__(self, physics: Any, name: str, quality: str, rng: np.random.Generator) -> None:
+        if quality not in QUALITIES:
+            raise EnvError(f"the expert of {name!r} has qualities {list(QUALITIES)}; found {quality!r}")
+        settings = QUALITIES[quality]
+        self._rng = rng
+        self._noise = rng.uniform(*settings.noise)
+        model, data = physics.model.ptr, physics.data.ptr
+        cube = np.array([*data.qpos[16:18], _CUBE_HEIGHT])
+        if rng.uniform() >= settings.aim_probability:
+            angle = rng.uniform(0, 2 * np.pi)
+            cube[:2] += rng.uniform(*settings.miss) * np.array([np.cos(angle), np.sin(angle)])
+        pace = rng.uniform(*settings.pace)
+        left = Arm(model, "left").plan(data, left_waypoints(), pace)
+        right = Arm(model, "right").plan(data, right_waypoints(cube), pace)
+        self._plan = np.concatenate([left, right], axis=1)  # [steps, 14]
+        self._step = 0
+
+    def act(self) -> np.ndarray:
+        """Joint targets and gripper openings [14]; after the end of the plan the last ones."""
+        action = self._plan[min(self._step, len(self._plan) - 1)].copy()
+        self._step += 1
+        noise = self._rng.normal(0.0, self._noise, 14)
+        noise[[6, 13]] = 0.0  # the grippers only know open and closed
+        return (action + noise).astype(np.float32)
+
+
+def right_waypoints(cube: np.ndarray) -> list[Waypoint]:
+    """Above the cube, down, close, up to the meeting point, hold, let go."""
+    down = gripper_rotation(heading=np.pi, pitch=_PITCH_DOWN, roll=0.0)
+    above = cube + [0.0, 0.0, 0.1]
+    return [
+        Waypoint(60, above, down, _OPEN),
+        Waypoint(85, cube, down, _OPEN),
+        Waypoint(105, cube, down, _CLOSED),
+        Waypoint(150, _MEETING_POINT, down, _CLOSED),
+        Waypoint(225, _MEETING_POINT, down, _CLOSED),
+        Waypoint(240, _MEETING_POINT, down, _OPEN),
+        Waypoint(270, _MEETING_POINT + [0.1, 0.0, 0.0], down, _OPEN),
+    ]
+
+
+def left_waypoints() -> list[Waypoint]:
+    """Beside the meeting point with fingers above and below, in, close."""
+    rolled = gripper_rotation(heading=0.0, pitch=0.0, roll=np.pi / 2)
+    beside = _MEETING_POINT - [0.12, 0.0, 0.0]
+    return [
+        Waypoint(110, beside, rolled, _OPEN),
+        Waypoint(160, beside, rolled, _OPEN),
+        Waypoint(200, _MEETING_POINT, rolled, _OPEN),
+        Waypoint(220, _MEETING_POINT, rolled, _CLOSED),
+        Waypoint(240, _MEETING_POINT, rolled, _CLOSED),
+        Waypoint(270, beside, rolled, _CLOSED),
+    ]
+
+
+def gripper_rotation(heading: float, pitch: float, roll: float) -> np.ndarray:
+    """Turned about the vertical, then tilted down, then turned about the gripper's own axis."""
+    (ch, cp, cr), (sh, sp, sr) = np.cos([heading, pitch, roll]), np.sin([heading, pitch, roll])
+    turn = np.array([[ch, -sh, 0], [sh, ch, 0], [0, 0, 1]])
+    tilt = np.array([[cp, 0, sp], [0, 1, 0], [-sp, 0, cp]])
+    spin = np.array([[1, 0, 0], [0, cr, -sr], [0, sr, cr]])
+    return turn @ tilt @ spin
+
+
+class Arm:
+    """Inverse kinematics of one arm."""
+
+    def __init__(self, model: Any, side: str) -> None:
+        self._model = model
+        self._data = mujoco.MjData(model)  # scratch: the simulation itself is not touched
+        joints = [model.joint(f"vx300s_{side}/{joint}") for joint in _JOINTS]
+        self._qpos = np.array([joint.qposadr[0] for joint in joints])
+        self._dofs = np.array([joint.dofadr[0] for joint in joints])
+        self._low, self._high = np.array([joint.range for joint in joints]).T
+        self._body = model.body(f"vx300s_{side}/gripper_link").id
+
+    def plan(self, data: Any, waypoints: list[Waypoint], pace: float) -> np.ndarray:
+        """Joint positions and opening [steps, 7] from where the arm is now through all waypoints."""
+        self._data.qpos[:] = data.qpos
+        joints, openings = [self._data.qpos[self._qpos].copy()], [_CLOSED]
+        for waypoint in waypoints:
+            joints.append(self.solve(waypoint.position, waypoint.rotation))
+            openings.append(waypoint.opening)
+        times = pace * np.array([0, *(waypoint.step for waypoint in waypoints)])
+        steps = np.arange(1, int(times[-1]) + 1)
+        columns = [*np.transpose(joints), openings]
+        return np.stack([np.interp(steps, times, column) for column in columns], axis=1)
+
+    def solve(self, position: np.ndarray, rotation: np.ndarray, iterations: int = 200) -> np.ndarray:
+        """Joint positions [6] that put the fingertips there, from those of the last call."""
+        model, data = self._model, self._data
+        jacobian = np.empty((6, model.nv))
+        for _ in range(iterations):
+            mujoco.mj_kinematics(model, data)
+            mujoco.mj_comPos(model, data)
+            turned = data.xmat[self._body].reshape(3, 3)
+            tip = data.xpos[self._body] + turned @ FINGERTIP
+            error = np.concatenate([position - tip, rotation_vector(rotation @ turned.T)])
+            if np.linalg.norm(error) < _TOLERANCE:
+                break
+            mujoco.mj_jac(model, data, jacobian[:3], jacobian[3:], tip, self._body)
+            j = jacobian[:, self._dofs]
+            change = j.T @ np.linalg.solve(j @ j.T + _DAMPING**2 * np.eye(6), error)
+            change *= min(1.0, _MAX_STEP / (np.abs(change).max() + 1e-12))
+            data.qpos[self._qpos] = np.clip(data.qpos[self._qpos] + change, self._low, self._high)
+        return data.qpos[self._qpos].copy()
+
+
+def rotation_vector(rotation: np.ndarray) -> np.ndarray:
+    """Axis times angle of a rotation matrix."""
+    quaternion, vector = np.empty(4), np.empty(3)
+    mujoco.mju_mat2Quat(quaternion, rotation.ravel())
+    mujoco.mju_quat2Vel(vector, quaternion, 1.0)
+    return vector

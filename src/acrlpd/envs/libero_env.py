@@ -1,0 +1,169 @@
+"""LIBERO task suites, with observations as in openpi's LIBERO examples.
+
+LIBERO is installed by hand (docs/online.md); its meshes and textures are a download of their own. Its
+`benchmark` module needs torch and its fixed initial states are torch files, so neither is used: tasks are
+found by their files, and the seed places the objects. "libero_spatial" plays task `seed % tasks`,
+"libero_spatial/3" always the fourth.
+"""
+
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from acrlpd.envs.env import Columns, Env
+from acrlpd.envs.errors import EnvError
+from acrlpd.envs.rendering import choose_backend, require_rendering
+
+STATE, IMAGE, WRIST_IMAGE = "state", "image", "wrist_image"
+# Steps within which the suite's longest demonstration fits, as openpi evaluates.
+_MAX_STEPS = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
+_SETTLE_STEPS = 10  # objects fall onto the table first
+_DO_NOTHING = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+
+
+def make_libero(
+    name: str,
+    *,
+    cameras: Sequence[str] | None = None,
+    image_size: tuple[int, int],
+    max_episode_steps: int | None = None,
+) -> Env:
+    """A suite ("libero_spatial") or one of its tasks ("libero_spatial/3")."""
+    suite, _, task = name.partition("/")
+    if suite not in _MAX_STEPS or (task and not task.isdecimal()):
+        raise EnvError(f"unknown LIBERO environment {name!r}; suites are {', '.join(_MAX_STEPS)}, tasks suite/0")
+    choose_backend()
+    require_rendering(name)
+    _write_config(name)
+    limit = _MAX_STEPS[suite]
+    return LiberoEnv(
+        _Simulator(name, suite, int(task) if task else None, image_size),
+        name=name,
+        prompt="",
+        fps=20,
+        cameras=cameras,
+        max_episode_steps=limit if max_episode_steps is None else min(limit, max_episode_steps),
+        robot_type="panda",
+    )
+
+
+class LiberoEnv(Env):
+    """Columns of physical-intelligence/libero; the prompt is the task of the episode."""
+
+    action_column = "actions"
+
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self.prompt = self.env.language
+
+    def observation_columns(self, raw: dict[str, np.ndarray]) -> Columns:
+        position, quaternion = raw["robot0_eef_pos"], raw["robot0_eef_quat"]
+        state = np.concatenate([position, axis_angle(quaternion), raw["robot0_gripper_qpos"]])
+        # The simulator's images are upside down and mirrored.
+        return {
+            STATE: state,
+            IMAGE: np.ascontiguousarray(raw["agentview_image"][::-1, ::-1]),
+            WRIST_IMAGE: np.ascontiguousarray(raw["robot0_eye_in_hand_image"][::-1, ::-1]),
+        }
+
+
+class _Simulator:
+    """LIBERO's environment of one task at a time, behind gymnasium's interface."""
+
+    def __init__(self, name: str, suite: str, task: int | None, image_size: tuple[int, int]) -> None:
+        from gymnasium.spaces import Box
+        from libero.libero import get_libero_path
+
+        folder = Path(get_libero_path("bddl_files")) / suite
+        self._tasks = sorted(folder.glob("*.bddl"))
+        if not self._tasks or (task is not None and task >= len(self._tasks)):
+            raise EnvError(
+                f"environment {name!r}: {folder} holds {len(self._tasks)} tasks (*.bddl). "
+                "Check the paths in LIBERO's config.yaml"
+            )
+        self.action_space = Box(-np.ones(7, np.float32), np.ones(7, np.float32))
+        self._fixed_task = task
+        self._size = image_size
+        self._env: Any = None
+        self._open_task: int | None = None
+        self._last: Any = None
+
+    @property
+    def language(self) -> str:
+        return str(self._env.language_instruction)
+
+    def reset(self, *, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        self._open(seed % len(self._tasks) if self._fixed_task is None else self._fixed_task)
+        self._env.seed(seed)
+        self._last = self._env.reset()
+        for _ in range(_SETTLE_STEPS):
+            self._last, *_ = self._env.step(_DO_NOTHING)
+        return self._last, {}
+
+    def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        self._last, reward, done, _ = self._env.step(action)
+        return self._last, float(reward), bool(done), False, {"success": bool(done)}
+
+    def render(self) -> np.ndarray:
+        return np.ascontiguousarray(self._last["agentview_image"][::-1, ::-1])
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+        self._env = self._open_task = None
+
+    def _open(self, task: int) -> None:
+        if task == self._open_task:
+            return
+        from libero.libero.envs import OffScreenRenderEnv
+
+        self.close()
+        height, width = self._size
+        self._env = OffScreenRenderEnv(
+            bddl_file_name=str(self._tasks[task]), camera_heights=height, camera_widths=width
+        )
+        self._open_task = task
+
+
+def axis_angle(quaternion: np.ndarray) -> np.ndarray:
+    """A rotation (x, y, z, w) as axis times angle."""
+    w = float(np.clip(quaternion[3], -1.0, 1.0))
+    norm = math.sqrt(1.0 - w * w)
+    if norm < 1e-8:
+        return np.zeros(3)
+    return np.asarray(quaternion[:3]) * (2.0 * math.acos(w) / norm)
+
+
+def _write_config(name: str) -> None:
+    """LIBERO asks on the terminal where its files lie unless this file exists: write the usual answer."""
+    spec = importlib.util.find_spec("libero")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(
+            f"environment {name!r} needs LIBERO, which is installed by hand: see docs/online.md", name="libero"
+        )
+    folder = Path(os.environ.get("LIBERO_CONFIG_PATH") or Path.home() / ".libero")
+    path = folder / "config.yaml"
+    if path.is_file():
+        return
+    root = Path(next(iter(spec.submodule_search_locations))) / "libero"
+    paths = {
+        "benchmark_root": root,
+        "bddl_files": root / "bddl_files",
+        "init_states": root / "init_files",
+        "datasets": root.parent / "datasets",
+        "assets": root / "assets",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({key: str(value) for key, value in paths.items()}))

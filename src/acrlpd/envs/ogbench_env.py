@@ -1,0 +1,216 @@
+"""OGBench manipulation: cubes, scene and puzzle with a UR5e arm, from state or from pixels.
+
+Differs from the benchmark's own single-task environments in timing only: reward, success and the end of
+an episode belong to the action that caused them, not to the one after it, because the row of a dataset
+holds an action and what came of it.
+"""
+
+import copy
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from acrlpd.envs.env import STATE, Columns, Env, Expert
+from acrlpd.envs.errors import EnvError, require
+from acrlpd.envs.rendering import choose_backend, rendering_error, require_rendering, use_fast_settings
+
+RAW_STATE = "observation.raw_state"
+CAMERA = "observation.images.front"
+_PROMPTS = {"cube": "move the cube", "scene": "rearrange the scene", "puzzle": "solve the puzzle"}
+_NAME = re.compile(
+    r"(?P<visual>visual-)?(?P<kind>cube|scene|puzzle)(?P<size>-(?!play|noisy|singletask)\w+)?"
+    r"(-(play|noisy))?-singletask(?P<task>-task\d)?-v0"
+)
+
+
+def make_ogbench(
+    name: str,
+    *,
+    cameras: Sequence[str] | None = None,
+    image_size: tuple[int, int],
+    max_episode_steps: int | None = None,
+) -> Env:
+    """Names as in OGBench: [visual-]cube-single[-play]-singletask[-task1]-v0."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise EnvError(
+            f"unknown OGBench environment {name!r}; expected a single-task name such as "
+            "cube-single-play-singletask-v0, visual-scene-play-singletask-task3-v0 or puzzle-3x3-play-singletask-v0"
+        )
+    choose_backend()
+    if match["visual"]:
+        require_rendering(name)
+    require("ogbench", env=name)
+    gymnasium = require("gymnasium", env=name)
+    size, task = match["size"] or "", match["task"] or ""
+    try:
+        spec = gymnasium.spec(f"{match['visual'] or ''}{match['kind']}{size}-singletask{task}-v0")
+    except gymnasium.error.Error as error:
+        raise EnvError(f"unknown OGBench environment {name!r}: {error}") from error
+    env = _template(name, match["kind"], spec.id, image_size).twin()
+    limit = spec.max_episode_steps
+    if max_episode_steps is not None:
+        limit = max_episode_steps if limit is None else min(limit, max_episode_steps)
+    return OGBenchEnv(
+        env,
+        name=name,
+        prompt=_prompt(match["kind"], env, task),
+        fps=20,
+        cameras=cameras,
+        max_episode_steps=limit,
+        robot_type="ur5e",
+    )
+
+
+class OGBenchEnv(Env):
+    """Adds what a policy reads: features of the cubes, the raw state, or proprioception and a camera."""
+
+    qualities = ("expert", "noisy", "mixed", "play")
+
+    def observation_columns(self, raw: np.ndarray) -> Columns:
+        if self.env.visual:
+            columns = {STATE: proprioception(raw)}
+            return columns | ({CAMERA: self.env.render()} if self.wants(CAMERA) else {})
+        if self.env.kind == "cube":
+            return {STATE: cube_features(raw), RAW_STATE: raw}
+        return {STATE: raw}
+
+    def expert(self, quality: str, rng: np.random.Generator) -> Expert:
+        from acrlpd.envs.ogbench_expert import OGBenchExpert
+
+        return OGBenchExpert(self.env, self.name, quality, rng)
+
+
+def cube_features(raw: np.ndarray) -> np.ndarray:
+    """Numbers from which grasping is easy to learn; 7 + 13 per cube.
+
+    OGBench's state leaves it to the network to subtract positions and angles. Here are the effector
+    (position, yaw), the gripper (opening, contact), and for every cube its position and yaw, its position
+    relative to the effector at two scales, and its yaw relative to the effector up to the quarter turns
+    that make no difference. Positions are in units of 10 cm, as in OGBench.
+    """
+    effector, effector_yaw, gripper = raw[12:15], raw[15] + 1j * raw[16], raw[17:19]
+    features = [effector, _parts(effector_yaw), gripper]
+    for cube in raw[19:].reshape(-1, 9):
+        position, yaw = cube[:3], cube[7] + 1j * cube[8]
+        offset = position - effector
+        quarter_turns = (yaw * effector_yaw.conjugate()) ** 4
+        features += [position, _parts(yaw), offset, np.tanh(3 * offset), _parts(quarter_turns)]
+    return np.concatenate(features).astype(np.float32)
+
+
+def proprioception(raw: np.ndarray) -> np.ndarray:
+    """What the arm feels, without the objects: joints (6), effector and its yaw (5), gripper (2)."""
+    return np.concatenate([raw[:6], raw[12:19]]).astype(np.float32)
+
+
+def _parts(z: complex) -> np.ndarray:
+    return np.array([z.real, z.imag])
+
+
+def _prompt(kind: str, env: Any, task: str) -> str:
+    prompt = _PROMPTS[kind]
+    if kind == "cube" and env._num_cubes > 1:
+        prompt += "s"
+    if not task:
+        return prompt
+    words = env.task_infos[int(task[-1]) - 1]["task_name"].partition("_")[2]
+    return f"{prompt}: {words.replace('_', ' ')}"
+
+
+@functools.lru_cache(maxsize=4)
+def _template(name: str, kind: str, env_id: str, image_size: tuple[int, int]) -> Any:
+    """A simulator that is never stepped: building one takes a second, a twin of it milliseconds."""
+    import gymnasium
+
+    spec = gymnasium.spec(env_id)
+    create = _simulator_class(gymnasium.envs.registration.load_env_creator(spec.entry_point))
+    height, width = image_size
+    options = {**spec.kwargs, "success_timing": "post", "height": height, "width": width}
+    template = create(name, kind, **options)
+    template.reset(seed=0)
+    return template
+
+
+def _simulator_class(base: type) -> type:
+    """The simulator's class with reproducible resets and without what nobody asked for."""
+
+    class Simulator(base):  # type: ignore[valid-type, misc]
+        def __init__(self, name: str, kind: str, **options: Any) -> None:
+            self.kind = kind
+            self._name = name
+            self._ob_info: dict[str, Any] | None = None
+            self._caches = False
+            super().__init__(**options)
+            self.visual = self._ob_type == "pixels"
+
+        def twin(self) -> "Simulator":
+            """An independent copy that shares what never changes: the parsed model and names."""
+            import mujoco
+            from ogbench.manipspace.controllers import DiffIKController
+
+            twin = copy.copy(self)
+            arrays = {key: value.copy() for key, value in vars(self).items() if isinstance(value, np.ndarray)}
+            vars(twin).update(arrays)
+            vars(twin).pop("action_space", None)
+            twin._model = copy.copy(self._model)
+            twin._data = mujoco.MjData(twin._model)
+            twin._ik = DiffIKController(model=self._ik._model, sites=["attachment_site"])
+            twin._scene_option, twin._camera = mujoco.MjvOption(), mujoco.MjvCamera()
+            twin._ob_info = None
+            return twin
+
+        @functools.cached_property
+        def action_space(self) -> Any:  # type: ignore[override]
+            """One space instead of a new, unseeded one at every use: resets sample actions from it."""
+            from gymnasium.spaces import Box
+
+            return Box(-np.ones(5, np.float32), np.ones(5, np.float32))
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            self.action_space.seed(seed)
+            return super().reset(seed=seed, options=options)
+
+        def initialize_episode(self) -> None:
+            self._caches = False
+            super().initialize_episode()
+            self._caches, self._ob_info = True, None
+
+        def post_step(self) -> None:
+            self._ob_info = None
+            super().post_step()
+
+        def compute_ob_info(self) -> dict[str, Any]:
+            """Once per step instead of three times: the state does not change in between."""
+            if not self._caches:
+                return super().compute_ob_info()
+            if self._ob_info is None:
+                self._ob_info = super().compute_ob_info()
+            return self._ob_info
+
+        def compute_observation(self) -> np.ndarray:
+            """The state in every case; images are rendered when somebody looks."""
+            kind, self._ob_type = self._ob_type, "states"
+            try:
+                return super().compute_observation()
+            finally:
+                self._ob_type = kind
+
+        def get_reset_info(self) -> dict[str, Any]:
+            return {}
+
+        def get_step_info(self) -> dict[str, Any]:
+            return {}
+
+        def _initialize_renderer(self) -> None:
+            require_rendering(self._name)
+            use_fast_settings(self._model)
+            try:
+                super()._initialize_renderer()
+            except Exception as error:  # PyOpenGL and mujoco raise many kinds
+                raise rendering_error(self._name, f"{type(error).__name__}: {error}") from error
+
+    return Simulator

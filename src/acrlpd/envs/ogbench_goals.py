@@ -1,0 +1,223 @@
+"""What the scripted OGBench expert does next: one object to one place, until the task is done.
+
+A goal is something that one of OGBench's oracles can do: move a cube, press a button, slide the drawer or
+the window. `next_goal` chooses the one that leads to the task's goal; `random_goal` any.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+_DRAWER_OPEN, _WINDOW_OPEN = -0.16, 0.2
+_TOLERANCE = 0.04  # OGBench's own, metres
+# Where to put a cube into the open drawer so that it is at the task's goal once the drawer is closed.
+_IN_DRAWER = np.array([0.33, -0.21, 0.066])
+_CUBE_SIZE = 0.04
+
+
+@dataclasses.dataclass(frozen=True)
+class CubeGoal:
+    """Move a cube to a place."""
+
+    cube: int
+    position: np.ndarray
+    yaw: float
+    oracle = "Cube"
+
+    def info(self, simulator: Any) -> dict[str, Any]:
+        """What the oracle wants to know."""
+        return {
+            "privileged/target_block": self.cube,
+            "privileged/target_block_pos": self.position,
+            "privileged/target_block_yaw": np.array([self.yaw]),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class ButtonGoal:
+    """Press a button until it shows a state."""
+
+    button: int
+    state: int
+    oracle = "Button"
+
+    def info(self, simulator: Any) -> dict[str, Any]:
+        site = simulator._button_site_ids[self.button]
+        return {
+            "privileged/target_button": self.button,
+            "privileged/target_button_state": self.state,
+            "privileged/target_button_top_pos": simulator._data.site_xpos[site].copy(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawerGoal:
+    """Slide the drawer to a position."""
+
+    position: float
+    oracle = "Drawer"
+
+    def info(self, simulator: Any) -> dict[str, Any]:
+        handle = simulator._data.site_xpos[simulator._drawer_site_id].copy()
+        handle[1] -= self.position - slide(simulator, "drawer")
+        return {"privileged/target_drawer_handle_pos": handle}
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowGoal:
+    """Slide the window to a position."""
+
+    position: float
+    oracle = "Window"
+
+    def info(self, simulator: Any) -> dict[str, Any]:
+        handle = simulator._data.site_xpos[simulator._window_site_id].copy()
+        handle[0] += self.position - slide(simulator, "window")
+        return {"privileged/target_window_handle_pos": handle}
+
+
+Goal = CubeGoal | ButtonGoal | DrawerGoal | WindowGoal
+
+
+def next_goal(simulator: Any, rng: np.random.Generator) -> Goal:
+    """The next thing to do for the task; some goal even where all is done but not yet noticed."""
+    kind = simulator.kind
+    goal = {"cube": _next_cube, "puzzle": _next_press, "scene": _next_in_scene}[kind](simulator, rng)
+    return goal if goal is not None else random_goal(simulator, rng)
+
+
+def random_goal(simulator: Any, rng: np.random.Generator) -> Goal:
+    """Anything that the robot can do here."""
+    kinds = {"cube": ["cube"], "puzzle": ["button"], "scene": ["cube", "button", "drawer", "window"]}
+    kind = rng.choice(kinds[simulator.kind])
+    if kind == "button":
+        button = int(rng.integers(simulator._num_buttons))
+        return ButtonGoal(button, 1 - int(simulator._cur_button_states[button]))
+    if kind == "drawer":
+        return DrawerGoal(_DRAWER_OPEN if slide(simulator, "drawer") >= _DRAWER_OPEN / 2 else 0.0)
+    if kind == "window":
+        return WindowGoal(_WINDOW_OPEN if slide(simulator, "window") <= _WINDOW_OPEN / 2 else 0.0)
+    free = [cube for cube in range(simulator._num_cubes) if not _covered(simulator, cube)]
+    return _anywhere(simulator, int(rng.choice(free)), rng)
+
+
+def slide(simulator: Any, joint: str) -> float:
+    """Position of the drawer or the window."""
+    return float(simulator._data.joint(f"{joint}_slide").qpos[0])
+
+
+# -- cubes -----------------------------------------------------------------------------------------------
+
+
+def cube_positions(simulator: Any) -> np.ndarray:
+    """[cubes, 3]"""
+    cubes = range(simulator._num_cubes)
+    return np.array([simulator._data.joint(f"object_joint_{cube}").qpos[:3] for cube in cubes])
+
+
+def goal_positions(simulator: Any) -> np.ndarray:
+    """[cubes, 3]; in single-task environments cubes are not permuted."""
+    return np.asarray(simulator._data.mocap_pos[simulator._cube_target_mocap_ids]).copy()
+
+
+def _next_cube(simulator: Any, rng: np.random.Generator) -> Goal | None:
+    """An uncovered cube whose place is ready; where every place is taken, a cube out of the way."""
+    now, goals = cube_positions(simulator), goal_positions(simulator)
+    todo = [i for i in range(len(now)) if np.linalg.norm(now[i] - goals[i]) > _TOLERANCE]
+    todo.sort(key=lambda i: goals[i][2])
+    for cube in todo:
+        below = [i for i in todo if goals[i][2] < goals[cube][2] - 0.01 and _same_spot(goals[i], goals[cube])]
+        others = [i for i in range(len(now)) if i != cube]
+        taken = [i for i in others if np.linalg.norm(now[i] - goals[cube]) < _CUBE_SIZE]
+        if not below and not taken and not _covered(simulator, cube):
+            return CubeGoal(cube, goals[cube], 0.0)
+    free = [cube for cube in todo if not _covered(simulator, cube)]
+    return _anywhere(simulator, free[0], rng) if free else None
+
+
+def _covered(simulator: Any, cube: int) -> bool:
+    positions = cube_positions(simulator)
+    return any(
+        other[2] > positions[cube][2] + 0.01 and _same_spot(other, positions[cube]) for other in positions
+    )
+
+
+def _same_spot(first: np.ndarray, second: np.ndarray) -> bool:
+    return bool(np.linalg.norm(first[:2] - second[:2]) < _CUBE_SIZE)
+
+
+def _anywhere(simulator: Any, cube: int, rng: np.random.Generator) -> CubeGoal:
+    """A random place on the table where no other cube lies or is to lie."""
+    low, high = simulator._target_sampling_bounds
+    occupied = np.concatenate([np.delete(cube_positions(simulator), cube, axis=0), goal_positions(simulator)])
+    position = np.array([*rng.uniform(low, high), _CUBE_SIZE / 2])
+    for _ in range(100):
+        if all(np.linalg.norm(place[:2] - position[:2]) > 2 * _CUBE_SIZE for place in occupied):
+            break
+        position[:2] = rng.uniform(low, high)
+    return CubeGoal(cube, position, rng.uniform(0, 2 * np.pi))
+
+
+# -- puzzle ----------------------------------------------------------------------------------------------
+
+
+def _next_press(simulator: Any, rng: np.random.Generator) -> Goal | None:
+    states = np.asarray(simulator._cur_button_states)
+    wrong = (states + simulator._target_button_states) % 2
+    presses = solve_lights_out(wrong, simulator._num_rows, simulator._num_cols)
+    if not presses.any():
+        return None
+    button = int(np.flatnonzero(presses)[0])
+    return ButtonGoal(button, 1 - int(states[button]))
+
+
+def solve_lights_out(wrong: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Which buttons to press so that those that are wrong [rows * columns] flip; arithmetic modulo 2."""
+    size = rows * columns
+    effect = np.eye(size, dtype=np.int64)
+    for i in range(size):
+        for j in range(size):
+            distance = abs(i // columns - j // columns) + abs(i % columns - j % columns)
+            effect[i, j] |= distance == 1
+    system = np.concatenate([effect, np.reshape(wrong, (-1, 1)) % 2], axis=1)
+    pivots: list[int] = []
+    for column in range(size):
+        row = len(pivots)
+        candidates = np.flatnonzero(system[row:, column]) + row
+        if not len(candidates):
+            continue
+        system[[row, candidates[0]]] = system[[candidates[0], row]]
+        others = np.flatnonzero(system[:, column])
+        system[others[others != row]] ^= system[row]
+        pivots.append(column)
+    if system[len(pivots) :, -1].any():
+        raise ValueError(f"no presses turn {np.asarray(wrong).tolist()} off on a board of {rows} x {columns}")
+    presses = np.zeros(size, np.int64)
+    presses[pivots] = system[: len(pivots), -1]
+    return presses
+
+
+# -- scene -----------------------------------------------------------------------------------------------
+
+
+def _next_in_scene(simulator: Any, rng: np.random.Generator) -> Goal | None:
+    """The cube first, then drawer and window, then the buttons, which lock the two."""
+    drawer, window = slide(simulator, "drawer"), slide(simulator, "window")
+    drawer_goal, window_goal = simulator._target_drawer_pos, simulator._target_window_pos
+    buttons, button_goals = simulator._cur_button_states, simulator._target_button_states
+    cube, cube_goal = cube_positions(simulator)[0], goal_positions(simulator)[0]
+    if np.linalg.norm(cube - cube_goal) > _TOLERANCE and not simulator._is_in_drawer(cube):
+        if cube_goal[2] < 0.05:
+            return CubeGoal(0, cube_goal, 0.0)
+        if drawer < 0.75 * _DRAWER_OPEN:
+            return CubeGoal(0, _IN_DRAWER, 0.0)
+        drawer_goal = _DRAWER_OPEN
+    if abs(drawer - drawer_goal) > _TOLERANCE:
+        return ButtonGoal(0, 1) if buttons[0] == 0 else DrawerGoal(drawer_goal)
+    if abs(window - window_goal) > _TOLERANCE:
+        return ButtonGoal(1, 1) if buttons[1] == 0 else WindowGoal(window_goal)
+    for button in range(2):
+        if buttons[button] != button_goals[button]:
+            return ButtonGoal(button, int(button_goals[button]))
+    return None

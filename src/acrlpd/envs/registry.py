@@ -1,0 +1,101 @@
+"""Environments by name."""
+
+import fnmatch
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from acrlpd.envs.env import Env
+from acrlpd.envs.errors import EnvError, require
+
+IMAGE_SIZE = (224, 224)  # height and width of observed images: the resolution of the released policies
+
+# make(name, *, cameras, image_size, max_episode_steps) -> Env
+MakeFn = Callable[..., Env]
+
+_OGBENCH = "acrlpd.envs.ogbench_env:make_ogbench"
+_ALOHA = "acrlpd.envs.aloha_env:make_aloha"
+_REGISTERED: dict[str, MakeFn | str] = {
+    "cube-*": _OGBENCH,
+    "scene-*": _OGBENCH,
+    "puzzle-*": _OGBENCH,
+    "visual-cube-*": _OGBENCH,
+    "visual-scene-*": _OGBENCH,
+    "visual-puzzle-*": _OGBENCH,
+    "gym_aloha/AlohaTransferCube-v0": _ALOHA,
+    "gym_aloha/AlohaInsertion-v0": _ALOHA,
+    "libero_*": "acrlpd.envs.libero_env:make_libero",
+}
+
+
+def register_env(name: str, make: MakeFn) -> None:
+    """Makes an environment known under a name, or under a pattern such as "kitchen-*".
+
+    `make(name, *, cameras, image_size, max_episode_steps)` returns an `Env`. Define it at the top level of
+    a module: parallel environments live in processes of their own, which import it.
+    """
+    _REGISTERED[name] = make
+
+
+def make_env(
+    name: str,
+    *,
+    cameras: Sequence[str] | None = None,
+    image_size: tuple[int, int] = IMAGE_SIZE,
+    max_episode_steps: int | None = None,
+) -> Env:
+    """An environment by registered name or gymnasium id.
+
+    `cameras` are the camera columns to observe (None: all that it has), `max_episode_steps` cuts episodes
+    sooner than the environment's own limit.
+    """
+    return find_env(name)(
+        name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps
+    )
+
+
+def find_env(name: str) -> MakeFn:
+    """The function that makes the environment of this name."""
+    make = _REGISTERED.get(name)
+    if make is None:
+        patterns = [pattern for pattern in _REGISTERED if fnmatch.fnmatchcase(name, pattern)]
+        make = _REGISTERED[patterns[-1]] if patterns else make_gymnasium
+    if isinstance(make, str):
+        module, _, attribute = make.partition(":")
+        make = getattr(importlib.import_module(module), attribute)
+    assert callable(make)
+    return make
+
+
+def list_envs() -> list[str]:
+    """Registered names and patterns."""
+    return list(_REGISTERED)
+
+
+def make_gymnasium(
+    name: str,
+    *,
+    cameras: Sequence[str] | None = None,
+    image_size: tuple[int, int] = IMAGE_SIZE,
+    max_episode_steps: int | None = None,
+    **options: Any,
+) -> Env:
+    """Any gymnasium id; `options` go to `Env`. Images keep the size that the environment gives them."""
+    gymnasium = require("gymnasium", env=name)
+    try:
+        spec = gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        raise EnvError(
+            f"unknown environment {name!r} ({error}). Registered are {', '.join(_REGISTERED)}, and every "
+            "gymnasium id; a module that registers ids is imported with 'module:id'"
+        ) from error
+    modes = getattr(gymnasium.envs.registration.load_env_creator(spec.entry_point), "metadata", {})
+    filmed = "rgb_array" in modes.get("render_modes", ())
+    env = gymnasium.make(name, disable_env_checker=True, **({"render_mode": "rgb_array"} if filmed else {}))
+    fps = float(env.metadata.get("render_fps", 30))
+    prompt = name.rpartition("/")[2].partition("-v")[0]
+    return Env(
+        env,
+        name=name,
+        **{"prompt": prompt, "fps": fps, "cameras": cameras, "max_episode_steps": max_episode_steps} | options,
+    )

@@ -1,0 +1,245 @@
+"""openpi's parameter directories, in and out.
+
+A directory is an Orbax PyTree item (OCDBT over zarr v2) whose tree is {"params": ...}. openpi's trainer
+writes each leaf under one more key, "value"; both forms are read, and that one is written. Arrays go from
+the files straight into the sharding of the model that receives them.
+"""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import nnx
+
+from acrlpd.models.pi0_config import Pi0Config
+
+logger = logging.getLogger(__name__)
+
+Path = tuple[str, ...]
+LORA = ".*lora.*"
+
+
+class OpenPICheckpointError(ValueError):
+    """A parameter directory that cannot be used, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompatibilityReport:
+    """What stands between a checkpoint and a model; true when nothing does."""
+
+    problems: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+
+def load_pi0_weights_from_openpi(
+    path: epath.PathLike, params: nnx.State, *, missing_regex: str | None = LORA
+) -> nnx.State:
+    """Returns `params` with its values replaced by those of an openpi checkpoint.
+
+    `path` is a `params` directory or the step directory around it. Every leaf keeps the dtype and the
+    sharding it has in `params`, whose leaves may be arrays or, where the checkpoint has them,
+    `jax.ShapeDtypeStruct`. Leaves that the checkpoint lacks keep their value if their '/'-joined name
+    matches `missing_regex` (by default LoRA adapters); any other missing leaf is an error.
+    """
+    directory = _params_directory(path)
+    stored = _stored_leaves(directory)
+    targets = _flatten(params)
+    problems = _mismatches({name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex)
+    if problems:
+        raise OpenPICheckpointError(f"{directory} does not fit the model:\n  " + "\n  ".join(problems))
+    wanted = {name: leaf for name, leaf in targets.items() if name in stored}
+    loaded = _restore(
+        directory,
+        {name: stored[name][0] for name in wanted},
+        {name: _restore_args(x) for name, x in wanted.items()},
+    )
+    _refuse_non_finite(directory, loaded)
+    return _replace(params, loaded)
+
+
+def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_regex: str | None = ".*") -> nnx.State:
+    """Fills PaliGemma's part of `params` from big_vision's npz (`params/img/...`, `params/llm/...`)."""
+    file = epath.Path(path)
+    if not file.exists():
+        raise OpenPICheckpointError(f"{file} does not exist: expected PaliGemma weights such as pt_224.npz")
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+        prefix = "params/"
+        loaded = {"PaliGemma/" + name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+    targets = _flatten(params)
+    problems = _mismatches({name: value.shape for name, value in loaded.items()}, targets, missing_regex)
+    if problems:
+        raise OpenPICheckpointError(f"{file} does not fit the model:\n  " + "\n  ".join(problems))
+    placed = {
+        name: jax.device_put(value.astype(targets[name].dtype), _sharding(targets[name]))
+        for name, value in loaded.items()
+        if name in targets
+    }
+    _refuse_non_finite(file, placed)
+    return _replace(params, placed)
+
+
+def restore_params(path: epath.PathLike, *, dtype: Any = None, sharding: Any = None) -> dict[str, Any]:
+    """All parameters of an openpi checkpoint as a nested dict, on one sharding (default: the first device)."""
+    directory = _params_directory(path)
+    stored = _stored_leaves(directory)
+    sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    args = ocp.ArrayRestoreArgs(sharding=sharding, dtype=dtype)
+    keys = {name: key for name, (key, _) in stored.items()}
+    return _nest({tuple(n.split("/")): x for n, x in _restore(directory, keys, dict.fromkeys(keys, args)).items()})
+
+
+def save_openpi_pi0_checkpoint(params: nnx.State, directory: epath.PathLike, *, overwrite: bool = False) -> None:
+    """Writes `directory`/params so that stock openpi loads it; complete or not there at all."""
+    target = epath.Path(directory).absolute() / "params"
+    if target.exists() and not overwrite:
+        raise OpenPICheckpointError(f"{target} exists already; choose another directory or overwrite it")
+    with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
+        checkpointer.save(target, openpi_tree(params), force=overwrite)
+
+
+def openpi_tree(params: nnx.State) -> dict[str, Any]:
+    """The tree that openpi saves for `params`: {"params": {..., leaf: {"value": array}}}."""
+    flat = {(*name.split("/"), "value"): leaf for name, leaf in _flatten(params).items()}
+    return {"params": _nest(flat)}
+
+
+def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: Pi0Config) -> CompatibilityReport:
+    """Whether the checkpoint at `path` has exactly the parameters of the model that `config` describes."""
+    abstract = nnx.state(nnx.eval_shape(lambda: config.create(jax.random.key(0))), nnx.Param)
+    try:
+        stored = _stored_leaves(_params_directory(path))
+    except OpenPICheckpointError as error:
+        return CompatibilityReport((str(error),))
+    shapes = {name: meta.shape for name, (_, meta) in stored.items()}
+    problems = _mismatches(shapes, _flatten(abstract), missing_regex=None)
+    problems += [f"{name}: the model has no such parameter" for name in _unexpected(shapes, _flatten(abstract))]
+    return CompatibilityReport(tuple(dict.fromkeys(problems)))
+
+
+def _params_directory(path: epath.PathLike) -> epath.Path:
+    given = epath.Path(path)
+    if not given.exists():
+        raise OpenPICheckpointError(f"{given} does not exist: expected an openpi checkpoint directory")
+    for candidate in (given, given / "params"):
+        if (candidate / "_METADATA").exists():
+            return candidate.absolute()
+    raise OpenPICheckpointError(
+        f"{given} is not a complete openpi checkpoint: neither it nor its params/ has a _METADATA file. Expected a "
+        f"step directory such as .../<exp_name>/29999, or the params directory inside it"
+    )
+
+
+def _stored_leaves(directory: epath.Path) -> dict[str, tuple[Path, Any]]:
+    """'/'-joined parameter name -> (key path in the file, metadata)."""
+    try:
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            tree = checkpointer.metadata(directory).item_metadata.tree
+    except (ValueError, KeyError, OSError, AttributeError) as error:
+        raise OpenPICheckpointError(f"{directory} cannot be read, it may be partly written: {error}") from error
+    leaves = [
+        (tuple(str(getattr(key, "key", key)) for key in path), meta)
+        for path, meta in jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))[0]
+    ]
+    if not leaves or any(path[0] != "params" for path, _ in leaves):
+        raise OpenPICheckpointError(
+            f"{directory}: expected one tree named 'params'; found {sorted({p[0] for p, _ in leaves})}"
+        )
+    wrapped = all(path[-1] == "value" for path, _ in leaves)
+    return {"/".join(path[1:-1] if wrapped else path[1:]): (path, meta) for path, meta in leaves}
+
+
+def _mismatches(
+    stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any], missing_regex: str | None
+) -> list[str]:
+    """Reasons why the stored leaves cannot fill the targets; extra leaves are dropped, adapters are not."""
+    optional = re.compile(missing_regex) if missing_regex else None
+    problems = []
+    for name, leaf in targets.items():
+        if name not in stored:
+            if optional is None or not optional.fullmatch(name):
+                problems.append(f"{name}: missing from the checkpoint")
+            elif isinstance(leaf, jax.ShapeDtypeStruct):
+                problems.append(f"{name}: missing from the checkpoint, and the model was not initialised")
+        elif tuple(stored[name]) != tuple(leaf.shape):
+            problems.append(f"{name}: shape {tuple(stored[name])} in the checkpoint, {tuple(leaf.shape)} in the model")
+    unexpected = _unexpected(stored, targets)
+    adapters = [name for name in unexpected if re.fullmatch(LORA, name)]
+    problems += [f"{name}: an adapter that the model has no place for; use a LoRA variant" for name in adapters]
+    dropped = [name for name in unexpected if name not in adapters]
+    if dropped and not problems:
+        logger.warning("dropping parameters that the model does not have: %s", ", ".join(dropped))
+    return problems
+
+
+def _unexpected(stored: Mapping[str, Any], targets: Mapping[str, Any]) -> list[str]:
+    return sorted(set(stored) - set(targets))
+
+
+def _restore(
+    directory: epath.Path, keys: Mapping[str, Path], args: Mapping[str, ocp.RestoreArgs]
+) -> dict[str, jax.Array]:
+    """Reads the named leaves, each as its restore arguments say."""
+    item = _nest(dict.fromkeys(keys.values(), 0))
+    restore_args = _nest({key: args[name] for name, key in keys.items()})
+    try:
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            tree = checkpointer.restore(
+                directory, ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+            )
+    except Exception as error:  # Orbax raises plain Exception around what tensorstore found
+        reason = str(error).splitlines()[0]
+        raise OpenPICheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
+    return {name: _lookup(tree, key) for name, key in keys.items()}
+
+
+def _restore_args(leaf: Any) -> ocp.ArrayRestoreArgs:
+    return ocp.ArrayRestoreArgs(sharding=_sharding(leaf), dtype=leaf.dtype)
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding:
+    return getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def _refuse_non_finite(source: Any, arrays: Mapping[str, jax.Array]) -> None:
+    finite = jax.device_get(jax.jit(lambda tree: {k: jnp.isfinite(x).all() for k, x in tree.items()})(dict(arrays)))
+    broken = [name for name, ok in finite.items() if not ok]
+    if broken:
+        raise OpenPICheckpointError(f"{source} has NaN or infinite values in {', '.join(broken)}")
+
+
+def _flatten(params: nnx.State) -> dict[str, Any]:
+    return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(params)}
+
+
+def _replace(params: nnx.State, values: Mapping[str, jax.Array]) -> nnx.State:
+    """A new state; leaves without a new value are taken over."""
+    leaves = [
+        (path, leaf.replace(values.get("/".join(map(str, path)), leaf.get_value())))
+        for path, leaf in nnx.to_flat_state(params)
+    ]
+    return nnx.from_flat_state(leaves)
+
+
+def _nest(flat: Mapping[Path, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = value
+    return tree
+
+
+def _lookup(tree: Mapping[str, Any], path: Path) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree

@@ -1,0 +1,323 @@
+"""Checkpoints: written while training goes on, complete or not there at all, never at the run's expense.
+
+A save takes a copy of the state on the devices, which the next step may not touch, and hands it to a
+thread that moves it to the host and to disk. The step directory appears under its name only when
+everything is in it; only then are older ones removed.
+"""
+
+import concurrent.futures
+import logging
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from orbax.checkpoint import checkpoint_managers as policies
+
+from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.config import CheckpointConfig, RLTrainConfig
+from acrlpd.config.tree import from_dict
+from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
+from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.training.checkpoint_items import (
+    ASSETS,
+    PARAMS,
+    RUN,
+    RUN_FILE,
+    TRAIN_STATE,
+    AgentArrays,
+    AssetsHandler,
+    AssetsSave,
+    join_agent,
+    served_field,
+    split_agent,
+)
+from acrlpd.training.checkpoint_metadata import (
+    CheckpointError,
+    create_checkpoint_metadata,
+    load_checkpoint_metadata,
+)
+from acrlpd.training.run_directory import saved_steps
+from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_sharding_strategy
+
+logger = logging.getLogger(__name__)
+
+SCORE = "score"
+
+
+class SaveFailedError(OSError):
+    """Checkpoints could not be written too many times in a row."""
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one run, one at a time, in a thread.
+
+    A save that fails is shown and counted, and training goes on; `max_failures` in a row end the run.
+    """
+
+    def __init__(self, directory: pathlib.Path, config: CheckpointConfig, rl_config: RLTrainConfig) -> None:
+        self.directory = directory
+        self.num_failures = 0  # over the run
+        self._failures_in_a_row = 0
+        self._max_failures = config.max_failures
+        self._model = rl_config.model
+        self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
+        self._manager = _create_manager(directory, config)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
+        self._running: tuple[int, concurrent.futures.Future[None]] | None = None
+        self._on_device: bool | None = None
+
+    def save(
+        self,
+        step: int,
+        arrays: AgentArrays,
+        metadata: Mapping[str, Any],
+        assets: Mapping[str, bytes],
+        score: float | None = None,
+    ) -> None:
+        """Starts writing; returns when the arrays may be overwritten. Waits for a save still under way."""
+        self.wait()
+        copied = self._copy(arrays)
+        self._running = step, self._thread.submit(self._write, step, copied, dict(metadata), assets, score)
+
+    def poll(self) -> None:
+        """Looks whether a save has ended, without waiting; raises after too many failures in a row."""
+        if self._running is None or not self._running[1].done():
+            return
+        step, future = self._running
+        self._running = None
+        error = future.exception()
+        if error is None:
+            self._failures_in_a_row = 0
+            logger.info("saved checkpoint %s", self.directory / str(step))
+            return
+        if not isinstance(error, Exception):
+            raise error
+        self.num_failures += 1
+        self._failures_in_a_row += 1
+        self._clean_up(step)
+        steps = saved_steps(self.directory)
+        kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
+        message = f"the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); {kept}"
+        if self._failures_in_a_row >= self._max_failures:
+            raise SaveFailedError(
+                f"{message}. That was failure {self._failures_in_a_row} in a row "
+                f"(checkpoints.max_failures={self._max_failures}): stopping"
+            ) from error
+        logger.error("%s; training goes on", message)
+
+    def wait(self) -> None:
+        """Waits for a save under way; raises as `poll`."""
+        if self._running is not None:
+            concurrent.futures.wait([self._running[1]])
+            self.poll()
+
+    def close(self) -> None:
+        """Waits for a save under way and lets go of everything; an error of that save is logged."""
+        try:
+            self.wait()
+        except SaveFailedError as error:
+            logger.error("%s", error)
+        self._thread.shutdown()
+        self._manager.close()
+
+    def _write(
+        self,
+        step: int,
+        arrays: AgentArrays,
+        metadata: dict[str, Any],
+        assets: Mapping[str, bytes],
+        score: float | None,
+    ) -> None:
+        items: dict[str, Any] = {
+            PARAMS: ocp.args.PyTreeSave(arrays.params),
+            TRAIN_STATE: ocp.args.PyTreeSave(arrays.train_state),
+            RUN: ocp.args.JsonSave(metadata),
+        }
+        if assets:
+            items[ASSETS] = AssetsSave(assets)
+        metrics = None if score is None else {SCORE: score}
+        self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
+        if self._verify and isinstance(self._model, Pi0Config):
+            report = verify_openpi_checkpoint_compatibility(self.directory / str(step), self._model)
+            if not report:
+                raise CheckpointError("openpi would not load it:\n  " + "\n  ".join(report.problems))
+            self._verify = False  # the names do not change within a run
+
+    def _copy(self, arrays: AgentArrays) -> AgentArrays:
+        """The same arrays where the next step, which is given the originals to write on, does no harm.
+
+        A copy on the devices takes no time; where it does not fit beside a step, the copy goes to the host.
+        """
+        tree = (arrays.params, arrays.train_state)
+        if self._on_device is None:
+            fits = _fits_beside_a_step(tree)
+            if jax.process_count() > 1:  # all processes must run the same program
+                fits = bool(multihost_utils.broadcast_one_to_all(np.asarray(fits)))
+            self._on_device = fits
+        if self._on_device:
+            return AgentArrays(*_copy_on_devices(tree))
+        tree = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), tree)
+        return AgentArrays(*jax.block_until_ready(tree))
+
+    def _clean_up(self, step: int) -> None:
+        """Removes what a failed save left, which may be what fills the disk, and looks at the disk again."""
+        if jax.process_index() == 0:
+            for path in self.directory.glob(f"{step}.*tmp*"):
+                shutil.rmtree(path, ignore_errors=True)
+        self._manager.reload()
+
+
+@jax.jit
+def _copy_on_devices(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _fits_beside_a_step(tree: Any) -> bool:
+    """Whether a copy fits on the devices while a step runs; the first step has shown what that takes."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return True
+    shards = (x.addressable_shards for x in jax.tree.leaves(tree))
+    needed = sum(shard.data.nbytes for leaf in shards for shard in leaf if shard.device == device)
+    return stats["bytes_limit"] - stats["peak_bytes_in_use"] > needed
+
+
+def save_acrlpd_checkpoint(
+    writer: CheckpointWriter,
+    agent: ACRLPDPi0Agent,
+    rl_config: RLTrainConfig,
+    step: int,
+    *,
+    rng: jax.Array,
+    assets: Mapping[str, bytes],
+    state: Mapping[str, Any],
+    score: float | None = None,
+) -> None:
+    """Starts to write the complete run at `step`: what openpi serves, and what a resume needs.
+
+    `assets` are files for openpi by their path below assets/; `state` is what the caller wants to find
+    again in run.json; a higher `score` is a better policy.
+    """
+    serve_average = rl_config.openpi_compatibility.enable_ema_for_inference
+    served = served_field(agent, serve_average=serve_average)
+    metadata = create_checkpoint_metadata(rl_config, step, rng=rng, served=served, assets=assets, state=state)
+    writer.save(step, split_agent(agent, served), metadata, assets, score)
+
+
+def _create_manager(directory: pathlib.Path, config: CheckpointConfig) -> ocp.CheckpointManager:
+    keep: list[Any] = [policies.LatestN(config.max_to_keep)]
+    if config.keep_period is not None:
+        keep.append(policies.EveryNSteps(config.keep_period))
+    if config.keep_best:
+        keep.append(
+            policies.BestN(get_metric_fn=lambda m: m[SCORE], n=1, keep_checkpoints_without_metrics=False)
+        )
+    several = jax.process_count() > 1
+    options = ocp.CheckpointManagerOptions(
+        create=False,
+        cleanup_tmp_directories=True,
+        save_root_metadata=False,
+        # Metrics are only written when there is a function to rank by.
+        best_fn=lambda metrics: metrics[SCORE],
+        preservation_policy=policies.AnyPreservationPolicy(keep),
+        # The writer has a thread of its own, in which the copy to the host happens as well.
+        enable_async_checkpointing=False,
+        # Named processes wait for each other through the coordinator. Without names they would do it with
+        # a collective on the devices, which must not get between those of the train step.
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+            active_processes=set(range(jax.process_count())) if several else None,
+            barrier_sync_key_prefix="acrlpd" if several else None,
+        ),
+    )
+    return ocp.CheckpointManager(directory, options=options, item_handlers=_item_handlers())
+
+
+def _item_handlers() -> dict[str, ocp.CheckpointHandler]:
+    """openpi's orbax reads zarr 2 in OCDBT."""
+    return {
+        PARAMS: ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False),
+        TRAIN_STATE: ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False),
+        RUN: ocp.JsonCheckpointHandler(filename=RUN_FILE),
+        ASSETS: AssetsHandler(),
+    }
+
+
+def restore_agent(
+    step_directory: pathlib.Path, abstract_agent: ACRLPDPi0Agent, served: str
+) -> ACRLPDPi0Agent:
+    """Reads the arrays of a checkpoint straight into the places of `abstract_agent`.
+
+    The devices may be others than those it was saved from.
+    """
+    wanted = split_agent(abstract_agent, served)
+    items = {PARAMS: wanted.params, TRAIN_STATE: wanted.train_state}
+    restored = {name: _restore_item(step_directory / name, tree) for name, tree in items.items()}
+    return join_agent(abstract_agent, AgentArrays(restored[PARAMS], restored[TRAIN_STATE]), served)
+
+
+def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False)) as checkpointer:
+        try:
+            stored = _leaves(checkpointer.metadata(directory).item_metadata.tree)
+            _check_arrays(directory, stored, _leaves(wanted))
+            restore_args = jax.tree.map(
+                lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted
+            )
+            return checkpointer.restore(directory, ocp.args.PyTreeRestore(wanted, restore_args))
+        except (KeyError, OSError, AttributeError) as error:
+            raise CheckpointError(f"{directory} is damaged or incomplete: {error}") from error
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))[0]
+    return {"/".join(str(getattr(key, "key", key)) for key in path): leaf for path, leaf in flat}
+
+
+def _check_arrays(directory: pathlib.Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
+    problems += [f"{name}: no place for it in this run" for name in stored if name not in wanted]
+    problems += [
+        f"{name}: shape {tuple(stored[name].shape)} in the checkpoint, {tuple(leaf.shape)} in this run"
+        for name, leaf in wanted.items()
+        if name in stored and tuple(stored[name].shape) != tuple(leaf.shape)
+    ]
+    if problems:
+        shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else [])
+        raise CheckpointError(f"{directory} does not fit this config:\n  " + "\n  ".join(shown))
+
+
+def newest_step_directory(path: pathlib.Path) -> pathlib.Path:
+    """`path` if it is a step directory, else the newest complete one in it."""
+    if (path / RUN / RUN_FILE).exists():
+        return path
+    steps = saved_steps(path)
+    if not steps:
+        raise CheckpointError(
+            f"{path} has no complete checkpoint: expected a run directory or one of its steps"
+        )
+    return path / str(steps[-1])
+
+
+def load_acrlpd_checkpoint(
+    path: str | pathlib.Path,
+    rl_config: RLTrainConfig | None = None,
+    sharding: FSDPSharding | None = None,
+) -> tuple[ACRLPDPi0Agent, int]:
+    """The agent and the step of a checkpoint: a step directory, or the newest of a run directory.
+
+    Without a config, the one that the checkpoint was written with; without a sharding, that of the config
+    on the devices that are here.
+    """
+    directory = newest_step_directory(pathlib.Path(path).expanduser().absolute())
+    metadata = load_checkpoint_metadata(directory)
+    rl_config = rl_config or from_dict(RLTrainConfig, metadata["config"])
+    sharding = sharding or create_fsdp_sharding_strategy(rl_config)
+    agent = restore_agent(directory, abstract_train_state(rl_config, sharding), metadata["served"])
+    return agent, metadata["step"]

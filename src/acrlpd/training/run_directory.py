@@ -1,0 +1,86 @@
+"""The directory of a run: <checkpoint_dir>/<config>/<exp_name>/, and what is allowed to happen to it."""
+
+import json
+import logging
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from acrlpd.config import ConfigError, RLTrainConfig, save_config
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+
+
+def run_directory(rl_config: RLTrainConfig) -> pathlib.Path:
+    base = pathlib.Path(rl_config.checkpoints.directory).expanduser().absolute()
+    return base / rl_config.name / rl_config.exp_name
+
+
+def saved_steps(directory: pathlib.Path) -> list[int]:
+    """Steps of the complete checkpoints, in order; one that is being written has another name."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit())
+
+
+def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bool) -> None:
+    """Makes the directory, or refuses one that holds another run. Removes only what `overwrite` allows."""
+    exists = directory.exists() and any(directory.iterdir())
+    if resume and not exists:
+        raise ConfigError(f"--resume: there is no run in {directory}; start it without --resume")
+    if exists and overwrite:
+        _remove_run(directory)
+    elif exists and not resume:
+        steps = saved_steps(directory)
+        what = f"with checkpoints up to step {steps[-1]}" if steps else "without a checkpoint"
+        raise ConfigError(
+            f"{directory} holds a run {what}: continue it with --resume, replace it with --overwrite, or "
+            f"choose another --exp_name"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+def _remove_run(directory: pathlib.Path) -> None:
+    """Says what goes before it goes; a directory that is not a run's stays."""
+    if not (directory / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"--overwrite: {directory} is not the directory of a run (it has no {CONFIG_FILE}); move it away"
+        )
+    steps = saved_steps(directory)
+    others = sorted(entry.name for entry in directory.iterdir() if not entry.name.isdigit())
+    checkpoints = f"{len(steps)} checkpoints ({', '.join(map(str, steps))})" if steps else "no checkpoint"
+    logger.warning("--overwrite: removing %s: %s, %s", directory, checkpoints, ", ".join(others))
+    shutil.rmtree(directory)
+
+
+def write_run_config(directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
+    temporary = directory / (CONFIG_FILE + ".tmp")
+    save_config(rl_config, temporary)
+    os.replace(temporary, directory / CONFIG_FILE)
+
+
+def write_summary(directory: pathlib.Path, summary: Mapping[str, Any]) -> None:
+    temporary = directory / (SUMMARY_FILE + ".tmp")
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    os.replace(temporary, directory / SUMMARY_FILE)
+
+
+def warn_about_space(directory: pathlib.Path, checkpoint_bytes: int, max_to_keep: int) -> None:
+    """Two checkpoints exist for a moment before the older one goes."""
+    needed = checkpoint_bytes * (max_to_keep + 1)
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        logger.warning(
+            "%s has %.1f GiB free; checkpoints of %.1f GiB, %d kept and one being written, need %.1f GiB",
+            directory,
+            free / 2**30,
+            checkpoint_bytes / 2**30,
+            max_to_keep,
+            needed / 2**30,
+        )

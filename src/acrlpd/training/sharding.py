@@ -1,0 +1,180 @@
+"""How state and data lie on the devices: openpi's FSDP rule, applied to the whole agent.
+
+FSDP is a placement, not a second code path: the same train step is compiled with the shardings that are
+chosen here, and XLA gathers what a layer needs when it needs it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.batch import Batch
+from acrlpd.config import RLTrainConfig
+
+BATCH_AXIS = "batch"
+FSDP_AXIS = "fsdp"
+# Data is split over every device, also over those that share one copy of the parameters.
+DATA_AXES = (BATCH_AXIS, FSDP_AXIS)
+
+Info = dict[str, jax.Array]
+TrainStepFn = Callable[[ACRLPDPi0Agent, Batch, jax.Array], tuple[ACRLPDPi0Agent, Info]]
+
+
+def create_fsdp_mesh(fsdp_devices: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """All devices as (batch, fsdp): `fsdp_devices` of them share one copy of the large arrays."""
+    count = jax.device_count() if devices is None else len(devices)
+    if fsdp_devices < 1 or count % fsdp_devices:
+        divisors = [n for n in range(1, count + 1) if count % n == 0]
+        raise ValueError(
+            f"fsdp.fsdp_devices must divide the number of devices, {count}: choose one of {divisors}; "
+            f"found {fsdp_devices}"
+        )
+    shape = (count // fsdp_devices, fsdp_devices)
+    return jax.make_mesh(shape, DATA_AXES, axis_types=(AxisType.Auto, AxisType.Auto), devices=devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class FSDPSharding:
+    """Where everything lies, for one mesh."""
+
+    mesh: Mesh
+    # Arrays below this size are kept whole on every device.
+    min_size_mib: float = 4.0
+
+    @property
+    def data(self) -> NamedSharding:
+        """Of batches: their first axis over all devices."""
+        return NamedSharding(self.mesh, PartitionSpec(DATA_AXES))
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def of_state(self, tree: Any) -> Any:
+        """The same tree with a sharding for every array or `jax.ShapeDtypeStruct`."""
+        return jax.tree.map(self.of_array, tree)
+
+    def of_array(self, array: Any) -> NamedSharding:
+        """Large arrays are split on their largest axis that the devices divide, the last of equal ones."""
+        size = self.mesh.shape[FSDP_AXIS]
+        num_bytes = math.prod(array.shape) * array.dtype.itemsize
+        if size == 1 or len(array.shape) < 2 or num_bytes < self.min_size_mib * 2**20:
+            return self.replicated
+        axes = [axis for axis, length in enumerate(array.shape) if length and length % size == 0]
+        if not axes:
+            return self.replicated
+        chosen = max(axes, key=lambda axis: (array.shape[axis], axis))
+        spec = [FSDP_AXIS if axis == chosen else None for axis in range(len(array.shape))]
+        return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+    def abstract(self, tree: Any) -> Any:
+        """The tree as `jax.ShapeDtypeStruct`s that know where they lie."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.of_array(x)), tree
+        )
+
+
+def create_fsdp_sharding_strategy(
+    rl_config: RLTrainConfig, devices: Sequence[jax.Device] | None = None
+) -> FSDPSharding:
+    """The placement that a config asks for, on all devices of the run unless some are given."""
+    mesh = create_fsdp_mesh(rl_config.fsdp.fsdp_devices, devices)
+    return FSDPSharding(mesh, rl_config.fsdp.min_size_mib)
+
+
+def abstract_train_state(rl_config: RLTrainConfig, sharding: FSDPSharding) -> ACRLPDPi0Agent:
+    """Shapes, dtypes and places of a run's agent; nothing is allocated."""
+    return sharding.abstract(jax.eval_shape(_creation(rl_config, sharding), jax.random.key(0)))
+
+
+def init_fsdp_train_state(
+    rl_config: RLTrainConfig,
+    sharding: FSDPSharding,
+    rng: jax.Array,
+    policy_params: Mapping[str, Any] | None = None,
+) -> ACRLPDPi0Agent:
+    """The agent of a run at step 0, born where it belongs: no device ever holds more than its share.
+
+    `policy_params` are weights to start from, already in place; they are used up.
+    """
+    create = _creation(rl_config, sharding)
+    places = sharding.of_state(jax.eval_shape(create, rng, policy_params))
+    return jax.jit(create, out_shardings=places, donate_argnums=1)(rng, policy_params)
+
+
+def _creation(
+    rl_config: RLTrainConfig, sharding: FSDPSharding
+) -> Callable[[jax.Array, Mapping[str, Any] | None], ACRLPDPi0Agent]:
+    def create(rng: jax.Array, policy_params: Mapping[str, Any] | None = None) -> ACRLPDPi0Agent:
+        return create_acrlpd_pi0_agent_from_rl_config(
+            rl_config, rng, policy_params=policy_params, data_shards=sharding.mesh.size
+        )
+
+    return create
+
+
+def create_fsdp_train_step_fn(
+    agent: ACRLPDPi0Agent, batch: Batch, sharding: FSDPSharding, *, update_policy: bool = True
+) -> jax.stages.Compiled:
+    """Compiles `ACRLPDPi0Agent.train_step` for the places of `agent` and `batch` (arrays or shapes).
+
+    Called as (agent, batch, rng); the agent that is passed in is used up. The key of an update is `rng`
+    folded with the agent's step, so one key serves a whole run. The result is compiled ahead of time:
+    arrays of other shapes or in other places are an error, never a second compile.
+    """
+
+    def train_step(
+        agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array
+    ) -> tuple[ACRLPDPi0Agent, Info]:
+        rng = jax.random.fold_in(rng, agent.step)
+        return agent.train_step(batch, rng, update_policy=update_policy)
+
+    places = sharding.of_state(agent)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.data), batch)
+    step = jax.jit(
+        train_step,
+        in_shardings=(places, sharding.data, sharding.replicated),
+        out_shardings=(places, sharding.replicated),
+        donate_argnums=0,
+    )
+    return step.lower(sharding.abstract(agent), batch, jax.random.key(0)).compile()
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardingReport:
+    """What `validate_fsdp_sharding` found; true when every array lies where it should."""
+
+    total_bytes: int  # of the state, each array counted once
+    device_bytes: int  # on the device that holds most
+    misplaced: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return not self.misplaced
+
+    def __str__(self) -> str:
+        text = (
+            f"state {self.total_bytes / 2**30:.2f} GiB, "
+            f"{self.device_bytes / 2**30:.2f} GiB on each device ({self.device_bytes / self.total_bytes:.1%})"
+        )
+        return "\n  ".join([text, *self.misplaced])
+
+
+def validate_fsdp_sharding(train_state: Any, sharding: FSDPSharding) -> ShardingReport:
+    """Compares where the arrays of a state lie with where they should, and adds up the bytes."""
+    misplaced = []
+    total = device = 0
+    for path, array in jax.tree_util.tree_flatten_with_path(train_state)[0]:
+        wanted = sharding.of_array(array)
+        found = getattr(array, "sharding", None)
+        name = jax.tree_util.keystr(path)
+        if found is None or not found.is_equivalent_to(wanted, len(array.shape)):
+            misplaced.append(f"{name}: expected {wanted.spec}, found {getattr(found, 'spec', found)}")
+        place = wanted if found is None else found
+        total += math.prod(array.shape) * array.dtype.itemsize
+        device += math.prod(place.shard_shape(array.shape)) * array.dtype.itemsize
+    return ShardingReport(total, device, tuple(misplaced))

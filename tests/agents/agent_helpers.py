@@ -1,0 +1,155 @@
+"""Small configs and random batches for agents."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from acrlpd.batch import Batch
+from acrlpd.config import (
+    ACRLPDHyperparams,
+    AdamW,
+    ConstantSchedule,
+    CriticConfig,
+    LossWeights,
+    QChunkingConfig,
+    RLTrainConfig,
+    TrainingConfig,
+)
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.observation import Observation
+from acrlpd.models.pi0_config import Pi0Config
+
+# T = 4 steps of 3 dims, of which critics see H = 3 steps of 2 dims: every cut shows.
+STATE_MODEL = StateFlowPolicyConfig(state_dim=6, action_dim=3, action_horizon=4, hidden_dims=(32, 32))
+STATE_CHUNKING = QChunkingConfig(horizon_length=3, action_dim=2)
+
+
+def make_config(
+    *,
+    model: Any = STATE_MODEL,
+    qchunking: QChunkingConfig = STATE_CHUNKING,
+    critic: dict[str, Any] | None = None,
+    accumulation: int = 1,
+    learning_rate: float = 1e-3,
+    freeze_pi0_backbone: bool = False,
+    **hyperparams: Any,
+) -> RLTrainConfig:
+    """A config whose defaults exercise every loss term."""
+    hyperparams = {
+        "loss_weights": LossWeights(critic_weight=1.0, actor_weight=0.7, bc_weight=0.5, alpha_weight=0.3),
+        "num_action_samples": 4,
+        "sampling_steps": 3,
+        "initial_temperature": 0.5,
+        **hyperparams,
+    }
+    critic = {"num_critics": 3, "hidden_dims": (24, 16), **(critic or {})}
+    return RLTrainConfig(
+        name="test",
+        model=model,
+        freeze_pi0_backbone=freeze_pi0_backbone,
+        critic=CriticConfig(**critic),
+        acrlpd=ACRLPDHyperparams(**hyperparams),
+        qchunking=qchunking,
+        actor_lr_schedule=ConstantSchedule(learning_rate),
+        actor_optimizer=AdamW(b2=0.999, weight_decay=0.0),
+        critic_lr_schedule=ConstantSchedule(learning_rate),
+        critic_optimizer=AdamW(b2=0.999, weight_decay=0.0),
+        temperature_lr_schedule=ConstantSchedule(learning_rate),
+        training=TrainingConfig(gradient_accumulation_steps=accumulation),
+    )
+
+
+def tiny_pi0(**changes: Any) -> Pi0Config:
+    """pi0 with a prompt and no camera: the smallest one that is a pi0."""
+    fields = {
+        "dtype": "float32",
+        "paligemma_variant": "dummy",
+        "action_expert_variant": "dummy",
+        "siglip_variant": "mu/14",
+        "vocab_size": 64,
+        "action_dim": 8,
+        "action_horizon": 4,
+        "max_token_len": 6,
+        "image_resolution": (28, 28),
+        "image_keys": (),
+    }
+    return Pi0Config(**{**fields, **changes})
+
+
+def make_batch(
+    config: RLTrainConfig, batch_size: int, seed: int = 0, *, all_valid: bool = False
+) -> Batch:
+    """Random numbers everywhere; some windows end early, some in a terminal, some are not for the critic."""
+    rng = np.random.default_rng(seed)
+    observation_spec, action_spec = config.model.inputs_spec(batch_size)
+    b, horizon = batch_size, config.qchunking.horizon_length
+    lengths = rng.integers(1, action_spec.shape[1] + 3, b)  # valid steps of the window
+    steps = np.arange(action_spec.shape[1])
+    valid = np.ones((b, len(steps))) if all_valid else (steps < lengths[:, None])
+    terminal = (rng.random(b) < 0.5) & (lengths <= horizon) & (not all_valid)
+    terminals = terminal[:, None] & (steps[:horizon] == lengths[:, None] - 1)
+    masks = 1 - np.maximum.accumulate(terminals, axis=1)
+    in_reach = all_valid | terminal | (lengths > horizon)
+
+    def f32(x: np.ndarray) -> jax.Array:
+        return jnp.asarray(x, jnp.float32)
+
+    return Batch(
+        observations=fill(observation_spec, rng),
+        next_observations=fill(observation_spec, rng),
+        actions=f32(rng.normal(size=action_spec.shape)),
+        valid=f32(valid),
+        rewards=f32(rng.normal(size=(b, horizon)) * valid[:, :horizon]),
+        masks=f32(masks),
+        terminals=f32(terminals),
+        next_terminal=f32(terminals.any(axis=1)),
+        sequence_mask=f32(in_reach),
+        episode_id=jnp.zeros(b, jnp.int32),
+        step_id=jnp.arange(b, dtype=jnp.int32),
+    )
+
+
+def fill(spec: Observation, rng: np.random.Generator) -> Observation:
+    """Random values in the shapes and dtypes of an observation."""
+
+    def values(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        if leaf.dtype == jnp.bool_:
+            return jnp.asarray(rng.random(leaf.shape) < 0.8).at[..., 0].set(True)
+        if leaf.dtype == jnp.int32:
+            return jnp.asarray(rng.integers(0, 60, leaf.shape), jnp.int32)
+        return jnp.asarray(rng.normal(size=leaf.shape), jnp.float32)
+
+    return jax.tree.map(values, spec)
+
+
+def random_like(tree: Any, seed: int = 0, scale: float = 0.3) -> Any:
+    """Float leaves replaced by small random numbers; quicker than compiling an initialisation."""
+    rng = np.random.default_rng(seed)
+
+    def values(leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        return jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype)
+
+    return jax.tree.map(values, tree)
+
+
+def replace_acrlpd(config: RLTrainConfig, **changes: Any) -> RLTrainConfig:
+    return dataclasses.replace(config, acrlpd=dataclasses.replace(config.acrlpd, **changes))
+
+
+def assert_trees_close(actual: Any, expected: Any, *, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for path, (a, e) in zip(
+        jax.tree_util.tree_leaves_with_path(actual), zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True), strict=True
+    ):
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path[0]))
+
+
+def assert_trees_identical(actual: Any, expected: Any) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(e))

@@ -1,0 +1,145 @@
+"""Candidates are the same however they are computed, and the right one is chosen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.agents.best_of_n import candidate_bytes, candidates_at_once, mean_distance, select
+from acrlpd.config import BestOfNConfig
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from agent_helpers import make_config, random_like, tiny_pi0
+
+N = 12
+
+
+@pytest.fixture(scope="module", params=["state", "pi0"])
+def agent(request):
+    if request.param == "state":
+        config = make_config(num_action_samples=N)
+    else:
+        config = make_config(model=tiny_pi0(), num_action_samples=N)
+    shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+    return random_like(shapes, scale=0.1), config.model.fake_obs(3)
+
+
+def with_best_of_n(agent, **fields):
+    hyperparams = agent.algorithm.acrlpd
+    hyperparams = type(hyperparams)(**{**vars(hyperparams), "best_of_n": BestOfNConfig(**fields)})
+    algorithm = type(agent.algorithm)(hyperparams, agent.algorithm.qchunking)
+    return agent.replace(algorithm=algorithm)
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_strategies_choose_the_same_actions(agent, top_k):
+    agent, observation = agent
+    results = {
+        strategy: jax.jit(lambda a, key: a.best_of_n(key, observation))(
+            with_best_of_n(agent, strategy=strategy, chunk_size=5, top_k=top_k), jax.random.key(1)
+        )
+        for strategy in ("parallel", "chunked", "sequential")
+    }
+    expected = results.pop("parallel")
+    assert expected.candidates.shape[:2] == (3, N)
+    assert len(np.unique(np.asarray(expected.q_values))) == 3 * N  # otherwise the choice says nothing
+    for result in results.values():
+        np.testing.assert_array_equal(result.index, expected.index)
+        np.testing.assert_allclose(result.candidates, expected.candidates, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result.q_values, expected.q_values, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result.actions, expected.actions, rtol=1e-4, atol=1e-5)
+
+
+def test_sample_actions_returns_the_candidate_with_the_largest_value(agent):
+    agent, observation = agent
+    result = jax.jit(lambda a, key: a.best_of_n(key, observation))(agent, jax.random.key(2))
+    for b in range(3):
+        best = int(np.argmax(result.q_values[b]))
+        assert int(result.index[b]) == best
+        np.testing.assert_array_equal(result.actions[b], result.candidates[b, best])
+
+
+def test_values_are_those_of_the_online_critics_on_the_candidates(agent):
+    agent, observation = agent
+    result = agent.best_of_n(jax.random.key(2), observation, num_samples=2)
+    policy = agent.policy(use_ema=True)
+    context = policy.encode(policy.preprocess(None, observation, train=False))
+    ensemble = agent.critics.online_ensemble
+    chunks = result.candidates[:, :, :3, :2].reshape(3, 2, 6)
+    expected = jnp.min(ensemble(context.features, observation.state, chunks), axis=-1)
+    np.testing.assert_allclose(result.q_values, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "chunk_size", "expected"),
+    [("parallel", 1, 12), ("sequential", 12, 1), ("chunked", 12, 12), ("chunked", 5, 4), ("chunked", 1, 1)],
+)
+def test_how_many_at_once(strategy, chunk_size, expected):
+    policy, context, noise = _shapes(n=12)
+    config = BestOfNConfig(strategy=strategy, chunk_size=chunk_size)
+    assert candidates_at_once(policy, context, noise, config, data_shards=1) == expected
+
+
+def test_auto_stays_within_its_memory_estimate():
+    policy, context, noise = _shapes(n=32)
+    each = candidate_bytes(policy, context, noise)
+    # Each hidden activation is [b, 64] float32, and a layer reads one and writes one.
+    assert 2 * 256 * 64 * 4 <= each <= 6 * 256 * 64 * 4
+    sizes = {}
+    for shards in (1, 4):
+        config = BestOfNConfig(memory_limit_mib=1)
+        sizes[shards] = candidates_at_once(policy, context, noise, config, data_shards=shards)
+        assert sizes[shards] * each / shards <= 2**20
+        assert 2 * sizes[shards] * each / shards > 2**20 or sizes[shards] == 32
+    assert sizes[1] < sizes[4]
+    generous = BestOfNConfig(memory_limit_mib=1024)
+    assert candidates_at_once(policy, context, noise, generous, data_shards=1) == 32
+
+
+def test_top_k_draws_by_value_and_temperature():
+    q = jnp.asarray([[0.0, 2.0, 1.0, -5.0]])
+    candidates = jnp.arange(4.0).reshape(1, 4, 1, 1)
+
+    def shares(temperature, learned):
+        config = BestOfNConfig(top_k=3, selection_temperature=temperature)
+        draw = jax.vmap(
+            lambda key: select(
+                candidates, q, rng=key, config=config, temperature=learned, critic_chunks=candidates[..., 0]
+            ).index[0]
+        )
+        index = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
+        return np.bincount(index, minlength=4) / len(index)
+
+    weights = np.exp(np.asarray([0.0, 2.0, 1.0]) / 0.8)
+    expected = np.append(weights / weights.sum(), 0.0)
+    np.testing.assert_allclose(shares(0.8, jnp.asarray(99.0)), expected, atol=0.03)
+    np.testing.assert_allclose(shares(None, jnp.asarray(0.8)), expected, atol=0.03)  # the learned alpha
+    np.testing.assert_allclose(shares(1e-3, jnp.asarray(1.0)), [0, 1, 0, 0], atol=1e-6)
+
+
+def test_diversity_bonus_prefers_the_outlier():
+    chunks = jnp.asarray([[[0.0], [0.1], [5.0]]])
+    np.testing.assert_allclose(mean_distance(chunks), [[(0.1 + 5.0) / 2, (0.1 + 4.9) / 2, (5.0 + 4.9) / 2]], rtol=1e-6)
+    q = jnp.asarray([[1.0, 0.0, 0.9]])
+
+    def choose(weight):
+        config = BestOfNConfig(diversity_weight=weight)
+        return select(
+            chunks[..., None],
+            q,
+            rng=jax.random.key(0),
+            config=config,
+            temperature=jnp.ones(()),
+            critic_chunks=chunks,
+        )
+
+    assert int(choose(0.0).index[0]) == 0
+    assert int(choose(1.0).index[0]) == 2
+    np.testing.assert_array_equal(choose(1.0).q_values, q)  # values are reported without the bonus
+
+
+def _shapes(n):
+    config = StateFlowPolicyConfig(state_dim=3, action_dim=2, action_horizon=2, hidden_dims=(64, 64))
+    policy = config.create(jax.random.key(0))
+    context = jax.eval_shape(policy.encode, config.inputs_spec(256)[0])
+    return policy, context, jax.ShapeDtypeStruct((256, n, 2, 2), jnp.float32)

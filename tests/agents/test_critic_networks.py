@@ -1,0 +1,183 @@
+"""The batched ensemble against single networks written out in numpy."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from acrlpd.agents import create_critic_networks
+from acrlpd.config import CriticConfig
+from agent_helpers import random_like
+
+FEATURES, STATE, CHUNK = 7, 4, 6
+
+_ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "swish": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "tanh": np.tanh,
+}
+
+
+def build(**changes):
+    config = CriticConfig(**{"num_critics": 3, "hidden_dims": (8, 5), **changes})
+    critics = jax.eval_shape(
+        lambda key: create_critic_networks(config, key, feature_dim=FEATURES, state_dim=STATE, chunk_dim=CHUNK),
+        jax.random.key(0),
+    )
+    # Biases and norms start at 0 and 1, where mistakes hide.
+    return critics.replace(online=random_like(critics.online, 1), target=random_like(critics.target, 2))
+
+
+def inputs(b=5, n=3):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(b, FEATURES)) * 3 + 1, rng.normal(size=(b, STATE)), rng.normal(size=(b, n, CHUNK))
+
+
+def reference(critics, features, state, chunks, member):
+    """One member, one sample and one candidate at a time, in float64."""
+    config = critics.online_ensemble.config
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64)[member], nnx.to_pure_dict(critics.online))
+    act = _ACTIVATIONS[config.activation]
+
+    def standardize(x):
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+
+    out = np.empty(chunks.shape[:2])
+    for b, n in np.ndindex(*out.shape):
+        if not config.use_pi0_features:
+            observation = state[b]
+        elif config.feature_fusion_method == "concat":
+            observation = np.concatenate([standardize(features[b]), state[b]])
+        elif config.feature_fusion_method == "add":
+            observation = standardize(features[b]) @ p["feature_in"]["kernel"] + p["feature_in"]["bias"]
+            observation = observation + state[b] @ p["state_in"]["kernel"] + p["state_in"]["bias"]
+        else:
+            both = np.concatenate([standardize(features[b]), state[b]])
+            observation = act(both @ p["fusion"]["kernel"] + p["fusion"]["bias"])
+        kernel = np.concatenate([p["observation_kernel"], p["chunk_kernel"]])
+        x = np.concatenate([observation, chunks[b, n]]) @ kernel + p["bias"]
+        for layer in range(2):
+            if layer:
+                x = x @ p["hidden"][0]["kernel"] + p["hidden"][0]["bias"]
+            if config.use_layer_norm:
+                x = standardize(x) * p["norms"][layer]["scale"] + p["norms"][layer]["bias"]
+            x = act(x)
+        out[b, n] = (x @ p["out"]["kernel"] + p["out"]["bias"])[0]
+    return out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"activation": "relu", "use_layer_norm": False},
+        {"activation": "swish", "feature_fusion_method": "add"},
+        {"activation": "tanh", "feature_fusion_method": "mlp"},
+        {"use_pi0_features": False},
+    ],
+    ids=str,
+)
+def test_every_member_is_a_network_of_its_own(changes):
+    critics = build(**changes)
+    features, state, chunks = inputs()
+    q = critics.online_ensemble(*(jnp.asarray(x, jnp.float32) for x in (features, state, chunks)))
+    assert q.shape == (5, 3, 3)
+    for member in range(3):
+        expected = reference(critics, features, state, chunks, member)
+        np.testing.assert_allclose(q[..., member], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_aggregations():
+    q = jnp.asarray([[1.0, 4.0, 2.0], [0.0, -1.0, 5.0]])
+    assert build(q_aggregation="min").online_ensemble.aggregate(q).tolist() == [1.0, -1.0]
+    np.testing.assert_allclose(build(q_aggregation="mean").online_ensemble.aggregate(q), [7 / 3, 4 / 3], rtol=1e-6)
+    weighted = build(q_aggregation="weighted").online_ensemble
+    logits = np.asarray(weighted.aggregation_logits[...])
+    weights = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(weighted.aggregate(q), np.asarray(q) @ weights, rtol=1e-6)
+
+
+def test_targets_can_use_a_random_subset():
+    q = jnp.asarray([1.0, 2.0, 3.0, 4.0, 5.0])
+    ensemble = build(num_critics=5, q_aggregation="min", target_subset_size=2).online_ensemble
+    keys = jax.random.split(jax.random.key(0), 300)
+    values = np.asarray(jax.vmap(lambda key: ensemble.aggregate_target(q, key))(keys))
+    # The smaller of two different members: never the largest, and each at its share of the 10 pairs.
+    shares = [np.mean(values == value) for value in (1, 2, 3, 4, 5)]
+    np.testing.assert_allclose(shares, [0.4, 0.3, 0.2, 0.1, 0.0], atol=0.09)
+    everyone = build(num_critics=5, q_aggregation="min").online_ensemble
+    assert float(everyone.aggregate_target(q, keys[0])) == 1.0
+
+
+def test_soft_update_moves_the_target_by_tau():
+    critics = build()
+    updated = critics.soft_update_target_networks(0.25)
+    for new, target, online in zip(
+        *map(jax.tree.leaves, (updated.target, critics.target, critics.online)), strict=True
+    ):
+        np.testing.assert_allclose(new, 0.75 * target + 0.25 * online, rtol=1e-6)
+    assert updated.online is critics.online
+
+
+def test_target_starts_equal_but_is_not_shared():
+    critics = create_critic_networks(
+        CriticConfig(num_critics=2, hidden_dims=(8,)), jax.random.key(0), feature_dim=0, state_dim=2, chunk_dim=2
+    )
+    for online, target in zip(jax.tree.leaves(critics.online), jax.tree.leaves(critics.target), strict=True):
+        np.testing.assert_array_equal(online, target)
+        assert online.unsafe_buffer_pointer() != target.unsafe_buffer_pointer()
+
+
+def test_members_start_different_with_variance_scaling():
+    critics = create_critic_networks(
+        CriticConfig(num_critics=2, hidden_dims=(256, 256), kernel_init_scale=2.0),
+        jax.random.key(0),
+        feature_dim=100,
+        state_dim=30,
+        chunk_dim=70,
+    )
+    params = nnx.to_pure_dict(critics.online)
+    both = np.concatenate([params["observation_kernel"], params["chunk_kernel"]], axis=1)
+    assert both.shape == (2, 200, 256)
+    assert both.std() == pytest.approx(math.sqrt(2.0 / 200), rel=0.02)
+    assert not np.allclose(both[0], both[1])
+
+
+def test_dropout_keeps_the_mean_and_is_off_without_keys():
+    critics = build(dropout_rate=0.5, use_layer_norm=False, activation="relu", hidden_dims=(64,))
+    features, state, chunks = (jnp.asarray(x, jnp.float32) for x in inputs(b=1, n=1))
+    ensemble = critics.online_ensemble
+    still = ensemble(features, state, chunks)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    dropped = jax.vmap(lambda key: ensemble(features, state, chunks, key[None]))(keys)
+    assert float(jnp.std(dropped)) > 0.1
+    # One hidden layer is linear in its dropout, so the mean over masks is the network without it.
+    error = np.abs(np.mean(dropped, axis=0) - still) / (np.std(dropped, axis=0) / math.sqrt(len(keys)))
+    assert error.max() < 4
+
+
+def test_dropout_of_a_sample_does_not_depend_on_its_neighbours():
+    ensemble = build(dropout_rate=0.3).online_ensemble
+    features, state, chunks = (jnp.asarray(x, jnp.float32) for x in inputs(b=6))
+    keys = jax.random.split(jax.random.key(0), 6)
+    together = ensemble(features, state, chunks, keys)
+    alone = ensemble(features[3:4], state[3:4], chunks[3:4], keys[3:4])
+    np.testing.assert_allclose(together[3:4], alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_dims": ()}, "hidden_dims"),
+        ({"dropout_rate": 1.0}, "dropout_rate"),
+        ({"target_subset_size": 4}, "target_subset_size"),
+    ],
+)
+def test_impossible_critics_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        build(**changes)
+

@@ -1,0 +1,158 @@
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from acrlpd.data.labels import (
+    Label,
+    Labels,
+    label_interactively,
+    label_list,
+    label_rewards,
+    label_rule,
+    labels_path,
+    load_labels,
+    parse_indices,
+    parse_rewards,
+)
+from acrlpd.data.source import DatasetError, open_source
+
+
+@pytest.fixture
+def source(libero):
+    return open_source(libero["v30"])
+
+
+def lengths(source):
+    return dict(zip(source.indices, source.lengths.tolist(), strict=True))
+
+
+def test_labels_lie_next_to_the_dataset(source, libero):
+    path = labels_path(source)
+    assert path == libero["v30"].resolve().parent / "libero_v30.labels.json"
+    assert load_labels(path, source) is None
+
+
+def test_round_trip(source, tmp_path):
+    labels = Labels(tmp_path / "labels.json", label_list(source, [0, 2], [1]))
+    labels = labels.updated({5: Label(True, lengths(source)[5], reward=0.5)})
+    labels.save()
+    assert load_labels(labels.path, source) == labels
+    assert [p.name for p in tmp_path.iterdir()] == ["labels.json"]
+    assert {index: label.success for index, label in labels.episodes.items()} == {
+        0: True,
+        1: False,
+        2: True,
+        5: True,
+    }
+
+
+def test_labels_of_another_dataset_are_refused(source, tmp_path):
+    path = tmp_path / "labels.json"
+    Labels(path, {0: Label(True, lengths(source)[0] + 1)}).save()
+    with pytest.raises(DatasetError, match="belong to another dataset"):
+        load_labels(path, source)
+    for content in ("{", "[]", json.dumps({"format": "other", "episodes": {}})):
+        path.write_text(content)
+        with pytest.raises(DatasetError, match=r"labels.json is not a labels file"):
+            load_labels(path, source)
+
+
+def test_parse_indices():
+    assert parse_indices("0-3, 7,10-10") == [0, 1, 2, 3, 7, 10]
+    assert parse_indices("") == []
+    with pytest.raises(ValueError, match="found '3-x'"):
+        parse_indices("1,3-x")
+
+
+def test_lists_are_checked(source):
+    with pytest.raises(ValueError, match=r"no episodes \[99\]"):
+        label_list(source, [0, 99], [])
+    with pytest.raises(ValueError, match=r"\[1\] are listed as success and as failure"):
+        label_list(source, [0, 1], [1])
+
+
+def test_rules(source):
+    steps = lengths(source)
+    by_length = label_rule(source, "length < 60")
+    assert {i: label.success for i, label in by_length.items()} == {i: n < 60 for i, n in steps.items()}
+    assert {i: label.length for i, label in by_length.items()} == steps
+
+    for name, reduce in {
+        "last": lambda x: x[-1],
+        "max": np.max,
+        "mean": np.mean,
+        "first": lambda x: x[0],
+    }.items():
+        found = label_rule(source, f"{name}(state[3]) >= 0.25")
+        for i, index in enumerate(source.indices):
+            value = reduce(source.episode(i).columns["state"][:, 3].astype(np.float64))
+            assert found[index].success == (value >= 0.25)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("__import__('os')", "cannot read the rule"),
+        ("length < ten", "cannot read the rule"),
+        ("last(stat) > 1", "no column 'stat'"),
+        ("last(state) > 1", r"dims 0..7, choose one: state\[0\]"),
+        ("last(state[8]) > 1", "dims 0..7"),
+        ("last(image) > 1", "no column 'image'"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(source, rule, message):
+    with pytest.raises(ValueError, match=message):
+        label_rule(source, rule)
+
+
+def test_asking_a_person(source):
+    answers = iter(["maybe", "y", "n", "s", "Yes", "q"])
+    output = io.StringIO()
+    found = list(
+        label_interactively(
+            source,
+            labelled=[1],
+            camera="image",
+            ask=lambda _: next(answers),
+            console=Console(file=output, width=200, force_terminal=True, color_system="truecolor"),
+        )
+    )
+    steps = lengths(source)
+    assert found == [
+        (0, Label(True, steps[0])),
+        (2, Label(False, steps[2])),
+        (4, Label(True, steps[4])),
+    ]
+    text = output.getvalue()
+    assert text.count("▀") >= 4 * 2 * 64 * 32
+    for index in (0, 2, 3, 4, 5):
+        assert f"episode \x1b[1;36m{index}" in text or f"episode {index}" in text
+
+
+def test_the_dataset_itself_is_not_touched(libero, tmp_path):
+    copy = shutil.copytree(libero["v21"], tmp_path / "set")
+    before = {p: p.stat().st_mtime_ns for p in copy.rglob("*")}
+    source = open_source(copy)
+    Labels(labels_path(source), label_rule(source, "length > 50")).save()
+    assert {p: p.stat().st_mtime_ns for p in copy.rglob("*")} == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["set", "set.labels.json"]
+
+
+def test_rewards_of_episodes(source):
+    assert parse_rewards("0-1=1, 4=-0.5") == {0: 1.0, 1: 1.0, 4: -0.5}
+    for text in ("1", "1=x", "1=nan", "a=1"):
+        with pytest.raises(ValueError, match="expected episode"):
+            parse_rewards(text)
+    steps = lengths(source)
+    found = label_rewards(source, {0: 0.5, 1: 0.5, 2: 0.0}, {1: Label(False, steps[1])})
+    assert found == {
+        0: Label(True, steps[0], 0.5),
+        1: Label(False, steps[1], 0.5),
+        2: Label(False, steps[2], 0.0),
+    }
+    with pytest.raises(ValueError, match=r"no episodes \[9\]"):
+        label_rewards(source, {9: 1.0}, {})

@@ -1,0 +1,431 @@
+"""From real datasets to batches: every number and every pixel against the episode it came from."""
+
+import dataclasses
+import gc
+import logging
+import shutil
+import subprocess
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+from data_pipeline_helpers import decode_identity
+
+import acrlpd.data
+from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RewardConfig, RLTrainConfig
+from acrlpd.config.presets import debug
+from acrlpd.data.dataset import open_dataset, write_norm_stats
+from acrlpd.data.frame_cache_builder import build_frame_cache
+from acrlpd.data.labels import Labels, label_rule
+from acrlpd.data.loader import ACRLPDDataLoader, create_acrlpd_data_loader
+from acrlpd.data.norm_stats import NormStatsError, load_norm_stats
+from acrlpd.data.source import DatasetError, open_source
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.pi0_config import Pi0Config
+
+H, T = 4, 6
+SIZE = 128
+MODEL = Pi0Config(
+    paligemma_variant="dummy",
+    action_expert_variant="dummy",
+    siglip_variant="mu/14",
+    vocab_size=512,
+    action_horizon=T,
+    image_resolution=(SIZE, SIZE),
+    image_keys=("base_0_rgb", "left_wrist_0_rgb"),
+)
+
+
+@pytest.fixture(scope="module")
+def libero_configs(libero, tmp_path_factory):
+    """Version -> a config with norm statistics, labels and a frame cache for its copy of the dataset."""
+    configs = {}
+    for version, path in libero.items():
+        folder = tmp_path_factory.mktemp(f"run_{version}")
+        source = open_source(path)
+        labels = Labels(folder / "labels.json", label_rule(source, "length != 61"))
+        labels.save()
+        build_frame_cache(source, folder / "cache", height=SIZE, width=SIZE, show_progress=False)
+        configs[version] = RLTrainConfig(
+            name="test",
+            seed=11,
+            batch_size=24,
+            model=MODEL,
+            qchunking=QChunkingConfig(horizon_length=H, action_dim=7, sequence_ratio=0.5),
+            data=DataConfig(
+                data_dir=str(path),
+                robot="libero",
+                repack=RepackConfig(
+                    base_0_rgb="image", left_wrist_0_rgb="wrist_image", state=("state",), actions=("actions",)
+                ),
+                rewards=RewardConfig(labels_file=str(labels.path), kind="minus_one_zero"),
+                assets_dir=str(folder / "assets"),
+                asset_id="libero",
+                tokenizer="byte",
+                frame_cache_dir=str(folder / "cache"),
+                num_workers=0,
+            ),
+        )
+        write_norm_stats(configs[version])
+    return configs
+
+
+@pytest.fixture
+def config(libero_configs):
+    return libero_configs["v30"]
+
+
+def with_data(config, **changes):
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
+
+
+def batches(config, count, *, batch_size=None, **arguments):
+    with create_acrlpd_data_loader(config, batch_size, **arguments) as loader:
+        return [loader.sample_batch() for _ in range(count)]
+
+
+def assert_equal(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for x, y in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def test_every_field_of_a_batch(config):
+    source = open_source(config.data.data_dir)
+    stats = load_norm_stats(config.data.assets_dir + "/libero")
+    seen_ends = 0
+    for batch in batches(config, 4):
+        for k in range(config.batch_size):
+            episode = source.episode(int(batch.episode_id[k]))
+            t, length = int(batch.step_id[k]), episode.length
+            next_t = min(t + H, length - 1)
+            for observation, step in ((batch.observations, t), (batch.next_observations, next_t)):
+                assert decode_identity(observation.images["base_0_rgb"][k]) == (episode.index, step, 0)
+                assert decode_identity(observation.images["left_wrist_0_rgb"][k]) == (episode.index, step, 1)
+                state = (episode.columns["state"][step] - stats["state"].mean) / (stats["state"].std + 1e-6)
+                np.testing.assert_allclose(observation.state[k, :8], state, rtol=1e-5, atol=1e-6)
+                assert not observation.state[k, 8:].any()
+                tokens = observation.tokenized_prompt[k][observation.tokenized_prompt_mask[k]]
+                assert bytes((tokens[1:] - 3).tolist()).decode() == episode.prompt + "\n"
+            steps = np.minimum(np.arange(t, t + T), length - 1)
+            actions = episode.columns["actions"][steps]
+            actions = (actions - stats["actions"].mean) / (stats["actions"].std + 1e-6)
+            np.testing.assert_allclose(batch.actions[k, :, :7], actions, rtol=1e-5, atol=1e-6)
+            assert not batch.actions[k, :, 7:].any()
+            success = length != 61
+            terminal = [float(success and t + i == length - 1) for i in range(H)]
+            assert batch.valid[k].tolist() == [float(t + i < length) for i in range(T)]
+            assert batch.terminals[k].tolist() == terminal
+            assert batch.rewards[k].tolist() == [0.0 if t + i >= length else terminal[i] - 1.0 for i in range(H)]
+            assert batch.next_terminal[k] == max(terminal)
+            assert batch.sequence_mask[k] == float(max(terminal) == 1.0 or t + H < length)
+            seen_ends += max(terminal) == 1.0
+    assert seen_ends > 5
+    assert {key: x.dtype for key, x in batch.observations.images.items()} == dict.fromkeys(MODEL.image_keys, np.uint8)
+
+
+def test_statistics_need_no_tokenizer_file(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    changed = with_data(config, tokenizer="paligemma", assets_dir=str(tmp_path))
+    _, stats = write_norm_stats(changed)
+    assert stats["actions"].dim == 7
+    with pytest.raises(FileNotFoundError, match="tokenizer"):
+        create_acrlpd_data_loader(changed)
+
+
+def test_lerobot_v21_and_v30_give_equal_batches(libero_configs):
+    assert_equal(batches(libero_configs["v21"], 3), batches(libero_configs["v30"], 3))
+
+
+def test_video_and_reward_columns(aloha, tmp_path):
+    """The two versions were encoded separately: the frames are the same, their pixels nearly so."""
+    found = {}
+    for version, path in aloha.items():
+        config = RLTrainConfig(
+            name="test",
+            batch_size=8,
+            model=dataclasses.replace(MODEL, image_resolution=(240, 320), image_keys=("base_0_rgb",)),
+            qchunking=QChunkingConfig(horizon_length=H, action_dim=14, sequence_ratio=0.25),
+            data=DataConfig(
+                data_dir=str(path),
+                robot="aloha",
+                adapt_to_pi=True,
+                use_delta_joint_actions=True,
+                repack=RepackConfig(base_0_rgb="observation.images.cam_high"),
+                assets_dir=str(tmp_path / version),
+                tokenizer="byte",
+                episodes_per_memory_pool=0,
+            ),
+        )
+        write_norm_stats(config)
+        found[version] = batches(config, 2)
+    v21, v30 = (jax.tree.leaves(found[version]) for version in ("v21", "v30"))
+    for x, y in zip(v21, v30, strict=True):
+        if x.dtype == np.uint8:
+            assert np.abs(x.astype(int) - y).mean() < 3
+        else:
+            np.testing.assert_array_equal(x, y)
+    for batch in found["v30"]:
+        for k in range(8):
+            episode, t = int(batch.episode_id[k]), int(batch.step_id[k])
+            length = 100 + episode * 37 % 60
+            image, next_image = (o.images["base_0_rgb"][k] for o in (batch.observations, batch.next_observations))
+            assert decode_identity(image) == (episode, t, 0)
+            assert decode_identity(next_image) == (episode, min(t + H, length - 1), 0)
+            succeeds = episode % 4 != 3
+            assert batch.rewards[k].tolist() == [float(succeeds and t + i == length - 1) for i in range(H)]
+            assert batch.next_terminal[k] == float(succeeds and t + H >= length)
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_batches_do_not_depend_on_workers(config, num_workers):
+    expected = batches(config, 6)
+    assert_equal(batches(with_data(config, num_workers=num_workers, prefetch_batches=3), 6), expected)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_run_sees_the_same_batches(config, num_workers):
+    config = with_data(config, num_workers=num_workers)
+    expected = batches(config, 6)
+    with create_acrlpd_data_loader(config) as loader:
+        for _ in range(3):
+            loader.sample_batch()
+        state = loader.state_dict()
+    assert all(isinstance(value, int) for value in state.values())
+    assert state["step"] == 3
+    with create_acrlpd_data_loader(config) as loader:
+        loader.load_state_dict({key: np.int64(value) for key, value in state.items()})
+        assert_equal([loader.sample_batch() for _ in range(3)], expected[3:])
+
+
+def test_two_processes_share_the_batch_of_one(config):
+    (whole,) = batches(config, 1)
+    parts = [batches(config, 1, process_index=i, process_count=2)[0] for i in range(2)]
+    assert_equal(jax.tree.map(lambda *x: np.concatenate(x), *parts), whole)
+    with pytest.raises(ValueError, match="24 cannot be split over 5 processes"):
+        create_acrlpd_data_loader(config, process_index=0, process_count=5)
+
+
+def test_cache_pool_and_decoder_give_equal_batches(config):
+    from_cache = batches(config, 2)
+    for episodes in (64, 0):
+        without_cache = with_data(config, frame_cache_dir=None, episodes_per_memory_pool=episodes)
+        assert_equal(batches(without_cache, 2), from_cache)
+
+
+def test_the_memory_pool_moves_through_the_dataset(config, caplog):
+    config = with_data(config, frame_cache_dir=None, episodes_per_memory_pool=2, num_workers=2)
+    with caplog.at_level(logging.WARNING), create_acrlpd_data_loader(config) as loader:
+        assert "batches come from 2 of 6 episodes" in caplog.text
+        assert loader.steps_per_memory_pool == 5  # 315 frames x 2 of 6 episodes / 24
+        seen = []
+        for epoch in range(3):
+            loader.refresh_memory_pool(epoch)
+            seen.append({*np.unique(loader.sample_batch().episode_id).tolist()})
+            assert len(seen[-1]) == 2
+        assert set.union(*seen) == set(range(6))
+        state = loader.state_dict()
+        assert state["step"] == 3
+        expected = [loader.sample_batch() for _ in range(2)]
+    with create_acrlpd_data_loader(config) as loader:
+        loader.load_state_dict(state)
+        assert_equal([loader.sample_batch() for _ in range(2)], expected)
+
+
+def test_a_cursor_of_another_run_is_refused_and_of_other_data_named(config, caplog):
+    with create_acrlpd_data_loader(config) as loader:
+        state = loader.state_dict()
+        with pytest.raises(ValueError, match="seed 12, this run has seed 11"):
+            loader.load_state_dict({**state, "seed": 12})
+        with caplog.at_level(logging.WARNING):
+            loader.load_state_dict({**state, "dataset": 1})
+        assert "the dataset is not the one" in caplog.text
+
+
+def test_batches_on_devices(config):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+    config = with_data(config, num_workers=2)
+    on_device = batches(config, 8, device_sharding=sharding)
+    for leaf in jax.tree.leaves(on_device[0]):
+        assert isinstance(leaf, jax.Array)
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    assert on_device[0].observations.images["base_0_rgb"].dtype == np.uint8
+    # All eight are alive, so none of their buffers was used twice.
+    assert_equal(jax.tree.map(np.asarray, on_device), batches(config, 8))
+
+
+def test_image_buffers_are_used_again(config):
+    with ACRLPDDataLoader(open_dataset(config), config, batch_size=8) as loader:
+        for _ in range(10):
+            loader.sample_batch()
+        assert loader._builder.buffers.allocated_bytes == 2 * 2 * 8 * SIZE * SIZE * 3
+
+
+def test_iteration_has_no_end(config):
+    with create_acrlpd_data_loader(config) as loader:
+        steps = [batch.step_id for batch, _ in zip(loader, range(3), strict=False)]
+    assert len(steps) == 3
+
+
+def loader_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("acrlpd-data")]
+
+
+def test_closing_and_dropping_a_loader_ends_its_threads(config):
+    config = with_data(config, num_workers=2)
+    loader = create_acrlpd_data_loader(config)
+    loader.sample_batch()
+    loader.close()
+    loader.close()
+    assert loader_threads() == []
+    with pytest.raises(RuntimeError, match="closed"):
+        loader.sample_batch()
+    loader = create_acrlpd_data_loader(config)
+    loader.sample_batch()
+    assert len(loader_threads()) == 2
+    del loader
+    gc.collect()
+    assert loader_threads() == []
+
+
+def test_a_reading_error_reaches_the_training_loop(config, tmp_path):
+    cache = shutil.copytree(config.data.frame_cache_dir, tmp_path / "cache")
+    with create_acrlpd_data_loader(with_data(config, frame_cache_dir=str(cache), num_workers=2)) as loader:
+        loader.sample_batch()
+        for shard in cache.rglob("*.frames"):
+            with shard.open("r+b") as file:
+                file.truncate(1000)
+        with pytest.raises(DatasetError, match="truncated"):
+            for _ in range(10):
+                loader.sample_batch()
+
+
+def test_droid_state_is_joints_and_gripper(droid, tmp_path):
+    config = RLTrainConfig(
+        name="test",
+        batch_size=4,
+        model=dataclasses.replace(MODEL, image_resolution=(28, 28)),
+        qchunking=QChunkingConfig(horizon_length=H, action_dim=8, sequence_ratio=1.0),
+        data=DataConfig(
+            data_dir=str(droid),
+            robot="droid",
+            repack=RepackConfig(
+                base_0_rgb="exterior_image_1_left",
+                left_wrist_0_rgb="wrist_image_left",
+                state=("joint_position", "gripper_position"),
+                actions=("actions",),
+            ),
+            assets_dir=str(tmp_path),
+            tokenizer="byte",
+            episodes_per_memory_pool=0,
+        ),
+    )
+    _, stats = write_norm_stats(config)
+    (batch,) = batches(config, 1)
+    source = open_source(droid)
+    for k in range(4):
+        columns = source.episode(int(batch.episode_id[k])).columns
+        t = int(batch.step_id[k])
+        state = np.append(columns["joint_position"][t], columns["gripper_position"][t])
+        expected = (state - stats["state"].mean) / (stats["state"].std + 1e-6)
+        np.testing.assert_allclose(batch.observations.state[k, :8], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_fake_data_for_the_debug_preset():
+    config = with_data(debug.CONFIG, num_workers=1)
+    (batch,) = batches(config, 1)
+    assert batch.observations.images["base_0_rgb"].shape == (8, 28, 28, 3)
+    assert batch.actions.shape == (8, 10, 32)
+    assert batch.rewards.shape == (8, 5)
+
+
+def test_a_policy_on_state_alone():
+    config = dataclasses.replace(
+        debug.CONFIG,
+        model=StateFlowPolicyConfig(state_dim=9, action_dim=5, action_horizon=T),
+        qchunking=QChunkingConfig(horizon_length=H, action_dim=5),
+        data=DataConfig(repo_id="fake", num_workers=0),
+    )
+    (batch,) = batches(config, 1)
+    assert batch.observations.images == {}
+    assert batch.observations.tokenized_prompt is None
+    assert batch.observations.state.shape == (8, 9)
+    assert batch.actions.shape == (8, T, 5)
+
+
+def test_dataset_statistics(config):
+    with create_acrlpd_data_loader(config) as loader:
+        statistics = loader.get_dataset_statistics()
+        assert loader.steps_per_memory_pool is None
+    lengths = open_source(config.data.data_dir).lengths
+    assert statistics["num_episodes"] == 6
+    assert statistics["num_frames"] == lengths.sum()
+    assert statistics["episode_length"] == {"min": 40, "mean": lengths.mean(), "max": 68}
+    assert statistics["success_rate"] == 5 / 6
+    assert statistics["windows_inside_episode"] == (lengths - H + 1).sum()
+    assert statistics["windows_past_episode_end"] == 6 * (H - 1)
+    assert statistics["reward"]["mean_return"] == pytest.approx(-(lengths.sum() - 5) / 6)
+
+
+def test_episodes_can_be_chosen(config):
+    (batch,) = batches(with_data(config, episode_filter="success"), 1, batch_size=200)
+    assert {*batch.episode_id.tolist()} == {0, 1, 2, 4, 5}
+    (batch,) = batches(with_data(config, max_episodes=2), 1)
+    assert {*batch.episode_id.tolist()} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"assets_dir": "/nowhere"}, NormStatsError, r"/nowhere/libero.*acrlpd data stats"),
+        ({"use_delta_joint_actions": True}, NormStatsError, "delta_action_mask: statistics absolute actions"),
+        ({"data_dir": None}, DatasetError, "set data.data_dir .* or data.repo_id"),
+        ({"repack": RepackConfig(state=("state",), actions=("actions",))}, DatasetError, "names no camera"),
+        (
+            {"repack": RepackConfig(base_0_rgb="top", state=("state",), actions=("actions",))},
+            DatasetError,
+            r"names the camera 'top'; .* has \['image', 'wrist_image'\]",
+        ),
+        (
+            {"repack": RepackConfig(base_0_rgb="image", actions=("actions",))},
+            DatasetError,
+            "no column 'observation.state'",
+        ),
+        (
+            {"repack": RepackConfig(base_0_rgb="image", state=("actions",), actions=("state",))},
+            DatasetError,
+            "have 8 dims, but qchunking.action_dim is 7",
+        ),
+        ({"rewards": RewardConfig()}, DatasetError, "says nothing about rewards"),
+        ({"rewards": RewardConfig(labels_file="/nowhere.json")}, DatasetError, "no such file"),
+        ({"prompt_from_task": False}, DatasetError, "default_prompt"),
+    ],
+)
+def test_what_does_not_fit_is_refused(config, change, error, message):
+    with pytest.raises(error, match=message):
+        create_acrlpd_data_loader(with_data(config, **change))
+
+
+def test_a_camera_slot_without_a_camera_is_named(config, caplog):
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(MODEL, image_keys=("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")),
+    )
+    with caplog.at_level(logging.WARNING):
+        (batch,) = batches(config, 1)
+    assert "no camera is given for ['right_wrist_0_rgb']" in caplog.text
+    assert not batch.observations.image_masks["right_wrist_0_rgb"].any()
+    assert not batch.observations.images["right_wrist_0_rgb"].any()
+
+
+def test_the_package_imports_without_jax():
+    code = "import sys, acrlpd.data; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert acrlpd.data.create_acrlpd_data_loader is create_acrlpd_data_loader
+    assert all(getattr(acrlpd.data, name) for name in acrlpd.data.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        acrlpd.data.nothing

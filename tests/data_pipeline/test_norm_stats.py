@@ -1,0 +1,234 @@
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acrlpd.data.norm_stats import (
+    NormStats,
+    NormStatsError,
+    NormStatsOrigin,
+    RunningStats,
+    compute_norm_stats,
+    load_norm_stats,
+    load_norm_stats_origin,
+    save_norm_stats,
+)
+from acrlpd.data.norm_stats_check import check_norm_stats, near_constant_dims
+from acrlpd.data.source import ColumnTable
+from acrlpd.data.transforms import AbsoluteActions, DeltaActions, RepackTransform, compose
+
+ORIGIN = NormStatsOrigin(
+    dataset="abc",
+    num_episodes=2,
+    num_frames=100,
+    action_horizon=5,
+    transforms={"robot": "generic", "delta_action_mask": None, "state_columns": ["state"]},
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_running_stats_equal_openpi(goldens, dtype):
+    golden = np.load(goldens / "running_stats.npz")
+    running, seen = RunningStats(), []
+    for i, values in enumerate(golden["input"].astype(dtype)):
+        running.update(values.reshape(20, 10, 7))
+        seen.append(values)
+        stats = running.get_statistics()
+        for name in ("std", "q01", "q99"):
+            expected = golden[f"{dtype}/after_batch{i}/{name}"]
+            np.testing.assert_array_equal(getattr(stats, name), expected)
+            assert getattr(stats, name).dtype == expected.dtype
+        # openpi returns its mean by reference, so the goldens have the final one throughout.
+        np.testing.assert_allclose(stats.mean, np.concatenate(seen).mean(axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(stats.mean, golden[f"{dtype}/after_batch2/mean"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1e-8, 1.0, 1e7]),
+)
+def test_counting_equals_numpys_histogram(sizes, seed, scale):
+    """Also for constants, values on bin edges, and ranges that grow from batch to batch."""
+    rng = np.random.default_rng(seed)
+    running = RunningStats()
+    edges, counts, low, high, total = None, None, np.inf, -np.inf, 0
+    for size in sizes:
+        values = np.round(rng.normal(size=(size, 1)) * rng.integers(0, 3), 2) * scale
+        running.update(values)
+        low, high, before = min(low, values.min()), max(high, values.max()), (low, high)
+        if edges is None:
+            edges, counts = np.linspace(low - 1e-10, high + 1e-10, 5001), np.zeros(5000)
+        elif before != (low, high):
+            new_edges = np.linspace(low, high, 5001)
+            counts = np.histogram(edges[:-1], new_edges, weights=counts)[0]
+            edges = new_edges
+        counts = counts + np.histogram(values, edges)[0]
+        total += size
+    if total < 2:
+        return
+    stats = running.get_statistics()
+    for q, found in ((0.01, stats.q01), (0.99, stats.q99)):
+        bin_index = np.searchsorted(np.cumsum(counts), q * total)
+        assert found[0] == edges[bin_index]
+
+
+def test_statistics_of_windows_equal_brute_force():
+    rng = np.random.default_rng(0)
+    lengths = [3, 40, 1, 17]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    columns = {name: rng.normal(size=(offsets[-1], 2)).astype(np.float32) for name in ("state", "action")}
+    table = ColumnTable(columns, offsets, ("",), np.zeros(offsets[-1], np.int32))
+    transform = compose([RepackTransform({"state": ("state",), "actions": ("action",)}), DeltaActions((True, False))])
+    stats = compute_norm_stats(
+        table, transform, columns=("state", "action"), action_columns=("action",), action_horizon=6
+    )
+    chunks = []
+    for start, end in itertools.pairwise(offsets):
+        for t in range(start, end):
+            for i in range(6):
+                action = columns["action"][min(t + i, end - 1)].copy()
+                action[0] -= columns["state"][t, 0]
+                chunks.append(action)
+    np.testing.assert_allclose(stats["actions"].mean, np.mean(chunks, axis=0), atol=1e-6)
+    np.testing.assert_allclose(stats["actions"].std, np.std(chunks, axis=0), rtol=1e-5)
+    bin_width = np.ptp(chunks, axis=0).max() / 5000
+    expected = np.quantile(chunks, 0.99, axis=0, method="inverted_cdf")
+    np.testing.assert_allclose(stats["actions"].q99, expected, atol=1.001 * bin_width)
+    np.testing.assert_allclose(stats["state"].mean, columns["state"].mean(axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["norm_stats_example", "norm_stats_example_noquantiles"])
+def test_files_are_openpis_byte_for_byte(goldens, tmp_path, name):
+    norm_stats = load_norm_stats(goldens / name)
+    save_norm_stats(tmp_path, norm_stats, ORIGIN)
+    assert (tmp_path / "norm_stats.json").read_bytes() == (goldens / name / "norm_stats.json").read_bytes()
+    assert load_norm_stats_origin(tmp_path) == ORIGIN
+    save_norm_stats(tmp_path, norm_stats)
+    assert load_norm_stats_origin(tmp_path) is None
+
+
+def test_quantiles_that_are_missing_are_named(goldens):
+    stats = load_norm_stats(goldens / "norm_stats_example_noquantiles")
+    with pytest.raises(NormStatsError, match=r"no quantiles.*acrlpd data stats"):
+        stats["state"].quantiles()
+
+
+def test_missing_and_broken_files_are_named(tmp_path):
+    with pytest.raises(NormStatsError, match=r"no norm statistics at .*acrlpd data stats"):
+        load_norm_stats(tmp_path)
+    for content in ("{", "[]", json.dumps({"norm_stats": {"state": {"mean": [1.0]}}})):
+        (tmp_path / "norm_stats.json").write_text(content)
+        with pytest.raises(NormStatsError, match=r"norm_stats.json is not a norm_stats.json"):
+            load_norm_stats(tmp_path)
+    (tmp_path / "norm_stats.json").write_text(json.dumps({"norm_stats": {"state": {"mean": [1.0], "std": [1.0, 2.0]}}}))
+    with pytest.raises(NormStatsError, match="disagree about the number of dims"):
+        load_norm_stats(tmp_path)
+
+
+def example(seed=0, dim=3):
+    """States far from zero, actions near the state: as joint positions are."""
+    rng = np.random.default_rng(seed)
+    state = rng.normal(2.0, 0.5, (400, dim))
+    return {"state": state, "actions": state[:, None] + rng.normal(0, 0.02, (400, 5, dim))}
+
+
+def stats_of(sample):
+    return {
+        key: NormStats(
+            *[f(x.reshape(-1, x.shape[-1])) for f in (lambda v: v.mean(0), lambda v: v.std(0))],
+            np.quantile(x.reshape(-1, x.shape[-1]), 0.01, axis=0),
+            np.quantile(x.reshape(-1, x.shape[-1]), 0.99, axis=0),
+        )
+        for key, x in sample.items()
+    }
+
+
+def check(norm_stats, sample, *, origin=ORIGIN, expected=ORIGIN, counterpart=None, use_quantiles=False):
+    return check_norm_stats(
+        norm_stats,
+        origin,
+        expected,
+        sample,
+        counterpart=counterpart,
+        use_quantiles=use_quantiles,
+        padded_dim=32,
+    )
+
+
+@pytest.mark.parametrize("use_quantiles", [False, True])
+def test_statistics_of_the_same_data_are_accepted(use_quantiles):
+    assert check(stats_of(example(0)), example(1), use_quantiles=use_quantiles) == []
+    assert check(stats_of(example(0)), example(1), origin=None, use_quantiles=use_quantiles) == []
+
+
+def test_padded_statistics_are_accepted_and_other_sizes_refused():
+    def resized(dim):
+        return {
+            key: NormStats(*(np.resize(x, dim) for x in (s.mean, s.std, s.q01, s.q99)))
+            for key, s in stats_of(example()).items()
+        }
+
+    assert check(resized(32), example()) == []
+    for dim in (2, 7):
+        with pytest.raises(NormStatsError, match=f"'state' have {dim} dims, the data has 3"):
+            check(resized(dim), example())
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(NormStatsError, match=r"no 'actions', only \['state'\]"):
+        check({"state": stats_of(example())["state"]}, example())
+
+
+def test_other_transforms_are_refused():
+    other = dataclasses.replace(ORIGIN, transforms={**ORIGIN.transforms, "delta_action_mask": [True, False]})
+    with pytest.raises(
+        NormStatsError, match=r"delta_action_mask: statistics \[True, False\], this run absolute actions"
+    ):
+        check(stats_of(example()), example(), origin=other)
+
+
+def test_another_dataset_or_horizon_is_a_warning():
+    other = dataclasses.replace(ORIGIN, dataset="xyz", num_frames=7, action_horizon=50)
+    warnings = check(stats_of(example()), example(), origin=other)
+    assert len(warnings) == 2
+    assert "action_horizon 50, this run has 5" in warnings[0]
+    assert "7 frames, now 100" in warnings[1]
+
+
+@pytest.mark.parametrize("run_is_relative", [True, False])
+def test_absolute_statistics_for_relative_actions_are_refused(run_is_relative):
+    """The classic mistake with statistics that do not say what they were made from."""
+    mask = (True, True, False)
+    absolute = example()
+    relative = DeltaActions(mask)(absolute)
+    right, wrong = (relative, absolute) if run_is_relative else (absolute, relative)
+    toggle = AbsoluteActions(mask) if run_is_relative else DeltaActions(mask)
+    expected = dataclasses.replace(
+        ORIGIN, transforms={**ORIGIN.transforms, "delta_action_mask": list(mask) if run_is_relative else None}
+    )
+    arguments = {"origin": None, "expected": expected, "counterpart": toggle(right)["actions"]}
+    assert check(stats_of(right), right, **arguments) == []
+    with pytest.raises(NormStatsError, match=r"use_delta_joint_actions=.* look like those of"):
+        check(stats_of(wrong), right, **arguments)
+
+
+def test_other_units_are_refused():
+    sample = example()
+    sample["state"] = sample["state"] * 57.3  # degrees for radians
+    with pytest.raises(NormStatsError, match=r"dims \[0, 1, 2\] of 'state' .*other units"):
+        check(stats_of(example()), sample)
+
+
+def test_near_constant_dims_are_named():
+    sample = example()
+    sample["state"][:, 1] = 0.5
+    (warning,) = check(stats_of(sample), sample)
+    assert "dims [1] of 'state' hardly vary" in warning
+    assert near_constant_dims(np.array([1.0, 2.0, 1e-4, 0.0])).tolist() == [2, 3]
+    assert near_constant_dims(np.zeros(2)).tolist() == [0, 1]

@@ -1,0 +1,112 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acrlpd.config import RewardConfig
+from acrlpd.data.labels import Label, Labels
+from acrlpd.data.rewards import compute_rewards
+from acrlpd.data.source import ColumnTable, DatasetError
+
+
+def table(**columns):
+    """Two episodes of 4 and 3 steps."""
+    offsets = np.array([0, 4, 7])
+    arrays = {name.replace("_", "."): np.array(values) for name, values in columns.items()}
+    return ColumnTable(arrays, offsets, (None,), np.zeros(7, np.int32))
+
+
+def rewards_of(table, config=None, labels=None):
+    return compute_rewards(table, (0, 1), config or RewardConfig(), labels)
+
+
+SUCCESS = [0, 0, 0, 1, 0, 0, 0]
+
+
+def test_reward_column_with_success_column():
+    found = rewards_of(table(next_reward=[0.5, 0, 0, 1, 0, 0, 0.2], next_success=SUCCESS))
+    assert found.rewards.tolist() == np.float32([0.5, 0, 0, 1, 0, 0, 0.2]).tolist()
+    assert found.terminals.tolist() == [False] * 3 + [True] + [False] * 3
+    assert found.success.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("zero_one", [0, 0, 0, 1, 0, 0, 0]), ("minus_one_zero", [-1, -1, -1, 0, -1, -1, -1])],
+)
+def test_success_column_makes_sparse_rewards(kind, expected):
+    found = rewards_of(table(next_success=SUCCESS), RewardConfig(kind=kind))
+    assert found.rewards.tolist() == expected
+    assert np.flatnonzero(found.terminals).tolist() == [3]
+
+
+def test_the_end_of_a_recording_is_no_terminal():
+    """next.done marks the last step of every episode, successful or not."""
+    found = rewards_of(table(next_reward=SUCCESS, next_done=[0, 0, 0, 1, 0, 0, 1]))
+    assert np.flatnonzero(found.terminals).tolist() == [3]
+    assert found.success.tolist() == [True, False]
+
+
+def test_success_is_read_from_costs_that_end():
+    found = rewards_of(table(next_reward=[-1, -1, -1, 0, -1, -1, -1]))
+    assert np.flatnonzero(found.terminals).tolist() == [3]
+
+
+def test_a_reward_on_the_way_is_no_success():
+    found = rewards_of(table(next_reward=[0, 1, 0, 0, 0, 0, 1]))
+    assert np.flatnonzero(found.terminals).tolist() == [6]
+
+
+def test_nothing_is_earned_after_the_first_success():
+    found = rewards_of(table(next_success=[0, 1, 1, 0, 0, 0, 0]), RewardConfig(kind="minus_one_zero"))
+    assert found.rewards.tolist() == [-1, 0, 0, 0, -1, -1, -1]
+    assert np.flatnonzero(found.terminals).tolist() == [1]
+    assert np.flatnonzero(found.after_terminal).tolist() == [2, 3]
+
+
+def test_scale_and_bias():
+    found = rewards_of(table(next_success=[0, 1, 0, 0, 0, 0, 0]), RewardConfig(scale=2.0, bias=-0.5))
+    assert found.rewards.tolist() == [-0.5, 1.5, 0, 0, -0.5, -0.5, -0.5]
+
+
+LABELS = Labels(Path("x.labels.json"), {0: Label(False, 4), 1: Label(True, 3)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("zero_one", [0, 0, 0, 0, 0, 0, 1]), ("minus_one_zero", [-1, -1, -1, -1, -1, -1, 0])],
+)
+def test_labels_win_over_columns(kind, expected):
+    found = rewards_of(table(next_success=SUCCESS), RewardConfig(kind=kind), LABELS)
+    assert found.rewards.tolist() == expected
+    assert np.flatnonzero(found.terminals).tolist() == [6]
+    from_column = rewards_of(table(next_success=SUCCESS), RewardConfig(source="success_column"), LABELS)
+    assert np.flatnonzero(from_column.terminals).tolist() == [3]
+
+
+def test_a_labelled_reward_is_that_of_the_last_step():
+    labels = dataclasses.replace(LABELS, episodes={0: Label(False, 4, reward=0.25), 1: Label(True, 3)})
+    found = rewards_of(table(), labels=labels)
+    assert found.rewards.tolist() == [0, 0, 0, 0.25, 0, 0, 1]
+    assert found.success.tolist() == [False, True]
+
+
+def test_missing_labels_are_listed():
+    labels = dataclasses.replace(LABELS, episodes={0: Label(False, 4)})
+    with pytest.raises(DatasetError, match=r"1 of 2 episodes have no label in x.labels.json: 1\."):
+        rewards_of(table(), labels=labels)
+
+
+def test_a_dataset_without_rewards_is_refused():
+    with pytest.raises(DatasetError, match=r"'next.reward' or 'next.success' and no labels.*acrlpd data label"):
+        rewards_of(table(action=np.zeros((7, 2))))
+    with pytest.raises(DatasetError, match="no labels file"):
+        rewards_of(table(next_success=SUCCESS), RewardConfig(source="labels"))
+    with pytest.raises(DatasetError, match=r"asks for the column 'score'; the dataset has next.success"):
+        rewards_of(table(next_success=SUCCESS), RewardConfig(source="reward_column", reward_column="score"))
+
+
+def test_rewards_that_are_not_numbers_are_located():
+    with pytest.raises(DatasetError, match="reward of step 1 in the episode at position 1 is nan"):
+        rewards_of(table(next_reward=[0, 0, 0, 0, 0, np.nan, 0]))

@@ -1,0 +1,185 @@
+"""Windows against a reference that walks through the steps one by one."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acrlpd.config import RewardConfig
+from acrlpd.data.rewards import compute_rewards
+from acrlpd.data.source import ColumnTable
+from acrlpd.data.windows import WindowSampler, make_windows
+
+
+@dataclasses.dataclass
+class PlainEpisode:
+    rewards: list[float]
+    success: list[bool]
+
+
+def reference_window(episode, t, horizon_length, action_horizon):
+    """What a window must hold, step by step, straight from the definition of the batch."""
+    length = len(episode.rewards)
+    first_success = episode.success.index(True) if any(episode.success) else None
+    window = {"valid": [], "rewards": [], "masks": [], "terminals": [], "action_steps": []}
+    for i in range(action_horizon):
+        window["valid"].append(1.0 if t + i < length else 0.0)
+        window["action_steps"].append(t + i if t + i < length else length - 1)
+    over = first_success is not None and t > first_success
+    for i in range(horizon_length):
+        recorded = t + i < length
+        ends_here = recorded and t + i == first_success
+        window["rewards"].append(episode.rewards[t + i] if recorded and not over else 0.0)
+        over = over or ends_here
+        window["terminals"].append(float(ends_here))
+        window["masks"].append(0.0 if over else 1.0)
+    window["next_terminal"] = float(1.0 in window["terminals"])
+    window["next_step"] = t + horizon_length if t + horizon_length < length else length - 1
+    starts_after_end = first_success is not None and t > first_success
+    target_known = window["next_terminal"] == 1.0 or t + horizon_length < length
+    window["sequence_mask"] = float(target_known and not starts_after_end)
+    return window
+
+
+@st.composite
+def plain_episodes(draw):
+    """Success at the end, early, repeatedly or never; any length from one step."""
+    episodes = []
+    for _ in range(draw(st.integers(1, 5))):
+        length = draw(st.integers(1, 12))
+        ending = draw(st.sampled_from(["success", "early", "cut", "several"]))
+        success = [False] * length
+        if ending == "success":
+            success[-1] = True
+        elif ending == "early":
+            success[draw(st.integers(0, length - 1))] = True
+        elif ending == "several":
+            first = draw(st.integers(0, length - 1))
+            success[first:] = draw(st.lists(st.booleans(), min_size=length - first, max_size=length - first))
+        rewards = draw(st.lists(st.integers(-3, 3).map(float), min_size=length, max_size=length))
+        episodes.append(PlainEpisode(rewards, success))
+    return episodes
+
+
+def as_table(episodes):
+    offsets = np.concatenate([[0], np.cumsum([len(e.rewards) for e in episodes])])
+    columns = {
+        "next.reward": np.concatenate([e.rewards for e in episodes]),
+        "next.success": np.concatenate([e.success for e in episodes]),
+    }
+    return ColumnTable(columns, offsets, (None,), np.zeros(offsets[-1], np.int32))
+
+
+@settings(max_examples=200, deadline=None)
+@given(plain_episodes(), st.integers(1, 6), st.integers(0, 4))
+def test_every_window_equals_the_reference(episodes, horizon_length, extra):
+    action_horizon = horizon_length + extra
+    table = as_table(episodes)
+    rewards = compute_rewards(table, tuple(range(len(episodes))), RewardConfig(), None)
+    starts = [(e, t) for e, episode in enumerate(episodes) for t in range(len(episode.rewards))]
+    positions, steps = np.array(starts).T
+    windows = make_windows(
+        table.offsets,
+        rewards,
+        positions,
+        steps,
+        horizon_length=horizon_length,
+        action_horizon=action_horizon,
+    )
+    for k, (e, t) in enumerate(starts):
+        expected = reference_window(episodes[e], t, horizon_length, action_horizon)
+        first_row = table.offsets[e]
+        assert windows.rows[k] == first_row + t
+        assert windows.next_rows[k] == first_row + expected["next_step"]
+        assert (windows.action_rows[k] - first_row).tolist() == expected["action_steps"]
+        for name in ("valid", "rewards", "masks", "terminals", "next_terminal", "sequence_mask"):
+            found = getattr(windows, name)
+            assert found.dtype == np.float32
+            assert found[k].tolist() == expected[name], (name, e, t)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    st.integers(1, 12),
+    st.floats(0, 1),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 10_000),
+)
+def test_the_share_of_windows_inside_is_exact(lengths, horizon_length, ratio, seed, step):
+    if max(lengths) < horizon_length:
+        ratio = 0.0
+    sampler = WindowSampler(np.array(lengths), seed=seed, horizon_length=horizon_length, sequence_ratio=ratio)
+    episodes, steps = sampler.sample(step, 40)
+    lengths = np.array(lengths)[episodes]
+    assert ((steps >= 0) & (steps < lengths)).all()
+    inside = steps + horizon_length <= lengths
+    if sampler.num_crossing == 0:
+        assert inside.all()
+    else:
+        assert inside.sum() == np.floor(40 * ratio + 0.5)
+
+
+def test_every_start_of_a_kind_is_equally_likely():
+    lengths = np.array([3, 10, 25])
+    sampler = WindowSampler(lengths, seed=0, horizon_length=4, sequence_ratio=0.5)
+    draws = [sampler.sample(step, 100) for step in range(400)]
+    episodes, steps = (np.concatenate(x) for x in zip(*draws, strict=True))
+    counts = np.zeros((3, 25), int)
+    np.add.at(counts, (episodes, steps), 1)
+    starts = np.arange(25)
+    for is_inside in (True, False):
+        kind = [(e, t) for e in range(3) for t in starts[: lengths[e]] if (t + 4 <= lengths[e]) == is_inside]
+        found = np.array([counts[start] for start in kind])
+        expected = 20_000 / len(kind)
+        # Chi-square with len - 1 degrees of freedom: mean len - 1, six deviations are never.
+        statistic = np.square(found - expected).sum() / expected
+        assert statistic < len(kind) + 6 * np.sqrt(2 * len(kind))
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    def sampler(seed):
+        return WindowSampler(np.array([50, 60]), seed=seed, horizon_length=5, sequence_ratio=0.7)
+
+    first = sampler(1)
+    in_order = [first.sample(step, 16) for step in range(5)]
+    backwards = [sampler(1).sample(step, 16) for step in reversed(range(5))][::-1]
+    np.testing.assert_array_equal(in_order, backwards)
+    assert not np.array_equal(in_order[0], in_order[1])
+    assert not np.array_equal(in_order[0], sampler(2).sample(0, 16))
+
+
+@pytest.mark.parametrize("process_count", [2, 4])
+def test_processes_draw_parts_of_the_same_batch(process_count):
+    sampler = WindowSampler(np.array([50, 60, 9]), seed=3, horizon_length=5, sequence_ratio=0.6)
+    whole = np.stack(sampler.sample(7, 16))
+    parts = [
+        np.stack(sampler.sample(7, 16, process_index=i, process_count=process_count)) for i in range(process_count)
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
+
+
+def test_only_chosen_episodes_are_drawn():
+    sampler = WindowSampler(np.array([50, 60, 9, 30]), seed=3, horizon_length=5, sequence_ratio=0.6, episodes=[1, 3])
+    episodes, steps = sampler.sample(0, 200)
+    assert set(episodes.tolist()) == {1, 3}
+    assert steps.max() >= 30
+
+
+def test_the_stream_never_changes():
+    """A resumed run must see its batches whatever version resumes it."""
+    sampler = WindowSampler(np.array([50, 60, 9]), seed=42, horizon_length=5, sequence_ratio=0.7)
+    episodes, steps = sampler.sample(1000, 8)
+    assert episodes.tolist() == [0, 2, 1, 1, 1, 0, 1, 1]
+    assert steps.tolist() == [38, 7, 12, 3, 8, 47, 27, 43]
+
+
+def test_impossible_requests_are_refused():
+    with pytest.raises(ValueError, match=r"no episode has horizon_length=20 steps .the longest has 9."):
+        WindowSampler(np.array([5, 9]), seed=0, horizon_length=20, sequence_ratio=0.5)
+    with pytest.raises(ValueError, match=r"between 0 and 1, found 1\.5"):
+        WindowSampler(np.array([5, 9]), seed=0, horizon_length=2, sequence_ratio=1.5)
+    with pytest.raises(ValueError, match="no episodes"):
+        WindowSampler(np.array([]), seed=0, horizon_length=2, sequence_ratio=1.0)

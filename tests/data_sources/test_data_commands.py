@@ -1,0 +1,144 @@
+"""`acrlpd data`: what a user sees of a dataset, from the command line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from acrlpd.cli import _run_group
+from acrlpd.data.commands import COMMANDS
+from acrlpd.data.frame_cache import FrameCache
+from acrlpd.data.inspect import inspect_source
+from acrlpd.data.lerobot_writer import LeRobotWriter
+from acrlpd.data.source import DatasetError, Feature, open_source
+
+
+def run(*args: object) -> int:
+    return _run_group("acrlpd data", "datasets", COMMANDS, [str(arg) for arg in args])
+
+
+def test_inspect_reports_what_is_there(datasets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("inspect", datasets / "aloha_v30", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["format"], report["episodes"], report["frames"], report["fps"]) == ("LeRobot v3.0", 12, 1542, 50)
+    assert report["lengths"] == {"min": 100, "median": 130.5, "mean": 128.5, "max": 156}
+    assert report["prompts"] == {"Insert peg into socket": 792, "Transfer cube": 750}
+    assert report["success_rate"] == 0.75
+    assert report["reward_histogram"] == [[0.0, 0.0, 1533], [1.0, 1.0, 9]]
+    assert report["cameras"] == ["observation.images.cam_high"]
+    assert report["features"]["action"] == {"dtype": "float32", "shape": [14]}
+    assert set(report["ranges"]) == {"action", "observation.state"}
+    assert report["ranges"]["action"]["max"][0] == pytest.approx(1, abs=1e-3)
+    assert report["warnings"] == []
+    assert report["skipped"] == []
+
+
+def test_inspect_is_readable(datasets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("inspect", datasets / "libero_v21")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "6 episodes, 315 steps at 10 fps" in text
+    assert "prompt 'open the drawer'" in text
+    assert "warning the dataset says nothing about rewards" in text
+
+
+def test_inspect_leaves_broken_episodes_out_and_lists_them(copy_dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    root = copy_dataset("aloha_v21")
+    (root / "data" / "chunk-000" / "episode_000005.parquet").unlink()
+    run("inspect", root, "--json")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["episodes"], report["skipped"][0]["index"]) == (11, 5)
+    assert "1 broken episodes were skipped" in report["warnings"]
+    with pytest.raises(DatasetError, match=r"episode_000005.parquet: episode 5: the data file is missing"):
+        run("inspect", root, "--on-bad-episode", "error")
+
+
+def test_inspect_warns_of_what_would_spoil_training(tmp_path: Path) -> None:
+    features = {"observation.state": Feature("float32", (3,)), "action": Feature("float32", (3,))}
+    features["next.success"] = Feature("bool", ())
+    rng = np.random.default_rng(0)
+    with LeRobotWriter(tmp_path / "data", fps=10, features=features) as writer:
+        for length in (200, 200, 4):
+            for t in range(length):
+                state = np.array([rng.normal(), 0.5, 1e-5 * rng.normal()])
+                action = np.append(rng.normal(size=2), 1e4 if t == 3 else rng.normal())
+                columns = {"observation.state": state, "action": action, "next.success": t == length - 1}
+                writer.add_step(columns, {})
+            writer.end_episode("push")
+    warnings = "\n".join(inspect_source(open_source(tmp_path / "data")).warnings)
+    assert "observation.state: dims [1, 2] are (nearly) constant" in warnings
+    assert "action: dims [2] have outliers" in warnings
+    assert "1 episodes have fewer than 10 steps: [2]" in warnings
+    assert "every episode is a success" in warnings
+    assert "no cameras" in warnings
+
+
+def test_the_contact_sheet_shows_frames(datasets: Path, tmp_path: Path) -> None:
+    run("inspect", datasets / "libero_v30", "--contact-sheet", tmp_path / "sheet.png")
+    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
+    assert sheet.shape == (6 * (120 + 14), 2 * 3 * 160, 3)
+    tiles = [sheet[14 + row * 134 : 134 + row * 134, k * 160 : (k + 1) * 160] for row in range(6) for k in range(6)]
+    assert all(tile.std() > 20 for tile in tiles)
+    assert len({tile.tobytes() for tile in tiles}) == 36
+
+
+def test_cache_then_validate(datasets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache_dir = tmp_path / "cache"
+    size = ("--height", 32, "--width", 48)
+    assert run("cache", datasets / "libero_v30", cache_dir, *size, "--cameras", "wrist_image", "--format", "jpeg") == 0
+    source = open_source(datasets / "libero_v30")
+    cache = FrameCache(cache_dir, source, cameras=("wrist_image",), height=32, width=48)
+    assert cache.spec.encoding == "jpeg"
+    capsys.readouterr()
+    assert run("validate", source.root, "--cache-dir", cache_dir, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"episodes": 6, "problems": []}
+
+
+def test_validate_lists_everything_that_is_wrong(copy_dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    root = copy_dataset("aloha_v21")
+    camera = root / "videos" / "chunk-000" / "observation.images.cam_high"
+    (camera / "episode_000002.mp4").unlink()
+    (root / "data" / "chunk-000" / "episode_000007.parquet").unlink()
+    assert run("validate", root, "--frames", "none", "--json") == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert len(problems) == 2
+    assert "episode_000002.mp4: episode 2" in problems[0]
+    assert "episode_000007.parquet: episode 7" in problems[1]
+    assert run("validate", root, "--cache-dir", root / "no-cache") == 1
+    assert "no finished frame cache" in " ".join(capsys.readouterr().out.split())
+
+
+def test_validate_decodes_all_frames_when_asked(copy_dataset) -> None:
+    root = copy_dataset("aloha_v21")
+    video = root / "videos" / "chunk-000" / "observation.images.cam_high" / "episode_000002.mp4"
+    data = video.read_bytes()
+    video.unlink()
+    video.write_bytes(data[: len(data) // 2] + bytes(3000) + data[len(data) // 2 + 3000 :])
+    assert run("validate", root) == 0
+    assert run("validate", root, "--frames", "all") == 1
+
+
+def test_convert(datasets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--task", "Transfer cube", "--codec", "h264", "--robot-type", "aloha")
+    assert run("convert", datasets / "aloha_hdf5_sim_raw", tmp_path / "new", *arguments) == 0
+    assert open_source(tmp_path / "new").episode(1).prompt == "Transfer cube"
+    assert "2 episodes, 0 skipped" in " ".join(capsys.readouterr().out.split())
+
+
+def test_label_by_list_and_by_rule(copy_dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = copy_dataset("libero_v30")
+    assert run("label", root, "--rule", "length < 60", "--failure", "0,2") == 0
+    assert "6 of 6 episodes labelled, 2 successes" in " ".join(capsys.readouterr().out.split())
+    report = inspect_source(open_source(root))
+    assert report.success_rate == pytest.approx(2 / 6)
+    with pytest.raises(DatasetError, match=r"say how to label"):
+        run("label", root)
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) as stop:
+            run(name, "--help")
+        assert stop.value.code == 0
+        assert f"acrlpd data {name}" in capsys.readouterr().out

@@ -1,0 +1,287 @@
+"""The frame cache: the same pixels as resizing, whatever happens while it is built or afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acrlpd.data import frame_cache_builder
+from acrlpd.data.frame_cache import MANIFEST, FrameCache
+from acrlpd.data.frame_cache_builder import build_frame_cache
+from acrlpd.data.frame_store import open_frame_store
+from acrlpd.data.image_resize import resize_with_pad
+from acrlpd.data.source import DatasetError, EpisodeError, EpisodeSource, open_source
+from acrlpd.data.validate import validate_cache
+
+SIZE = {"height": 40, "width": 56}
+FRAME_BYTES = 40 * 56 * 3
+
+
+@pytest.fixture(scope="module")
+def source(datasets: Path) -> EpisodeSource:
+    return open_source(datasets / "libero_v30")
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """About two episodes per shard."""
+    monkeypatch.setattr(frame_cache_builder, "SHARD_BYTES", 100 * FRAME_BYTES)
+
+
+def build(source: EpisodeSource, directory: Path, **options) -> dict[int, str]:
+    return build_frame_cache(source, directory, **SIZE, show_progress=False, **options)
+
+
+def all_frames(source: EpisodeSource, camera: str) -> tuple[np.ndarray, np.ndarray]:
+    """Position and step of every frame of a source, in a mixed order."""
+    episodes = np.repeat(np.arange(len(source)), source.lengths)
+    ts = np.concatenate([np.arange(length) for length in source.lengths])
+    order = np.random.default_rng(0).permutation(len(ts))
+    return episodes[order], ts[order]
+
+
+def expected_frames(source: EpisodeSource, camera: str, episodes: np.ndarray, ts: np.ndarray) -> np.ndarray:
+    whole = [source.episode(i).frames(camera, np.arange(n)) for i, n in enumerate(source.lengths)]
+    small = [resize_with_pad(frames, **SIZE) for frames in whole]
+    return np.stack([small[i][t] for i, t in zip(episodes, ts, strict=True)])
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    found = (p for p in directory.rglob("*") if p.is_file() and p.name != ".lock")
+    return {str(p.relative_to(directory)): p.read_bytes() for p in found}
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_raw_cache_holds_the_resized_frames_exactly(source: EpisodeSource, tmp_path: Path) -> None:
+    assert build(source, tmp_path) == {}
+    cache = FrameCache(tmp_path, source, cameras=source.cameras, **SIZE)
+    assert len(cache.shards) > 4
+    for camera in source.cameras:
+        episodes, ts = all_frames(source, camera)
+        out = np.zeros((len(ts), 40, 56, 3), np.uint8)
+        cache.read_into(camera, episodes, ts, out)
+        np.testing.assert_array_equal(out, expected_frames(source, camera, episodes, ts))
+    assert cache.verify() == []
+    cache.close()
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_jpeg_cache_is_close_and_smaller(source: EpisodeSource, tmp_path: Path) -> None:
+    build(source, tmp_path, encoding="jpeg")
+    cache = FrameCache(tmp_path, source, cameras=("image",), **SIZE)
+    episodes, ts = all_frames(source, "image")
+    out = np.zeros((len(ts), 40, 56, 3), np.uint8)
+    cache.read_into("image", episodes, ts, out)
+    difference = np.abs(out.astype(int) - expected_frames(source, "image", episodes, ts))
+    assert difference.mean() < 2
+    assert sum(shard.bytes for shard in cache.shards) < 0.6 * 2 * len(ts) * FRAME_BYTES
+
+
+def test_one_interface_for_cache_decoder_and_pool(source: EpisodeSource, tmp_path: Path) -> None:
+    build(source, tmp_path)
+    kinds = {"cache_dir": tmp_path}, {}, {"episodes_per_memory_pool": 6}
+    episodes, ts = np.array([5, 0, 3, 3, 0]), np.array([44, 0, 7, 60, 0])
+    found = []
+    for kind in kinds:
+        store = open_frame_store(source, **SIZE, **kind)
+        if "episodes_per_memory_pool" in kind:
+            store.refresh_memory_pool(0)
+        assert store.episodes.tolist() == list(range(6))
+        out = np.zeros((5, 40, 56, 3), np.uint8)
+        store.read_into("wrist_image", episodes, ts, out)
+        found.append(out)
+        store.close()
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+    assert found[0].any()
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from acrlpd.data import frame_cache_builder, lerobot
+from acrlpd.data.source import open_source
+
+frame_cache_builder.SHARD_BYTES = int(sys.argv[3])
+read = lerobot.LeRobotSource.read_frames
+
+def slowly(*args):
+    time.sleep(0.05)
+    return read(*args)
+
+lerobot.LeRobotSource.read_frames = slowly
+source = open_source(sys.argv[1])
+frame_cache_builder.build_frame_cache(
+    source, Path(sys.argv[2]), height=40, width=56, workers=2, show_progress=False
+)
+"""
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_kill_loses_nothing_that_was_finished(source: EpisodeSource, tmp_path: Path) -> None:
+    killed, clean = tmp_path / "killed", tmp_path / "clean"
+    command = [sys.executable, "-c", CHILD, str(source.root), str(killed), str(100 * FRAME_BYTES)]
+    child = subprocess.Popen(command)
+    deadline = time.monotonic() + 60
+    while len(list(killed.glob("*/*.json"))) < 2 and time.monotonic() < deadline:
+        assert child.poll() is None, "the child ended before it could be killed"
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert not (killed / MANIFEST).exists()
+    with pytest.raises(DatasetError, match=r"no finished frame cache.*acrlpd data cache"):
+        FrameCache(killed, source, cameras=source.cameras, **SIZE)
+    finished = {p: p.with_suffix(".frames").stat().st_mtime_ns for p in killed.glob("*/*.json")}
+    assert finished
+    build(source, killed)
+    for record, written in finished.items():
+        assert record.with_suffix(".frames").stat().st_mtime_ns == written, "a finished shard was made again"
+    build(source, clean)
+    assert files_of(killed) == files_of(clean)
+
+
+def test_building_again_does_nothing(source: EpisodeSource, tmp_path: Path) -> None:
+    build(source, tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.frames")}
+    build(source, tmp_path)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.frames")} == before
+
+
+def test_only_one_builder_at_a_time(source: EpisodeSource, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CHILD, str(source.root), str(tmp_path), str(100 * FRAME_BYTES)]
+    child = subprocess.Popen(command)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "plan.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(DatasetError, match=r"another process is building"):
+            build(source, tmp_path)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_cache_serves_only_the_dataset_it_was_made_from(
+    source: EpisodeSource, datasets: Path, tmp_path: Path
+) -> None:
+    build(source, tmp_path)
+    other = open_source(datasets / "libero_v21")
+    with pytest.raises(DatasetError, match=r"made from another dataset than .*libero_v21"):
+        FrameCache(tmp_path, other, cameras=other.cameras, **SIZE)
+    with pytest.raises(DatasetError, match=r"another dataset, size or encoding"):
+        build(other, tmp_path)
+    with pytest.raises(DatasetError, match=r"frames are 40x56, the model wants 224x224"):
+        FrameCache(tmp_path, source, cameras=source.cameras, height=224, width=224)
+    with pytest.raises(DatasetError, match=r"another dataset, size or encoding"):
+        build(source, tmp_path, encoding="jpeg")
+
+
+def test_a_camera_that_is_not_in_the_cache(source: EpisodeSource, tmp_path: Path) -> None:
+    build(source, tmp_path, cameras=("image",))
+    with pytest.raises(DatasetError, match=r"no camera 'wrist_image', it has \['image'\]"):
+        FrameCache(tmp_path, source, cameras=source.cameras, **SIZE)
+
+
+def test_a_directory_with_other_things_is_not_built_into(source: EpisodeSource, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(DatasetError, match=r"not empty and not a frame cache"):
+        build(source, tmp_path)
+
+
+def test_a_truncated_shard_is_found_at_open(source: EpisodeSource, tmp_path: Path) -> None:
+    build(source, tmp_path)
+    shard = next((tmp_path / "image").glob("*.frames"))
+    os.truncate(shard, shard.stat().st_size - 1)
+    with pytest.raises(DatasetError, match=r"00000.frames: has \d+ bytes, the manifest says \d+"):
+        FrameCache(tmp_path, source, cameras=source.cameras, **SIZE)
+
+
+def test_a_flipped_byte_is_found_by_validation(source: EpisodeSource, tmp_path: Path) -> None:
+    build(source, tmp_path)
+    assert validate_cache(tmp_path, source) == []
+    shard = next((tmp_path / "image").glob("*.frames"))
+    with shard.open("r+b") as file:
+        file.seek(12345)
+        byte = file.read(1)[0]
+        file.seek(12345)
+        file.write(bytes([byte ^ 1]))
+    problems = validate_cache(tmp_path, source)
+    assert len(problems) == 1
+    assert "image/00000.frames: checksum" in problems[0]
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"spec": {}, "shards": [], "skipped": {}}'])
+def test_a_damaged_manifest(source: EpisodeSource, tmp_path: Path, damage: str) -> None:
+    build(source, tmp_path)
+    (tmp_path / MANIFEST).write_text(damage)
+    with pytest.raises(DatasetError, match=r"manifest.json: damaged"):
+        FrameCache(tmp_path, source, cameras=source.cameras, **SIZE)
+
+
+def broken_video(copy_dataset) -> Path:
+    """Episode 3 of aloha_v21 has noise in the middle of its video, which only decoding finds."""
+    root = copy_dataset("aloha_v21")
+    path = root / "videos" / "chunk-000" / "observation.images.cam_high" / "episode_000003.mp4"
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[: len(data) // 2] + bytes(4000) + data[len(data) // 2 + 4000 :])
+    return root
+
+
+def test_an_undecodable_episode_stops_the_build(copy_dataset, tmp_path: Path) -> None:
+    source = open_source(broken_video(copy_dataset))
+    with pytest.raises(EpisodeError, match=r"episode_000003.mp4: episode 3, frame \d+"):
+        build(source, tmp_path / "cache")
+    assert not (tmp_path / "cache" / MANIFEST).exists()
+
+
+def test_an_undecodable_episode_is_left_out_when_agreed(copy_dataset, tmp_path: Path) -> None:
+    root = broken_video(copy_dataset)
+    source = open_source(root, on_bad_episode="skip")
+    assert len(source) == 12
+    skipped = build(source, tmp_path / "cache")
+    assert list(skipped) == [3]
+    cache = FrameCache(tmp_path / "cache", source, cameras=source.cameras, **SIZE)
+    assert cache.source.indices == (0, 1, 2, *range(4, 12))
+    assert "episode 3, frame" in cache.source.skipped[0].reason
+    camera = source.cameras[0]
+    out = np.zeros((2, 40, 56, 3), np.uint8)
+    cache.read_into(camera, np.array([3, 10]), np.array([5, 9]), out)  # positions: episodes 4 and 11
+    for frame, (index, t) in zip(out, [(4, 5), (11, 9)], strict=True):
+        full = source.read_frames(index, camera, np.array([t]))
+        np.testing.assert_array_equal(frame, resize_with_pad(full, **SIZE)[0])
+    with pytest.raises(DatasetError, match=r"1 episodes could not be decoded .* on_bad_episode=skip"):
+        FrameCache(tmp_path / "cache", open_source(root), cameras=source.cameras, **SIZE)
+
+
+def test_a_part_of_the_source_can_be_served(source: EpisodeSource, tmp_path: Path) -> None:
+    build(source, tmp_path)
+    part = source.without({0: "not wanted", 2: "not wanted"})
+    cache = FrameCache(tmp_path, part, cameras=("image",), **SIZE)
+    out = np.zeros((1, 40, 56, 3), np.uint8)
+    cache.read_into("image", np.array([1]), np.array([4]), out)
+    np.testing.assert_array_equal(out, resize_with_pad(source.read_frames(3, "image", np.array([4])), **SIZE))
+
+
+def test_a_buffer_of_the_wrong_shape_is_refused(source: EpisodeSource, tmp_path: Path) -> None:
+    build(source, tmp_path)
+    cache = FrameCache(tmp_path, source, cameras=("image",), **SIZE)
+    with pytest.raises(ValueError, match=r"out must be uint8 \[2, 40, 56, 3\], found uint8 \[1, 40, 56, 3\]"):
+        cache.read_into("image", np.array([0, 1]), np.array([0, 0]), np.zeros((1, 40, 56, 3), np.uint8))
+
+
+def test_the_number_of_open_shards_is_bounded(source: EpisodeSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_cache_builder, "SHARD_BYTES", 1)
+    monkeypatch.setattr(frame_cache_builder, "MAX_SHARDS", 6)
+    spec = frame_cache_builder.CacheSpec(source.identity, source.cameras, 40, 56, "raw")
+    plan = frame_cache_builder._plan(source, spec)
+    assert len(plan) <= 6
+    for camera in source.cameras:
+        assert [i for _, c, indices in plan if c == camera for i in indices] == list(source.indices)
+    assert json.loads(json.dumps(plan))

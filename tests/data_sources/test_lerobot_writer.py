@@ -1,0 +1,229 @@
+"""The LeRobot v3.0 writer: what it writes is laid out as by lerobot itself and reads back as it was given."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import frame_codes
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from acrlpd.data import lerobot_writer
+from acrlpd.data.lerobot_writer import LeRobotWriter
+from acrlpd.data.source import DatasetError, Feature, open_source
+
+# The features of the aloha_v30 test dataset, which lerobot wrote.
+FEATURES = {
+    "observation.images.cam_high": Feature("video", (240, 320, 3)),
+    "observation.state": Feature("float32", (14,)),
+    "action": Feature("float32", (14,)),
+    "next.reward": Feature("float32", ()),
+    "next.done": Feature("bool", ()),
+    "next.success": Feature("bool", ()),
+}
+SMALL = {
+    "left": Feature("video", (64, 96, 3)),
+    "right": Feature("video", (96, 128, 3)),
+    "state": Feature("float64", (3,)),
+    "count": Feature("int64", ()),
+}
+
+
+def write_aloha(writer: LeRobotWriter, episode: int, length: int) -> None:
+    state, action = (frame_codes.state(episode, length, 14, ahead) for ahead in (0, 1))
+    for t in range(length):
+        last = t == length - 1
+        success = last and frame_codes.success(episode)
+        columns = {"observation.state": state[t], "action": action[t], "next.reward": float(success)}
+        columns |= {"next.done": last, "next.success": success}
+        writer.add_step(columns, {"observation.images.cam_high": frame_codes.encode(episode, t, 0, 240, 320)})
+
+
+def write_small(writer: LeRobotWriter, episode: int, length: int, task: str | None = "do it") -> None:
+    for t in range(length):
+        frames = {
+            "left": frame_codes.encode(episode, t, 0, 64, 96),
+            "right": frame_codes.encode(episode, t, 1, 96, 128),
+        }
+        writer.add_step({"state": np.full(3, t / 3), "count": t}, frames)
+    if task is not None:
+        writer.end_episode(task)
+
+
+def check_small(root: Path, lengths: list[int]) -> None:
+    source = open_source(root)
+    assert source.lengths.tolist() == lengths
+    for episode in source:
+        np.testing.assert_array_equal(episode.columns["count"], np.arange(episode.length))
+        np.testing.assert_array_equal(episode.columns["state"][:, 1], np.arange(episode.length) / 3)
+        for number, camera in enumerate(source.cameras):
+            found = frame_codes.decode_all(episode.frames(camera, np.arange(episode.length)))
+            assert found == [(episode.index, t, number) for t in range(episode.length)]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("written") / "aloha"
+    with LeRobotWriter(root, fps=50, features=FEATURES, robot_type="aloha") as writer:
+        for episode, task in enumerate(["Transfer cube", "Insert peg into socket", "Transfer cube", "Wave"]):
+            write_aloha(writer, episode, 23 + episode)
+            assert writer.end_episode(task) == episode
+    return root
+
+
+def test_it_reads_back(written: Path) -> None:
+    source = open_source(written)
+    assert (source.format, source.fps, source.lengths.tolist()) == ("LeRobot v3.0", 50, [23, 24, 25, 26])
+    assert [episode.prompt for episode in source] == [
+        "Transfer cube",
+        "Insert peg into socket",
+        "Transfer cube",
+        "Wave",
+    ]
+    for episode in source:
+        np.testing.assert_array_equal(
+            episode.columns["action"], frame_codes.state(episode.index, episode.length, 14, 1)
+        )
+        assert episode.columns["next.success"][-1] == frame_codes.success(episode.index)
+        codes = frame_codes.decode_all(episode.frames(source.cameras[0], np.arange(episode.length)))
+        assert codes == [(episode.index, t, 0) for t in range(episode.length)]
+
+
+def test_the_layout_is_lerobots(written: Path, datasets: Path) -> None:
+    theirs = datasets / "aloha_v30"
+    ours, real = (json.loads((root / "meta" / "info.json").read_text()) for root in (written, theirs))
+    assert list(ours) == list(real)
+    assert ours["features"] == real["features"]
+    for key in ("codebase_version", "robot_type", "chunks_size", "fps", "data_path", "video_path"):
+        assert ours[key] == real[key]
+    assert (ours["total_episodes"], ours["total_frames"], ours["total_tasks"]) == (4, 98, 3)
+    assert ours["splits"] == {"train": "0:4"}
+    for file in ("data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet", "meta/tasks.parquet"):
+        assert pq.read_schema(written / file).equals(pq.read_schema(theirs / file)), file
+    described = [
+        json.loads(pq.read_schema(r / "data/chunk-000/file-000.parquet").metadata[b"huggingface"])
+        for r in (written, theirs)
+    ]
+    assert described[0]["info"] == described[1]["info"]
+    stats = [json.loads((root / "meta" / "stats.json").read_text()) for root in (written, theirs)]
+    assert {k: set(v) for k, v in stats[0].items()} == {k: set(v) for k, v in stats[1].items()}
+    files = {str(p.relative_to(written)) for p in written.rglob("*") if p.is_file()}
+    assert files < {str(p.relative_to(theirs)) for p in theirs.rglob("*") if p.is_file()}
+
+
+def test_statistics_are_those_of_the_columns(written: Path) -> None:
+    source = open_source(written)
+    stats = json.loads((written / "meta" / "stats.json").read_text())
+    action = source.read_columns(["action"]).columns["action"].astype(np.float64)
+    np.testing.assert_allclose(stats["action"]["mean"], action.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(stats["action"]["std"], action.std(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(stats["action"]["min"], action.min(axis=0))
+    assert stats["action"]["count"] == [98]
+    frames = [e.frames(source.cameras[0], np.arange(0, e.length, 10)) for e in source]
+    brightness = np.concatenate([f.reshape(-1, 3) for f in frames]).mean(axis=0) / 255
+    np.testing.assert_allclose(np.squeeze(stats[source.cameras[0]]["mean"]), brightness, atol=0.02)
+    row = pq.read_table(written / "meta/episodes/chunk-000/file-000.parquet").to_pylist()[2]
+    np.testing.assert_allclose(row["stats/action/max"], source.episode(2).columns["action"].max(axis=0))
+
+
+def test_full_files_are_followed_by_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each camera goes on to its next file on its own; rows and metadata too."""
+    monkeypatch.setattr(lerobot_writer, "VIDEO_FILE_MB", 0)
+    monkeypatch.setattr(lerobot_writer, "DATA_FILE_MB", 0)
+    with LeRobotWriter(tmp_path / "data", fps=12.5, features=SMALL, codec="h264") as writer:
+        for episode in range(3):
+            write_small(writer, episode, 5 + episode)
+        monkeypatch.setattr(lerobot_writer, "VIDEO_FILE_MB", 100)
+        writer._videos["left"].close()  # as if it had been full: the files of the cameras differ from now on
+        write_small(writer, 3, 8)
+        writer._videos["right"].close()
+        write_small(writer, 4, 9)
+    assert len(list((tmp_path / "data" / "data" / "chunk-000").iterdir())) == 5
+    check_small(tmp_path / "data", [5, 6, 7, 8, 9])
+    table = pq.read_table(tmp_path / "data/meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [row["videos/left/file_index"] for row in table] != [row["videos/right/file_index"] for row in table]
+
+
+def test_a_discarded_episode_leaves_no_trace(tmp_path: Path) -> None:
+    with LeRobotWriter(tmp_path / "data", fps=10, features=SMALL, codec="h264") as writer:
+        write_small(writer, 0, 6)
+        write_small(writer, 63, 4, task=None)
+        writer.discard_episode()
+        write_small(writer, 1, 7)
+        write_small(writer, 62, 3, task=None)
+    check_small(tmp_path / "data", [6, 7])
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_lerobot_writer import SMALL, write_small
+from acrlpd.data.lerobot_writer import LeRobotWriter
+
+writer = LeRobotWriter(Path(sys.argv[1]), fps=10, features=SMALL, codec="h264", durable=True)
+for episode in range(60):
+    write_small(writer, episode, 5)
+    print(episode, flush=True)
+"""
+
+
+def test_a_kill_while_recording_costs_the_current_episode_only(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "data"), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        done = 0
+        while done < 3:
+            done = int(child.stdout.readline()) + 1
+        time.sleep(0.02)  # somewhere inside a later episode
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split()
+    done += len(rest)
+    assert not (tmp_path / "data" / "meta" / "episodes" / "chunk-000" / "file-059.parquet").exists()
+    found = open_source(tmp_path / "data").lengths.tolist()
+    assert len(found) in (done, done + 1)  # the last may have been stored before it could be told
+    check_small(tmp_path / "data", [5] * len(found))
+
+
+def test_an_episode_that_info_does_not_count_yet_is_left_out(tmp_path: Path) -> None:
+    """What a kill leaves between the last two files of an episode."""
+    root = tmp_path / "data"
+    writer = LeRobotWriter(root, fps=10, features=SMALL, codec="h264", durable=True)
+    write_small(writer, 0, 6)
+    before = (root / "meta" / "info.json").read_bytes()
+    write_small(writer, 1, 7)
+    (root / "meta" / "info.json").write_bytes(before)
+    check_small(root, [6])
+
+
+@pytest.mark.parametrize(
+    ("name", "feature", "message"),
+    [
+        ("frame_index", Feature("int64", ()), "added by the writer"),
+        ("action/joint", Feature("float32", (7,)), "no '/' in the names"),
+        ("matrix", Feature("float32", (2, 2)), "not a number or a vector"),
+        ("camera", Feature("video", (65, 64, 3)), "even sizes"),
+    ],
+)
+def test_features_that_cannot_be_written(tmp_path: Path, name: str, feature: Feature, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LeRobotWriter(tmp_path / "data", fps=10, features={name: feature})
+
+
+def test_steps_that_do_not_fit_the_declaration(tmp_path: Path) -> None:
+    writer = LeRobotWriter(tmp_path / "data", fps=10, features={"state": Feature("float32", (3,))})
+    with pytest.raises(ValueError, match=r"missing or unknown: .*'action', 'state'"):
+        writer.add_step({"action": np.zeros(3)}, {})
+    with pytest.raises(ValueError, match=r"state has shape \[4\], declared \[3\]"):
+        writer.add_step({"state": np.zeros(4)}, {})
+    with pytest.raises(ValueError, match=r"at least one step"):
+        writer.end_episode("nothing")
+
+
+def test_an_existing_dataset_is_not_written_over(written: Path) -> None:
+    with pytest.raises(DatasetError, match=r"not empty"):
+        LeRobotWriter(written, fps=50, features=FEATURES)
