@@ -104,7 +104,7 @@ def bc_step(config: Pi0Config, batch_size: int):
     actions = jax.random.normal(jax.random.key(1), (batch_size, config.action_horizon, config.action_dim))
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def step(state, rng):
+    def step(state, rng, obs, actions):
         def loss_fn(params):
             return nnx.merge(graphdef, params).compute_loss(rng, obs, actions, train=True).mean()
 
@@ -117,10 +117,10 @@ def bc_step(config: Pi0Config, batch_size: int):
     box = {"state": state}
 
     def call():
-        box["state"], loss = step(box["state"], jax.random.key(0))
+        box["state"], loss = step(box["state"], jax.random.key(0), obs, actions)
         return loss
 
-    compiled = step.lower(state, jax.random.key(0)).compile()
+    compiled = step.lower(state, jax.random.key(0), obs, actions).compile()
     analysis = compiled.memory_analysis()
     gib = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes) / 2**30 if analysis else 0.0
     return call, gib
@@ -130,9 +130,9 @@ def sample_call(config: Pi0Config, batch_size: int, num_samples: int):
     graphdef, params = random_params(config, jnp.bfloat16)
     obs = observation(config, batch_size)
     sample = jax.jit(
-        lambda params, rng: nnx.merge(graphdef, params).sample_candidates(rng, obs, num_samples, num_steps=10)
+        lambda params, rng, obs: nnx.merge(graphdef, params).sample_candidates(rng, obs, num_samples, num_steps=10)
     )
-    return lambda: sample(params, jax.random.key(0))
+    return lambda: sample(params, jax.random.key(0), obs)
 
 
 def main() -> None:

@@ -79,9 +79,7 @@ def tiny_pi0(**changes: Any) -> Pi0Config:
     return Pi0Config(**{**fields, **changes})
 
 
-def make_batch(
-    config: RLTrainConfig, batch_size: int, seed: int = 0, *, all_valid: bool = False
-) -> Batch:
+def make_batch(config: RLTrainConfig, batch_size: int, seed: int = 0, *, all_valid: bool = False) -> Batch:
     """Random numbers everywhere; some windows end early, some in a terminal, some are not for the critic."""
     rng = np.random.default_rng(seed)
     observation_spec, action_spec = config.model.inputs_spec(batch_size)
@@ -144,7 +142,9 @@ def replace_acrlpd(config: RLTrainConfig, **changes: Any) -> RLTrainConfig:
 def assert_trees_close(actual: Any, expected: Any, *, rtol: float = 1e-5, atol: float = 1e-6) -> None:
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for path, (a, e) in zip(
-        jax.tree_util.tree_leaves_with_path(actual), zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True), strict=True
+        jax.tree_util.tree_leaves_with_path(actual),
+        zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True),
+        strict=True,
     ):
         np.testing.assert_allclose(a, e, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path[0]))
 

@@ -14,14 +14,14 @@ from agent_helpers import make_config, random_like, tiny_pi0
 N = 12
 
 
-@pytest.fixture(scope="module", params=["state", "pi0"])
-def agent(request):
-    if request.param == "state":
-        config = make_config(num_action_samples=N)
-    else:
-        config = make_config(model=tiny_pi0(), num_action_samples=N)
+def build(config):
     shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
     return random_like(shapes, scale=0.1), config.model.fake_obs(3)
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return build(make_config(num_action_samples=N))
 
 
 def with_best_of_n(agent, **fields):
@@ -31,13 +31,15 @@ def with_best_of_n(agent, **fields):
     return agent.replace(algorithm=algorithm)
 
 
-@pytest.mark.parametrize("top_k", [1, 3])
-def test_strategies_choose_the_same_actions(agent, top_k):
-    agent, observation = agent
+@pytest.mark.parametrize(("model", "top_k"), [("state", 1), ("state", 3), ("pi0", 1)])
+def test_strategies_choose_the_same_actions(model, top_k):
+    config = make_config(num_action_samples=N)
+    if model == "pi0":
+        config = make_config(num_action_samples=N, model=tiny_pi0())
+    agent, observation = build(config)
+    sample = jax.jit(lambda agent, key: agent.best_of_n(key, observation))
     results = {
-        strategy: jax.jit(lambda a, key: a.best_of_n(key, observation))(
-            with_best_of_n(agent, strategy=strategy, chunk_size=5, top_k=top_k), jax.random.key(1)
-        )
+        strategy: sample(with_best_of_n(agent, strategy=strategy, chunk_size=5, top_k=top_k), jax.random.key(1))
         for strategy in ("parallel", "chunked", "sequential")
     }
     expected = results.pop("parallel")

@@ -180,4 +180,3 @@ def test_dropout_of_a_sample_does_not_depend_on_its_neighbours():
 def test_impossible_critics_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         build(**changes)
-

@@ -55,7 +55,9 @@ def test_adamw_is_openpis(golden, name, config, schedule):
             float(create_lr_schedule(schedule)(jnp.asarray(i))), rel=1e-6
         )
         grads = tree("grads", i)
-        np.testing.assert_allclose(global_norm(jax.tree.map(jnp.asarray, grads)), golden[f"{name}/grad_norm{i}"], rtol=1e-6)
+        np.testing.assert_allclose(
+            global_norm(jax.tree.map(jnp.asarray, grads)), golden[f"{name}/grad_norm{i}"], rtol=1e-6
+        )
         updates, opt_state = optimizer.tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
         expected = tree("params", i + 1)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from acrlpd.data.image_resize import resize_with_pad
+from acrlpd.data.robot_images import parse_image
 
 
 @pytest.mark.parametrize("case", ["wide_down", "tall_down", "wide_up", "odd_pad", "vga"])
@@ -28,3 +29,8 @@ def test_an_image_of_the_right_size_is_not_copied():
 def test_other_dtypes_are_refused():
     with pytest.raises(ValueError, match="uint8"):
         resize_with_pad(np.zeros((16, 16, 3), np.float32), 8, 8)
+
+
+def test_float_images_become_the_bytes_that_openpi_makes(goldens):
+    golden = np.load(goldens / "resize_with_pad.npz")
+    np.testing.assert_array_equal(parse_image(golden["convert_to_uint8/in"]), golden["convert_to_uint8/out"])

@@ -1,5 +1,6 @@
 """`acrlpd data`: what a user sees of a dataset, from the command line."""
 
+import io
 import json
 from pathlib import Path
 
@@ -134,6 +135,36 @@ def test_label_by_list_and_by_rule(copy_dataset, tmp_path: Path, capsys: pytest.
     assert report.success_rate == pytest.approx(2 / 6)
     with pytest.raises(DatasetError, match=r"say how to label"):
         run("label", root)
+
+
+def test_label_with_rewards(copy_dataset, tmp_path: Path) -> None:
+    root = copy_dataset("libero_v30")
+    run("label", root, "--success", "0-3", "--failure", "4,5", "--reward", "1-2=0.5,4=-1")
+    episodes = json.loads((tmp_path / "libero_v30.labels.json").read_text())["episodes"]
+    rewards = [episodes[str(i)].get("reward") for i in range(6)]
+    assert rewards == [None, 0.5, 0.5, None, -1, None]
+    run("label", root, "--reward", "3=2")
+    episodes = json.loads((tmp_path / "libero_v30.labels.json").read_text())["episodes"]
+    assert (episodes["3"]["success"], episodes["3"]["reward"], episodes["1"]["reward"]) == (True, 2, 0.5)
+    (tmp_path / "libero_v30.labels.json").unlink()
+    with pytest.raises(ValueError, match=r"episode 3 has no label yet"):
+        run("label", root, "--reward", "3=2")
+
+
+def test_label_interactively(copy_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = copy_dataset("libero_v30")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\ns\ny\nq\n"))
+    run("label", root, "--interactive", "--camera", "wrist_image")
+    episodes = json.loads((tmp_path / "libero_v30.labels.json").read_text())["episodes"]
+    assert {index: entry["success"] for index, entry in episodes.items()} == {"0": True, "1": False, "3": True}
+
+
+def test_stats_of_a_config(datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("stats", "--config", "libero", "--data-dir", datasets / "libero_v30", "--asset-id", "mine") == 0
+    written = json.loads((tmp_path / "assets" / "mine" / "norm_stats.json").read_text())
+    state = open_source(datasets / "libero_v30").read_columns(["state"]).columns["state"]
+    np.testing.assert_allclose(written["norm_stats"]["state"]["mean"][:8], state.mean(axis=0), atol=1e-4)
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,19 @@ FRAME_BYTES = 40 * 56 * 3
 @pytest.fixture(scope="module")
 def source(datasets: Path) -> EpisodeSource:
     return open_source(datasets / "libero_v30")
+
+
+@pytest.fixture(scope="module")
+def built(source: EpisodeSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("cache")
+    build(source, directory)
+    return directory
+
+
+@pytest.fixture
+def cache_dir(built: Path, tmp_path: Path) -> Path:
+    """A finished raw cache of the source, to be damaged at will."""
+    return Path(shutil.copytree(built, tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -83,9 +97,8 @@ def test_a_jpeg_cache_is_close_and_smaller(source: EpisodeSource, tmp_path: Path
     assert sum(shard.bytes for shard in cache.shards) < 0.6 * 2 * len(ts) * FRAME_BYTES
 
 
-def test_one_interface_for_cache_decoder_and_pool(source: EpisodeSource, tmp_path: Path) -> None:
-    build(source, tmp_path)
-    kinds = {"cache_dir": tmp_path}, {}, {"episodes_per_memory_pool": 6}
+def test_one_interface_for_cache_decoder_and_pool(source: EpisodeSource, cache_dir: Path) -> None:
+    kinds = {"cache_dir": cache_dir}, {}, {"episodes_per_memory_pool": 6}
     episodes, ts = np.array([5, 0, 3, 3, 0]), np.array([44, 0, 7, 60, 0])
     found = []
     for kind in kinds:
@@ -153,6 +166,24 @@ def test_building_again_does_nothing(source: EpisodeSource, tmp_path: Path) -> N
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.frames")} == before
 
 
+@pytest.mark.parametrize("kind", ["cache", "decoder", "pool"])
+def test_a_step_outside_its_episode_is_never_a_neighbours_frame(
+    source: EpisodeSource, cache_dir: Path, kind: str
+) -> None:
+    options = {}
+    if kind == "cache":
+        options = {"cache_dir": cache_dir}
+    elif kind == "pool":
+        options = {"episodes_per_memory_pool": 6}
+    store = open_frame_store(source, **SIZE, **options)
+    if kind == "pool":
+        store.refresh_memory_pool(0)
+    out = np.zeros((2, 40, 56, 3), np.uint8)
+    for t in (-1, 47):
+        with pytest.raises(IndexError, match=r"has steps 0..46, asked for"):
+            store.read_into("image", np.array([0, 1]), np.array([0, t]), out)
+
+
 def test_only_one_builder_at_a_time(source: EpisodeSource, tmp_path: Path) -> None:
     command = [sys.executable, "-c", CHILD, str(source.root), str(tmp_path), str(100 * FRAME_BYTES)]
     child = subprocess.Popen(command)
@@ -168,18 +199,17 @@ def test_only_one_builder_at_a_time(source: EpisodeSource, tmp_path: Path) -> No
 
 
 def test_a_cache_serves_only_the_dataset_it_was_made_from(
-    source: EpisodeSource, datasets: Path, tmp_path: Path
+    source: EpisodeSource, datasets: Path, cache_dir: Path
 ) -> None:
-    build(source, tmp_path)
     other = open_source(datasets / "libero_v21")
     with pytest.raises(DatasetError, match=r"made from another dataset than .*libero_v21"):
-        FrameCache(tmp_path, other, cameras=other.cameras, **SIZE)
+        FrameCache(cache_dir, other, cameras=other.cameras, **SIZE)
     with pytest.raises(DatasetError, match=r"another dataset, size or encoding"):
-        build(other, tmp_path)
+        build(other, cache_dir)
     with pytest.raises(DatasetError, match=r"frames are 40x56, the model wants 224x224"):
-        FrameCache(tmp_path, source, cameras=source.cameras, height=224, width=224)
+        FrameCache(cache_dir, source, cameras=source.cameras, height=224, width=224)
     with pytest.raises(DatasetError, match=r"another dataset, size or encoding"):
-        build(source, tmp_path, encoding="jpeg")
+        build(source, cache_dir, encoding="jpeg")
 
 
 def test_a_camera_that_is_not_in_the_cache(source: EpisodeSource, tmp_path: Path) -> None:
@@ -194,34 +224,31 @@ def test_a_directory_with_other_things_is_not_built_into(source: EpisodeSource, 
         build(source, tmp_path)
 
 
-def test_a_truncated_shard_is_found_at_open(source: EpisodeSource, tmp_path: Path) -> None:
-    build(source, tmp_path)
-    shard = next((tmp_path / "image").glob("*.frames"))
+def test_a_truncated_shard_is_found_at_open(source: EpisodeSource, cache_dir: Path) -> None:
+    shard = next((cache_dir / "image").glob("*.frames"))
     os.truncate(shard, shard.stat().st_size - 1)
     with pytest.raises(DatasetError, match=r"00000.frames: has \d+ bytes, the manifest says \d+"):
-        FrameCache(tmp_path, source, cameras=source.cameras, **SIZE)
+        FrameCache(cache_dir, source, cameras=source.cameras, **SIZE)
 
 
-def test_a_flipped_byte_is_found_by_validation(source: EpisodeSource, tmp_path: Path) -> None:
-    build(source, tmp_path)
-    assert validate_cache(tmp_path, source) == []
-    shard = next((tmp_path / "image").glob("*.frames"))
+def test_a_flipped_byte_is_found_by_validation(source: EpisodeSource, cache_dir: Path) -> None:
+    assert validate_cache(cache_dir, source) == []
+    shard = next((cache_dir / "image").glob("*.frames"))
     with shard.open("r+b") as file:
         file.seek(12345)
         byte = file.read(1)[0]
         file.seek(12345)
         file.write(bytes([byte ^ 1]))
-    problems = validate_cache(tmp_path, source)
+    problems = validate_cache(cache_dir, source)
     assert len(problems) == 1
     assert "image/00000.frames: checksum" in problems[0]
 
 
 @pytest.mark.parametrize("damage", ["{", "{}", '{"spec": {}, "shards": [], "skipped": {}}'])
-def test_a_damaged_manifest(source: EpisodeSource, tmp_path: Path, damage: str) -> None:
-    build(source, tmp_path)
-    (tmp_path / MANIFEST).write_text(damage)
+def test_a_damaged_manifest(source: EpisodeSource, cache_dir: Path, damage: str) -> None:
+    (cache_dir / MANIFEST).write_text(damage)
     with pytest.raises(DatasetError, match=r"manifest.json: damaged"):
-        FrameCache(tmp_path, source, cameras=source.cameras, **SIZE)
+        FrameCache(cache_dir, source, cameras=source.cameras, **SIZE)
 
 
 def broken_video(copy_dataset) -> Path:
@@ -260,18 +287,16 @@ def test_an_undecodable_episode_is_left_out_when_agreed(copy_dataset, tmp_path: 
         FrameCache(tmp_path / "cache", open_source(root), cameras=source.cameras, **SIZE)
 
 
-def test_a_part_of_the_source_can_be_served(source: EpisodeSource, tmp_path: Path) -> None:
-    build(source, tmp_path)
+def test_a_part_of_the_source_can_be_served(source: EpisodeSource, cache_dir: Path) -> None:
     part = source.without({0: "not wanted", 2: "not wanted"})
-    cache = FrameCache(tmp_path, part, cameras=("image",), **SIZE)
+    cache = FrameCache(cache_dir, part, cameras=("image",), **SIZE)
     out = np.zeros((1, 40, 56, 3), np.uint8)
     cache.read_into("image", np.array([1]), np.array([4]), out)
     np.testing.assert_array_equal(out, resize_with_pad(source.read_frames(3, "image", np.array([4])), **SIZE))
 
 
-def test_a_buffer_of_the_wrong_shape_is_refused(source: EpisodeSource, tmp_path: Path) -> None:
-    build(source, tmp_path)
-    cache = FrameCache(tmp_path, source, cameras=("image",), **SIZE)
+def test_a_buffer_of_the_wrong_shape_is_refused(source: EpisodeSource, cache_dir: Path) -> None:
+    cache = FrameCache(cache_dir, source, cameras=("image",), **SIZE)
     with pytest.raises(ValueError, match=r"out must be uint8 \[2, 40, 56, 3\], found uint8 \[1, 40, 56, 3\]"):
         cache.read_into("image", np.array([0, 1]), np.array([0, 0]), np.zeros((1, 40, 56, 3), np.uint8))
 

@@ -1,10 +1,6 @@
 """The LeRobot v3.0 writer: what it writes is laid out as by lerobot itself and reads back as it was given."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import frame_codes
@@ -156,48 +152,6 @@ def test_a_discarded_episode_leaves_no_trace(tmp_path: Path) -> None:
         write_small(writer, 1, 7)
         write_small(writer, 62, 3, task=None)
     check_small(tmp_path / "data", [6, 7])
-
-
-CHILD = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_lerobot_writer import SMALL, write_small
-from acrlpd.data.lerobot_writer import LeRobotWriter
-
-writer = LeRobotWriter(Path(sys.argv[1]), fps=10, features=SMALL, codec="h264", durable=True)
-for episode in range(60):
-    write_small(writer, episode, 5)
-    print(episode, flush=True)
-"""
-
-
-def test_a_kill_while_recording_costs_the_current_episode_only(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "data"), str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        done = 0
-        while done < 3:
-            done = int(child.stdout.readline()) + 1
-        time.sleep(0.02)  # somewhere inside a later episode
-        child.send_signal(signal.SIGKILL)
-        rest = child.stdout.read().split()
-    done += len(rest)
-    assert not (tmp_path / "data" / "meta" / "episodes" / "chunk-000" / "file-059.parquet").exists()
-    found = open_source(tmp_path / "data").lengths.tolist()
-    assert len(found) in (done, done + 1)  # the last may have been stored before it could be told
-    check_small(tmp_path / "data", [5] * len(found))
-
-
-def test_an_episode_that_info_does_not_count_yet_is_left_out(tmp_path: Path) -> None:
-    """What a kill leaves between the last two files of an episode."""
-    root = tmp_path / "data"
-    writer = LeRobotWriter(root, fps=10, features=SMALL, codec="h264", durable=True)
-    write_small(writer, 0, 6)
-    before = (root / "meta" / "info.json").read_bytes()
-    write_small(writer, 1, 7)
-    (root / "meta" / "info.json").write_bytes(before)
-    check_small(root, [6])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import frame_codes
+import h5py
 import numpy as np
 import pytest
 
@@ -141,6 +142,23 @@ def test_droid_language_annotations_win_over_the_category(copy_dataset, tmp_path
     source = open_source(root)
     assert source.episode(0).prompt == "put the marker in the mug"
     assert source.episode(1).prompt == "Move object into or out of container"
+
+
+def test_aloha_files_may_carry_rewards_a_success_a_task_and_a_rate(copy_dataset) -> None:
+    root = copy_dataset("aloha_hdf5_sim_raw")
+    for number, path in enumerate(sorted(root.iterdir())):
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data)
+        with h5py.File(path, "r+") as file:
+            file["reward"] = np.linspace(0, 1, len(file["action"]))[:, None]
+            file.attrs.update(success=number == 1, task="sort the screws", fps=30)
+    source = open_source(root)
+    assert (source.fps, source.features["next.reward"].shape) == (30, ())
+    for number, episode in enumerate(source):
+        assert episode.prompt == "sort the screws"
+        assert episode.columns["next.reward"][-1] == 1
+        assert episode.columns["next.success"].sum() == episode.columns["next.success"][-1] == number
 
 
 def test_opening_reads_metadata_only(copy_dataset) -> None:

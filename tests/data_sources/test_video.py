@@ -1,6 +1,8 @@
 """Random access to videos of every make: the right frame or an error, never a wrong frame."""
 
+import gc
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -113,6 +115,20 @@ def test_decoders_do_not_pile_up(tmp_path: Path) -> None:
     assert open_files(tmp_path) == 3
     pool.close()
     assert open_files(tmp_path) == 0
+
+
+def test_a_closed_reader_frees_its_decoder_at_once(video: Path) -> None:
+    """Decoders hold megabytes; waiting for the garbage collector let them pile up."""
+    gc.disable()
+    try:
+        reader = VideoReader(video)
+        reader.frame(0.4, FPS)
+        reference = weakref.ref(reader)
+        reader.close()
+        del reader
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 def test_threads_share_a_file_without_mixing_frames(video: Path) -> None:

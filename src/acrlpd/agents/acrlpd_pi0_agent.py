@@ -110,9 +110,7 @@ class ACRLPDPi0Agent:
         if terms & CRITIC_TERMS:
             targets = compute_targets(self.algorithm, networks, batch, draws, subset_rng)
         loss_weights = loss_weights or LossWeights(1.0, 1.0, 1.0, 1.0)
-        loss, (record, norm) = joint_loss(
-            self.algorithm, networks, loss_weights, batch, draws, targets, terms
-        )
+        loss, (record, norm) = joint_loss(self.algorithm, networks, loss_weights, batch, draws, targets, terms)
         info = loss_info(self.algorithm, batch, record, norm, networks.temperature())
         return loss, info | {"total_loss": loss}
 
@@ -131,9 +129,7 @@ class ACRLPDPi0Agent:
 
     # -- the update ----------------------------------------------------------------------------------
 
-    def train_step(
-        self, batch: Batch, rng: jax.Array, *, update_policy: bool = True
-    ) -> tuple["ACRLPDPi0Agent", Info]:
+    def train_step(self, batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple["ACRLPDPi0Agent", Info]:
         """One update of policy, critics, temperature, targets and moving average. Pure.
 
         Without `update_policy` (critic warm-up, or a policy with nothing to train) only critics and
@@ -209,18 +205,14 @@ class ACRLPDPi0Agent:
 
     def update_target_networks(self) -> "ACRLPDPi0Agent":
         """Moves the target critics a little towards the online ones."""
-        return self.replace(
-            critics=self.critics.soft_update_target_networks(self.algorithm.acrlpd.target_update_tau)
-        )
+        return self.replace(critics=self.critics.soft_update_target_networks(self.algorithm.acrlpd.target_update_tau))
 
     def update_ema_parameters(self) -> "ACRLPDPi0Agent":
         """Moves the policy's moving average towards its parameters, if there is one."""
         decay = self.algorithm.acrlpd.ema_decay
         if decay is None or self.ema_params is None:
             return self
-        average = jax.tree.map(
-            lambda old, new: decay * old + (1 - decay) * new, self.ema_params, self.policy_params
-        )
+        average = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, self.ema_params, self.policy_params)
         return self.replace(ema_params=average)
 
     # -- acting --------------------------------------------------------------------------------------
@@ -235,9 +227,7 @@ class ACRLPDPi0Agent:
         use_ema: bool = True,
     ) -> jax.Array:
         """One action chunk per observation, [b, T, a]: the best of N candidates under the critics."""
-        return self.best_of_n(
-            rng, observation, num_samples=num_samples, num_steps=num_steps, use_ema=use_ema
-        ).actions
+        return self.best_of_n(rng, observation, num_samples=num_samples, num_steps=num_steps, use_ema=use_ema).actions
 
     def best_of_n(
         self,
@@ -255,9 +245,7 @@ class ACRLPDPi0Agent:
         observation = policy.preprocess(None, observation, train=False)
         context = policy.encode(observation, features=self.critics.uses_features)
         n = hyperparams.num_action_samples if num_samples is None else num_samples
-        noise = draw_noise(
-            noise_rng, (observation.state.shape[0], n, policy.action_horizon, policy.action_dim)
-        )
+        noise = draw_noise(noise_rng, (observation.state.shape[0], n, policy.action_horizon, policy.action_dim))
         candidates = sample_candidates(
             policy,
             context,
@@ -294,15 +282,11 @@ class ACRLPDPi0Agent:
     def create_openpi_train_state(self) -> TrainState:
         """What openpi serves: the moving average where there is one, without optimizer state."""
         params = self.policy_params if self.ema_params is None else self.ema_params
-        return TrainState(
-            step=self.step, params=self._full_params(params), opt_state=None, model_def=self.policy_def
-        )
+        return TrainState(step=self.step, params=self._full_params(params), opt_state=None, model_def=self.policy_def)
 
     def create_train_state(self) -> TrainState:
         """The complete run: openpi's fields, and critics, temperature and counters beside them."""
-        return self.to_train_state().replace(
-            rl={name: getattr(self, name) for name in _RL_FIELDS}
-        )
+        return self.to_train_state().replace(rl={name: getattr(self, name) for name in _RL_FIELDS})
 
     def update_from_train_state(self, state: TrainState) -> "ACRLPDPi0Agent":
         """The agent that `create_train_state` was called on."""

@@ -91,8 +91,7 @@ def _widest_operation(function: Callable[..., Any], *args: Any) -> int:
         return aval.size * aval.dtype.itemsize if hasattr(aval, "size") else 0
 
     return max(
-        sum(map(size, equation.invars)) + sum(map(size, equation.outvars))
-        for equation in _leaf_equations(closed.jaxpr)
+        sum(map(size, equation.invars)) + sum(map(size, equation.outvars)) for equation in _leaf_equations(closed.jaxpr)
     )
 
 

@@ -54,9 +54,7 @@ def create_acrlpd_pi0_agent_from_rl_config(
         freeze_filter=model.get_freeze_filter(freeze_pi0_backbone=rl_config.freeze_pi0_backbone),
         policy_optimizer=create_optimizer(rl_config.actor_optimizer, rl_config.actor_lr_schedule),
         critic_optimizer=create_optimizer(rl_config.critic_optimizer, rl_config.critic_lr_schedule),
-        temperature_optimizer=create_optimizer(
-            rl_config.temperature_optimizer, rl_config.temperature_lr_schedule
-        ),
+        temperature_optimizer=create_optimizer(rl_config.temperature_optimizer, rl_config.temperature_lr_schedule),
         gradient_accumulation_steps=rl_config.training.gradient_accumulation_steps,
         data_shards=data_shards,
     )

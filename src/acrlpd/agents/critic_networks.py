@@ -30,9 +30,7 @@ class CriticEnsemble(nnx.Module):
     candidates of that observation.
     """
 
-    def __init__(
-        self, config: CriticConfig, *, feature_dim: int, state_dim: int, chunk_dim: int, rngs: nnx.Rngs
-    ):
+    def __init__(self, config: CriticConfig, *, feature_dim: int, state_dim: int, chunk_dim: int, rngs: nnx.Rngs):
         self.config = config
         self.feature_dim = feature_dim if config.use_pi0_features else 0
         e, width = config.num_critics, config.hidden_dims[0]
@@ -119,9 +117,7 @@ class _Dense(nnx.Module):
     """One linear layer of every member: kernel [E, in, out]."""
 
     def __init__(self, e: int, dim_in: int, dim_out: int, config: CriticConfig, rngs: nnx.Rngs):
-        init = jax.nn.initializers.variance_scaling(
-            config.kernel_init_scale, "fan_in", "uniform", batch_axis=(0,)
-        )
+        init = jax.nn.initializers.variance_scaling(config.kernel_init_scale, "fan_in", "uniform", batch_axis=(0,))
         self.kernel = nnx.Param(init(rngs.params(), (e, dim_in, dim_out), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((e, dim_out), jnp.float32))
 

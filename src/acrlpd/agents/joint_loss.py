@@ -31,7 +31,7 @@ from acrlpd.agents.temperature import TemperatureModule, estimate_entropy
 from acrlpd.batch import Batch
 from acrlpd.config import LossWeights
 from acrlpd.models.observation import Observation
-from acrlpd.models.policy import Context, FlowPolicy, draw_noise, draw_time
+from acrlpd.models.policy import Context, FlowPolicy, draw_noise
 
 _Module = TypeVar("_Module", bound=nnx.Module)
 
@@ -71,12 +71,12 @@ def _stop_gradient(module: _Module) -> _Module:
 class Draws:
     """Every random number of an update, drawn for the whole batch so that micro-batches change nothing."""
 
-    flow_noise: jax.Array  # [b, T, a]
+    flow_noise: jax.Array  # [b, T, a] of the flow-matching losses
     flow_time: jax.Array  # [b]
+    actor_noise: jax.Array  # [b, T, a] of the flow-matching loss of `best_of_n`
+    actor_time: jax.Array  # [b]
     next_noise: jax.Array  # [b, N, T, a] candidates at the next observation
     candidate_noise: jax.Array  # [b, N, T, a] candidates at the observation
-    actor_noise: jax.Array  # [b, T, a] of the actor's own flow-matching loss (`best_of_n`)
-    actor_time: jax.Array  # [b]
     dropout_keys: jax.Array  # [b]
 
 
@@ -105,15 +105,19 @@ class Record:
 
 def draw(rng: jax.Array, batch: Batch, num_samples: int) -> Draws:
     b, *chunk_shape = batch.actions.shape
-    keys = jax.random.split(rng, 7)
+    flow_rng, time_rng, next_rng, candidate_rng, dropout_rng = jax.random.split(rng, 5)
+    noise = draw_noise(flow_rng, (b, 2, *chunk_shape))
+    # openpi's flow times, Beta(1.5, 1) squeezed into [0.001, 1], by the inverse of its distribution: the
+    # general Beta sampler is a rejection loop, which takes longer than a small policy's whole update.
+    time = jax.random.uniform(time_rng, (b, 2)) ** (1 / 1.5) * 0.999 + 0.001
     return Draws(
-        flow_noise=draw_noise(keys[0], (b, *chunk_shape)),
-        flow_time=draw_time(keys[1], b),
-        next_noise=draw_noise(keys[2], (b, num_samples, *chunk_shape)),
-        candidate_noise=draw_noise(keys[3], (b, num_samples, *chunk_shape)),
-        actor_noise=draw_noise(keys[4], (b, *chunk_shape)),
-        actor_time=draw_time(keys[5], b),
-        dropout_keys=jax.random.split(keys[6], b),
+        flow_noise=noise[:, 0],
+        flow_time=time[:, 0],
+        actor_noise=noise[:, 1],
+        actor_time=time[:, 1],
+        next_noise=draw_noise(next_rng, (b, num_samples, *chunk_shape)),
+        candidate_noise=draw_noise(candidate_rng, (b, num_samples, *chunk_shape)),
+        dropout_keys=jax.random.split(dropout_rng, b),
     )
 
 
@@ -247,9 +251,7 @@ def critic_loss(
     return q, td
 
 
-def actor_loss(
-    algorithm: Algorithm, networks: Networks, batch: Batch, draws: Draws, context: Context
-) -> jax.Array:
+def actor_loss(algorithm: Algorithm, networks: Networks, batch: Batch, draws: Draws, context: Context) -> jax.Array:
     """`best_of_n` or `policy_gradient`, [b]: losses that clone no logged action."""
     fixed = networks.without_gradient()
     fixed_context = jax.lax.stop_gradient(context)
@@ -277,9 +279,7 @@ def _aggregated_q(
     return online.aggregate(online(context.features, observation.state, algorithm.critic_chunks(actions)))
 
 
-def _candidates(
-    algorithm: Algorithm, policy: FlowPolicy, context: Context, noise: jax.Array
-) -> jax.Array:
+def _candidates(algorithm: Algorithm, policy: FlowPolicy, context: Context, noise: jax.Array) -> jax.Array:
     return sample_candidates(
         policy,
         context,

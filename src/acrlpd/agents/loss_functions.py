@@ -33,9 +33,7 @@ class Algorithm:
 
     @property
     def needs_advantage(self) -> bool:
-        return self.acrlpd.bc_importance_weighting or (
-            self.has_actor_loss and self.acrlpd.actor_loss == "awr"
-        )
+        return self.acrlpd.bc_importance_weighting or (self.has_actor_loss and self.acrlpd.actor_loss == "awr")
 
     @property
     def needs_batch_weights(self) -> bool:

@@ -43,9 +43,7 @@ def create_lr_schedule(config: LRSchedule) -> Schedule:
             decay_steps=config.decay_steps,
             end_value=config.decay_lr,
         )
-    warmup = optax.linear_schedule(
-        config.peak_lr / (config.warmup_steps + 1), config.peak_lr, config.warmup_steps
-    )
+    warmup = optax.linear_schedule(config.peak_lr / (config.warmup_steps + 1), config.peak_lr, config.warmup_steps)
 
     def rsqrt(count: jax.Array) -> jax.Array:
         return config.peak_lr / jnp.sqrt((config.timescale + count) / config.timescale)

@@ -77,7 +77,9 @@ def diff(first: Name, second: Name, json_: Annotated[bool, tyro.conf.arg(name="j
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("field", first, second, box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for column in ("field", first, second):
+        table.add_column(column, overflow="fold")
     for key, values in differences.items():
         table.add_row(key, *(_short(value) for value in values))
     Console().print(table)

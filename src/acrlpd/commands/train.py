@@ -24,6 +24,18 @@ class TrainOptions:
     dry_run: Flag = False
     # Go on even if the plan says that it does not fit into memory.
     ignore_plan: Flag = False
+    # When the first step does not fit into memory, try again with more micro-batches.
+    auto_batch: Flag = False
+    # Fields (dotted names or sections) that may differ from the run that is resumed.
+    allow_changed: tuple[str, ...] = ()
+    # Several processes on a cluster that JAX knows (Slurm, Open MPI, Kubernetes, TPU).
+    distributed: Flag = False
+    # Several processes otherwise: host:port of process 0.
+    coordinator: str | None = None
+    # How many processes there are.
+    num_processes: int | None = None
+    # Which of them this is, from 0.
+    process_id: int | None = None
 
 
 def main(args: Sequence[str]) -> int:
@@ -37,11 +49,21 @@ def main(args: Sequence[str]) -> int:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
     # XLA takes three quarters of a GPU by default; the plan counts on this share.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
-    check(config, ignore_plan=options.ignore_plan)
-    from acrlpd.training.trainer import run_training_experiment
+    from acrlpd.training.distributed import DistributedOptions, initialize_distributed
+    from acrlpd.training.experiment import run_training_experiment
 
-    run_training_experiment(config, resume=options.resume, overwrite=options.overwrite, dry_run=options.dry_run)
-    return 0
+    initialize_distributed(
+        DistributedOptions(options.distributed, options.coordinator, options.num_processes, options.process_id)
+    )
+    check(config, ignore_plan=options.ignore_plan)
+    return run_training_experiment(
+        config,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        dry_run=options.dry_run,
+        auto_batch=options.auto_batch,
+        allow_changed=options.allow_changed,
+    )
 
 
 def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
@@ -51,14 +73,23 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
     from acrlpd.commands.machine import usable_device_bytes
     from acrlpd.config.plan import make_plan
     from acrlpd.config.plan.table import print_plan
+    from acrlpd.training.distributed import is_primary
+    from acrlpd.training.throughput import find_device_chip
 
     num_devices = jax.device_count()
     validation = validate_config(config, num_devices=num_devices, ready_to_train=True)
-    for warning in validation.warnings:
+    primary = is_primary()
+    for warning in validation.warnings if primary else ():
         print(f"warning: {warning}", file=sys.stderr)
     validation.raise_for_errors()
-    memory_gib = usable_device_bytes() / MEMORY_FRACTION / 2**30
-    plan = make_plan(config, num_devices=num_devices, device_memory_gib=memory_gib)
-    print_plan(plan)
+    chip = find_device_chip(jax.devices()[0].device_kind)
+    plan = make_plan(
+        config,
+        num_devices=num_devices,
+        device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / 2**30,
+        accelerator=None if chip is None else chip.name,
+    )
+    if primary:
+        print_plan(plan)
     if not plan.fits and not ignore_plan:
         raise ConfigError(f"{plan.verdict}\n--ignore_plan goes on all the same")

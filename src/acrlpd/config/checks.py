@@ -138,6 +138,11 @@ def check_algorithm(config: RLTrainConfig) -> Iterator[Finding]:
         yield _error("actor_loss best_of_n with num_action_samples 1 clones the policy itself; use 2 or more")
     if samples == 1 and weights.actor_weight > 0 and hp.actor_loss == "awr":
         yield _warning("with num_action_samples 1 the advantage baseline is a single sample: noisy weights")
+    if samples == 1 and hp.learnable_temperature:
+        yield _error(
+            "a learned temperature needs the spread of at least 2 candidates: raise num_action_samples, or set "
+            "acrlpd.learnable_temperature false"
+        )
     if samples > 64:
         yield _warning(
             f"num_action_samples {samples} costs more than the rest of the step; 4 to 32 is usual. "
@@ -331,7 +336,7 @@ def check_files(config: RLTrainConfig, level: Literal["error", "warning"]) -> It
     if data.repo_id is None and data.data_dir is None:
         yield Finding(level, "no dataset: give --lerobot_repo_id or --data_dir")
         return
-    if data.data_dir is not None and not pathlib.Path(data.data_dir).expanduser().exists():
+    if data.data_dir is not None and not pathlib.Path(data.data_dir).exists():
         yield Finding(level, f"data.data_dir {data.data_dir} does not exist")
         return
     if data.repo_id == "fake" and data.data_dir is None:

@@ -109,5 +109,5 @@ class DataConfig:
     @property
     def norm_stats_path(self) -> pathlib.Path | None:
         """Where the norm statistics of this dataset live; None while there is no dataset."""
-        name = self.asset_id or (pathlib.Path(self.data_dir).name if self.data_dir else self.repo_id)
-        return None if name is None else pathlib.Path(self.assets_dir).expanduser() / name / "norm_stats.json"
+        name = self.asset_id or (pathlib.Path(self.data_dir).resolve().name if self.data_dir else self.repo_id)
+        return None if name is None else pathlib.Path(self.assets_dir) / name / "norm_stats.json"

@@ -3,9 +3,12 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from acrlpd.data.labels import Label
 
 # Imports of the work itself happen inside the functions: help should not wait for them.
 
@@ -110,6 +113,7 @@ def label(
     dataset: Dataset,
     success: str = "",
     failure: str = "",
+    reward: str = "",
     rule: str | None = None,
     interactive: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     camera: str | None = None,
@@ -121,6 +125,7 @@ def label(
         dataset: Directory or hub id.
         success: Episodes that succeeded, for example 0-9,12.
         failure: Episodes that failed.
+        reward: Reward of the last step of labelled episodes, for example 0-4=0.5,7=2, instead of the usual.
         rule: Success where it holds, for example "sum(next.reward) >= 1" or "length < 300".
         interactive: Show first and last frame of each episode without a label, and ask.
         camera: The camera to show; the first by default.
@@ -132,14 +137,15 @@ def label(
     from acrlpd.data.source import DatasetError, open_source
 
     source = open_source(dataset)
-    if not (success or failure or rule or interactive):
-        raise DatasetError("say how to label: --success / --failure with episodes, --rule, or --interactive")
+    if not (success or failure or reward or rule or interactive):
+        raise DatasetError("say how to label: --success, --failure, --reward, --rule or --interactive")
     path = labels_file or labels_module.labels_path(source)
     labels = labels_module.load_labels(path, source) or labels_module.Labels(path, {})
     if rule:
         labels = labels.updated(labels_module.label_rule(source, rule))
     parsed = labels_module.parse_indices(success), labels_module.parse_indices(failure)
     labels = labels.updated(labels_module.label_list(source, *parsed))
+    labels = labels.updated(_with_rewards(labels.episodes, reward))
     labels.save()
     console = Console()
     if interactive:
@@ -154,6 +160,20 @@ def label(
             labels.save()
     wins = sum(entry.success for entry in labels.episodes.values())
     console.print(f"{path}: {len(labels.episodes)} of {len(source)} episodes labelled, {wins} successes")
+
+
+def _with_rewards(labelled: "dict[int, Label]", text: str) -> "dict[int, Label]":
+    """Labels with rewards from "0-4=0.5,7=2"; an episode must be known as success or failure first."""
+    from acrlpd.data.labels import parse_indices
+
+    changed = {}
+    for part in filter(None, text.split(",")):
+        episodes, _, value = part.partition("=")
+        for index in parse_indices(episodes):
+            if index not in labelled:
+                raise ValueError(f"episode {index} has no label yet: say with --success or --failure how it ended")
+            changed[index] = dataclasses.replace(labelled[index], reward=float(value))
+    return changed
 
 
 def convert(

@@ -24,6 +24,13 @@ _CAMERA_KEYS = {
     "exterior_image_2_left": "ext2_cam_serial",
     "wrist_image_left": "wrist_cam_serial",
 }
+# What openpi's DROID configs use, from these datasets, side by side.
+_OPENPI_COLUMNS = {
+    "joint_position": ("observation/robot_state/joint_positions",),
+    "gripper_position": ("observation/robot_state/gripper_position",),
+    "actions": ("action/joint_velocity", "action/gripper_position"),
+}
+_OUTCOME = ("next.done", "next.success")
 _TRAJECTORY = "trajectory.h5"
 _METADATA = "metadata_*.json"
 _LENGTH = "action/joint_velocity"
@@ -56,14 +63,15 @@ class DroidSource(EpisodeSource):
         problem: EpisodeError | None = None
         for index in self.indices:
             try:
-                columns = self._read_all(index)
+                path = self._trajectory(index)
+                with open_hdf5(path, index) as file:
+                    columns = _column_features(file, path, index)
                 sizes = {camera: self._frame_size(index, camera) for camera in self._cameras_of(index)}
             except EpisodeError as error:
                 problem = problem or error
                 continue
             self.cameras = tuple(sizes)
-            self.features = {n: Feature(v.dtype.name, v.shape[1:]) for n, v in columns.items()}
-            self.features |= {c: Feature("video", (h, w, 3)) for c, (h, w) in sizes.items()}
+            self.features = columns | {c: Feature("video", (h, w, 3)) for c, (h, w) in sizes.items()}
             return
         raise DatasetError(f"none of {len(self.indices)} episodes can be read; the first: {problem}")
 
@@ -128,27 +136,13 @@ class DroidSource(EpisodeSource):
             )
         return self._folders[index] / "recordings" / "MP4" / f"{serial}.mp4"
 
-    def _read_all(self, index: int) -> dict[str, np.ndarray]:
+    def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
         path = self._trajectory(index)
         with open_hdf5(path, index) as file:
-            columns, success = _flatten(file), bool(file.attrs.get("success", False))
             length = len(file[_LENGTH])
-            for name, values in columns.items():
-                if len(values) != length:
-                    raise EpisodeError(
-                        f"{name} has {len(values)} rows, {_LENGTH} has {length}", path=path, episode=index
-                    )
-            return _with_openpi_names(columns, success)
-
-    def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
-        path, columns = self._trajectory(index), self._read_all(index)
-        wanted = [n for n in self.features if n not in self.cameras] if names is None else names
-        missing = [name for name in wanted if name not in columns]
-        if missing:
-            raise EpisodeError(f"no dataset {missing[0]!r}, which other episodes have", path=path, episode=index)
-        columns = {name: columns[name] for name in wanted}
+            wanted = [n for n in self.features if n not in self.cameras] if names is None else names
+            columns = {name: _read_column(file, name, path, index) for name in wanted}
         check_columns(columns, path=path, episode=index)
-        length = self._length(index)
         prompt = self._prompt(index)
         return ColumnTable(columns, np.array([0, length], np.int64), (prompt,), np.zeros(length, np.int32))
 
@@ -194,28 +188,32 @@ def _find_episodes(root: Path) -> list[Path]:
     return sorted({path.parent for name in (_TRAJECTORY, _METADATA) for path in root.rglob(name)})
 
 
-def _flatten(file: h5py.File) -> dict[str, np.ndarray]:
-    """The numeric per-step datasets by their path."""
-    columns: dict[str, np.ndarray] = {}
+def _column_features(file: h5py.File, path: Path, index: int) -> dict[str, Feature]:
+    """The numeric per-step datasets by their path, and the columns with openpi's and LeRobot's names."""
+    features: dict[str, Feature] = {}
 
     def visit(name: str, item: h5py.Dataset | h5py.Group) -> None:
         if name.startswith(_READ) and isinstance(item, h5py.Dataset) and item.dtype.kind in "fiub":
-            columns[name] = item[()]
+            features[name] = Feature(item.dtype.name, item.shape[1:])
 
     file.visititems(visit)
-    return columns
+    for name in (*_OPENPI_COLUMNS, *_OUTCOME):
+        values = _read_column(file, name, path, index)
+        features[name] = Feature(values.dtype.name, values.shape[1:])
+    return features
 
 
-def _with_openpi_names(columns: dict[str, np.ndarray], success: bool) -> dict[str, np.ndarray]:
-    """Adds openpi's names for what its configs use, and the outcome as LeRobot's next.* columns."""
-    velocity, gripper = columns[_LENGTH], columns["action/gripper_position"]
-    done = np.zeros(len(velocity), bool)
-    done[-1:] = True
-    numbers = {
-        "joint_position": columns["observation/robot_state/joint_positions"],
-        "gripper_position": columns["observation/robot_state/gripper_position"],
-        "actions": np.column_stack([velocity, gripper]),
-    }
+def _read_column(file: h5py.File, name: str, path: Path, index: int) -> np.ndarray:
+    length = len(file[_LENGTH])
+    if name in _OUTCOME:
+        last = np.arange(length) == length - 1
+        return last & (name == "next.done" or bool(file.attrs.get("success", False)))
+    parts = {part: file[part][()] for part in _OPENPI_COLUMNS.get(name, (name,))}
+    for part, values in parts.items():
+        if len(values) != length:
+            raise EpisodeError(f"{part} has {len(values)} rows, {_LENGTH} has {length}", path=path, episode=index)
+    if name not in _OPENPI_COLUMNS:
+        return parts[name]
+    values = np.column_stack(list(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
     with np.errstate(over="ignore"):  # what does not fit becomes infinite and is refused as such
-        columns = columns | {name: values.astype(np.float32) for name, values in numbers.items()}
-    return columns | {"next.done": done, "next.success": done & success}
+        return values.astype(np.float32)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import simplejpeg
 
-from acrlpd.data.source import DatasetError, EpisodeSource
+from acrlpd.data.source import DatasetError, EpisodeSource, require_steps
 
 Encoding = Literal["raw", "jpeg"]
 MANIFEST = "manifest.json"
@@ -107,6 +107,7 @@ class FrameCache:
             raise ValueError(
                 f"out must be uint8 [{len(ts)}, {self.height}, {self.width}, 3], found {out.dtype} {list(out.shape)}"
             )
+        require_steps(self._lengths, episodes, ts)
         shards, first = self._placed[camera]
         read = self._read_raw if self.spec.encoding == "raw" else self._read_jpeg
         places = zip(shards[episodes].tolist(), (first[episodes] + ts).tolist(), strict=True)
@@ -156,6 +157,7 @@ class FrameCache:
     def _place(self) -> None:
         """camera -> for each position of the source: its shard and its first frame there."""
         position = {index: i for i, index in enumerate(self.source.indices)}
+        self._lengths = self.source.lengths
         self._placed = {
             camera: (np.full(len(position), -1, np.int64), np.zeros(len(position), np.int64)) for camera in self.cameras
         }

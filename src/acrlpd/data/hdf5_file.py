@@ -18,7 +18,7 @@ def open_hdf5(path: Path, episode: int) -> Iterator[h5py.File]:
     if not path.is_file():
         raise EpisodeError("the file is missing", path=path, episode=episode)
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(path, "r", locking=False) as file:  # locks fail on many network file systems
             yield file
     except OSError as error:
         raise EpisodeError(

@@ -295,8 +295,9 @@ def _is_read(spec: dict[str, Any]) -> bool:
 def _feature(spec: dict[str, Any]) -> Feature:
     shape = tuple(int(n) for n in spec["shape"])
     if spec["dtype"] in ("video", "image"):
-        names = spec.get("names") or []
-        if (names and names[0] in ("channel", "channels")) or (shape[0] == 3 and shape[-1] != 3):
+        names = spec.get("names")
+        named_first = isinstance(names, list) and names[:1] in (["channel"], ["channels"])
+        if named_first or (shape[0] == 3 and shape[-1] != 3):
             shape = (*shape[1:], shape[0])
     elif shape == (1,):
         shape = ()

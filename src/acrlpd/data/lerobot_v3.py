@@ -1,6 +1,5 @@
 """LeRobot v3.0: many episodes per parquet and per video file, located by meta/episodes."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ import pyarrow.parquet as pq
 
 from acrlpd.data.lerobot import Clip, LeRobotSource, Rows
 from acrlpd.data.source import ColumnTable, DatasetError, EpisodeError, concatenate_tables
-
-logger = logging.getLogger(__name__)
 
 
 class LeRobotV3Source(LeRobotSource):
@@ -30,23 +27,9 @@ class LeRobotV3Source(LeRobotSource):
         self._row_of = {int(episode): row for row, episode in enumerate(index)}
         self.indices = tuple(sorted(self._row_of))
         self._file_start = self._first_rows()
-        self._require_episodes(info.get("total_episodes", len(index)), len(index))
-
-    def _require_episodes(self, promised: int, listed: int) -> None:
-        """info.json is written last: what it does not count yet was cut off while it was recorded."""
-        if len(self.indices) != listed or listed < promised:
-            raise DatasetError(
-                f"{self.root}/meta/episodes: lists {len(self.indices)} episodes, meta/info.json says {promised}"
-            )
-        if listed > promised:
-            logger.warning(
-                "%s: meta/episodes lists %d episodes, meta/info.json counts %d: the rest, cut off while they "
-                "were recorded, are left out",
-                self.root,
-                listed,
-                promised,
-            )
-            self.indices = self.indices[:promised]
+        promised = info.get("total_episodes", len(index))
+        if len(self.indices) != promised or len(index) != promised:
+            raise DatasetError(f"{root}/meta/episodes: lists {len(index)} episodes, meta/info.json says {promised}")
 
     def rows(self, index: int) -> Rows:
         row = self._row_of[index]

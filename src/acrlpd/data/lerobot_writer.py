@@ -35,11 +35,9 @@ _ADDED = {
 
 
 class LeRobotWriter:
-    """A LeRobot v3.0 dataset that grows step by step.
+    """A LeRobot v3.0 dataset that grows step by step and is complete after `close`.
 
-    With `durable` every episode gets files of its own and the dataset on disk is complete after each
-    `end_episode`, so that a crash costs the current episode only: for recording. Without, files are filled
-    up to lerobot's sizes and the dataset is complete after `close`: for conversion.
+    Files are filled up to lerobot's sizes, with many episodes each.
     """
 
     def __init__(
@@ -50,13 +48,11 @@ class LeRobotWriter:
         features: Mapping[str, Feature],
         robot_type: str | None = None,
         codec: str = "libsvtav1",
-        durable: bool = False,
     ) -> None:
         if root.exists() and any(root.iterdir()):
             raise DatasetError(f"{root}: not empty; write a new dataset into an empty directory")
         self.root = root
         self.fps = fps
-        self._durable = durable
         self._robot_type = robot_type
         for name, feature in features.items():
             _check_feature(name, feature)
@@ -111,7 +107,7 @@ class LeRobotWriter:
         row |= self._data.location("data")
         self._data.write(_to_table(columns, self._data.schema))
         for video in self._videos.values():
-            row |= video.end_clip(0 if self._durable else VIDEO_FILE_MB << 20)
+            row |= video.end_clip(VIDEO_FILE_MB << 20)
         stats = {camera: image_stats(samples) for camera, samples in self._samples.items()}
         stats |= {name: column_stats(values) for name, values in columns.items()}
         for name, values in stats.items():
@@ -120,11 +116,9 @@ class LeRobotWriter:
         self._meta_rows.append(row | self._meta.location("meta/episodes"))
         self._episodes += 1
         self._frames += self._length
-        self._data.roll(0 if self._durable else DATA_FILE_MB << 20)
-        if self._durable or len(self._meta_rows) == _META_ROWS:
+        self._data.roll(DATA_FILE_MB << 20)
+        if len(self._meta_rows) == _META_ROWS:
             self._write_meta_rows()
-        if self._durable:
-            self._write_metadata()
         self._begin_episode()
         return index
 
@@ -163,10 +157,9 @@ class LeRobotWriter:
         if self._meta_rows:
             self._meta.write(pa.Table.from_pylist(self._meta_rows, self._meta.schema))
             self._meta_rows = []
-            self._meta.roll(0 if self._durable else DATA_FILE_MB << 20)
+            self._meta.roll(DATA_FILE_MB << 20)
 
     def _write_metadata(self) -> None:
-        """Tasks and statistics first, info.json last: it says how many episodes there are."""
         meta = self.root / "meta"
         meta.mkdir(parents=True, exist_ok=True)
         _write_tasks(meta / "tasks.parquet", list(self._tasks))
@@ -200,16 +193,12 @@ _VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.
 
 
 class _ParquetFiles:
-    """Parquet files of one schema, one after another, a row group per write.
-
-    A file has its name only when it is complete: half a parquet file is unreadable.
-    """
+    """Parquet files of one schema, one after another, a row group per write."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self.schema = schema
         self._folder = folder
         self._chunk, self._file = 0, 0
-        self._path: Path | None = None
         self._sink: pa.NativeFile | None = None
         self._writer: pq.ParquetWriter | None = None
 
@@ -219,9 +208,9 @@ class _ParquetFiles:
 
     def write(self, table: pa.Table) -> None:
         if self._writer is None:
-            self._path = self._folder / f"chunk-{self._chunk:03d}" / f"file-{self._file:03d}.parquet"
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._sink = pa.OSFile(str(self._path.with_suffix(".partial")), "wb")
+            path = self._folder / f"chunk-{self._chunk:03d}" / f"file-{self._file:03d}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._sink = pa.OSFile(str(path), "wb")
             self._writer = pq.ParquetWriter(self._sink, self.schema, compression="snappy")
         self._writer.write_table(table)
 
@@ -231,11 +220,10 @@ class _ParquetFiles:
             self.close()
 
     def close(self) -> None:
-        if self._writer is None or self._sink is None or self._path is None:
+        if self._writer is None or self._sink is None:
             return
         self._writer.close()
         self._sink.close()
-        self._path.with_suffix(".partial").replace(self._path)
         self._writer = self._sink = None
         self._file += 1
         if self._file == CHUNKS_SIZE:
@@ -312,6 +300,4 @@ def _write_tasks(path: Path, tasks: list[str]) -> None:
         {"name": None, "field_name": index} | text,
     ]
     pandas = {"index_columns": [index], "column_indexes": [], "columns": described}
-    partial = path.with_name(path.name + ".partial")
-    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), partial)
-    partial.replace(path)
+    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), path)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from acrlpd.data.image_resize import resize_with_pad
-from acrlpd.data.source import EpisodeSource
+from acrlpd.data.source import EpisodeSource, require_steps
 
 # Frames that are decoded and resized at once by each thread.
 DECODE_BLOCK = 32
@@ -56,6 +56,7 @@ class MemoryPool:
         self._pool |= dict(zip(missing, decoded, strict=True))
 
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
+        require_steps(self._lengths, episodes, ts)
         for k, (position, t) in enumerate(zip(episodes.tolist(), ts.tolist(), strict=True)):
             if position not in self._pool:
                 raise KeyError(f"episode at position {position} is not in the memory pool; sample from store.episodes")

@@ -217,6 +217,15 @@ class FrameStore(Protocol):
     def close(self) -> None: ...
 
 
+def require_steps(lengths: np.ndarray, episodes: np.ndarray, ts: np.ndarray) -> None:
+    """Raises IndexError where a step lies outside its episode; a store would read a neighbour's frame."""
+    outside = np.flatnonzero((ts < 0) | (ts >= lengths[episodes]))
+    if outside.size:
+        k = int(outside[0])
+        length = lengths[episodes[k]]
+        raise IndexError(f"the episode at position {episodes[k]} has steps 0..{length - 1}, asked for {ts[k]}")
+
+
 def concatenate_tables(tables: Sequence[ColumnTable]) -> ColumnTable:
     """Joins the tables of several episodes into one, with each distinct prompt once."""
     if not tables:

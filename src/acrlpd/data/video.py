@@ -53,12 +53,13 @@ class VideoReader:
         assert self._stream.time_base is not None, "every video stream has a time base"
         self._time_base = float(self._stream.time_base)
         self.fps = float(self._stream.average_rate or 0)
-        self.frame_count: int = len(self._entries) or self._stream.frames
         self.height: int = self._stream.height
         self.width: int = self._stream.width
         self._check_size()
 
     def close(self) -> None:
+        """Frees the decoder now: the generator refers back to this object, which would keep it until a collection."""
+        self._decoded = iter(())
         self._last = None
         self._container.close()
 
@@ -136,15 +137,13 @@ class VideoReader:
             yield from packet.decode()
 
     def _check_size(self) -> None:
-        if not len(self._entries):
+        count, size = len(self._entries), self.path.stat().st_size
+        if not count:
             return
-        last, size = self._entries[len(self._entries) - 1], self.path.stat().st_size
-        if last.pos + last.size > size:
+        end = self._entries[count - 1].pos + self._entries[count - 1].size
+        if end > size:
             self._container.close()
-            raise VideoError(
-                f"truncated: the last of {len(self._entries)} frames ends at byte {last.pos + last.size}, "
-                f"the file has {size}"
-            )
+            raise VideoError(f"truncated: the last of {count} frames ends at byte {end}, the file has {size}")
 
 
 class VideoPool:

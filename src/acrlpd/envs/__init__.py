@@ -5,10 +5,10 @@ a simulator is imported when an environment of it is made.
 """
 
 from acrlpd.envs.env import Env, EnvSpec, Step
+from acrlpd.envs.episodes import Rollout, rollout_features
 from acrlpd.envs.errors import EnvError
 from acrlpd.envs.pool import EnvFailure, EnvPool
 from acrlpd.envs.registry import list_envs, make_env, make_gymnasium, register_env
-from acrlpd.envs.rollout import Rollout, rollout_features
 from acrlpd.envs.rollouts import ChunkPolicy, Chunks, rollouts
 
 __all__ = [

@@ -17,7 +17,7 @@ from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.norm_stats import NormStats
 from acrlpd.data.policy_transforms import create_policy_transforms, repack_structure
-from acrlpd.data.transforms import DataDict, DataTransformFn, RepackTransform, compose
+from acrlpd.data.transforms import DataDict, DataTransformFn, Normalize, RepackTransform, compose
 from acrlpd.envs.env import Columns, EnvSpec
 from acrlpd.envs.errors import EnvError
 from acrlpd.envs.rollouts import Chunks
@@ -33,9 +33,11 @@ class AgentPolicy:
     """
 
     agent: ACRLPDPi0Agent
-    inputs: DataTransformFn
+    normalize: DataTransformFn  # columns to normalised state and images
+    model_inputs: DataTransformFn  # from there to what the model eats
     outputs: DataTransformFn
-    default_prompt: str | None  # where the task of the environment is not used
+    prompt_from_task: bool
+    default_prompt: str | None
     # Candidates per chunk; None: the agent's own number.
     num_samples: int | None = None
     use_ema: bool = True
@@ -46,24 +48,24 @@ class AgentPolicy:
 
     def __call__(self, observations: Columns, prompts: Sequence[str], seed: int) -> Chunks:
         noise = np.random.default_rng([seed, 1])
-        data: DataDict = dict(observations)
-        data["prompt"] = np.array([self.default_prompt or prompt for prompt in prompts])
-        data = self.inputs(data)
+        data = self.normalize({**observations, "prompt": np.array([self._prompt(p) for p in prompts])})
         if self.observation_noise:
             data = _noisy(data, self.observation_noise, noise)
-        result = _best_of_n(self.agent, seed, _observation(data), self.num_samples, self.use_ema)
-        actions, q_values, index = jax.device_get(result)
+        data = self.model_inputs(data)
+        actions, values = jax.device_get(
+            _best_of_n(self.agent, np.uint32(seed), _observation(data), self.num_samples, self.use_ema)
+        )
         if self.action_noise:
             actions = actions + noise.normal(0.0, self.action_noise, actions.shape)
         outputs = self.outputs({"state": data["state"], "actions": actions})
-        return Chunks(
-            actions=np.asarray(outputs["actions"], np.float32),
-            values={
-                "q": np.take_along_axis(q_values, index[:, None], axis=1)[:, 0],
-                "q_mean": q_values.mean(axis=1),
-                "q_std": q_values.std(axis=1),
-            },
-        )
+        return Chunks(np.asarray(outputs["actions"], np.float32), values)
+
+    def _prompt(self, task: str) -> str:
+        """The environment's task where the data's was used, as in training."""
+        prompt = (task if self.prompt_from_task else "") or self.default_prompt
+        if prompt is None:
+            raise EnvError("the environment has no task to make a prompt from; set data.default_prompt")
+        return prompt
 
 
 def create_agent_policy(
@@ -84,11 +86,14 @@ def create_agent_policy(
             f"environment {spec.name!r} has {spec.action_dim} action dims, the config's qchunking.action_dim is "
             f"{rl_config.qchunking.action_dim}"
         )
+    normalize = Normalize(norm_stats, use_quantiles=transforms.use_quantile_norm)
     return AgentPolicy(
         agent,
-        inputs=compose([RepackTransform(structure), transforms.serving_inputs(norm_stats)]),
+        normalize=compose([RepackTransform(structure), *transforms.data.inputs, normalize]),
+        model_inputs=compose(transforms.model.inputs),
         outputs=transforms.serving_outputs(norm_stats),
-        default_prompt=None if config.prompt_from_task else config.default_prompt,
+        prompt_from_task=config.prompt_from_task,
+        default_prompt=config.default_prompt,
         **{"num_samples": rl_config.evaluation.best_of_n} | options,
     )
 
@@ -103,11 +108,18 @@ def policy_cameras(rl_config: RLTrainConfig) -> tuple[str, ...]:
 
 @partial(jax.jit, static_argnames=("num_samples", "use_ema"))
 def _best_of_n(
-    agent: ACRLPDPi0Agent, seed: int, observation: Observation, num_samples: int | None, use_ema: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    rng = jax.random.key(jnp.asarray(seed, jnp.uint32))
-    result = agent.best_of_n(rng, observation, num_samples=num_samples, use_ema=use_ema)
-    return result.actions, result.q_values, result.index
+    agent: ACRLPDPi0Agent, seed: jax.Array, observation: Observation, num_samples: int | None, use_ema: bool
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Chosen chunks [n, T, a], and numbers [n] about the choice: for calibration and for best-of-N's worth."""
+    result = agent.best_of_n(jax.random.key(seed), observation, num_samples=num_samples, use_ema=use_ema)
+    chosen = jnp.take_along_axis(result.q_values, result.index[:, None], axis=1)[:, 0]
+    values = {
+        "q": chosen,
+        "q_mean": jnp.mean(result.q_values, axis=1),
+        "q_std": jnp.std(result.q_values, axis=1),
+        "action_std": jnp.mean(jnp.std(result.candidates, axis=1), axis=(1, 2)),
+    }
+    return result.actions, values
 
 
 def _observation(data: DataDict) -> Observation:
@@ -121,7 +133,7 @@ def _observation(data: DataDict) -> Observation:
 
 
 def _noisy(data: DataDict, level: float, rng: np.random.Generator) -> DataDict:
-    state = data["state"] + rng.normal(0.0, level, data["state"].shape) * (data["state"] != 0)
+    state = data["state"] + rng.normal(0.0, level, np.shape(data["state"]))
     images = {
         key: np.clip(image + rng.normal(0.0, 255 * level, image.shape), 0, 255).astype(np.uint8)
         for key, image in data.get("image", {}).items()

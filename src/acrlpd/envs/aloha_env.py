@@ -62,18 +62,12 @@ class AlohaEnv(Env):
         return ("expert", "noisy", "mixed") if self.env.task == "transfer_cube" else ()
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
-        images = {
-            column: self.env.render_camera(camera)
-            for column, camera in CAMERAS.items()
-            if self.wants(column)
-        }
+        images = {column: self.env.render_camera(camera) for column, camera in CAMERAS.items() if self.wants(column)}
         return {STATE: raw, **images}
 
     def expert(self, quality: str, rng: np.random.Generator) -> Expert:
         if not self.qualities:
-            raise EnvError(
-                f"environment {self.name!r} has no scripted expert; AlohaTransferCube-v0 has one"
-            )
+            raise EnvError(f"environment {self.name!r} has no scripted expert; AlohaTransferCube-v0 has one")
         from acrlpd.envs.aloha_expert import TransferExpert
 
         return TransferExpert(self.env.physics, self.name, quality, rng)
@@ -83,7 +77,7 @@ def _simulator(name: str, task: str, image_size: tuple[int, int]) -> Any:
     import mujoco
     from gym_aloha.env import AlohaEnv as GymAloha
 
-    class Simulator(GymAloha):  # type: ignore[misc]
+    class Simulator(GymAloha):
         def __init__(self) -> None:
             super().__init__(task, obs_type="pixels_agent_pos")
             self.physics = self._env.physics

@@ -83,7 +83,7 @@ class TransferExpert:
 def right_waypoints(cube: np.ndarray) -> list[Waypoint]:
     """Above the cube, down, close, up to the meeting point, hold, let go."""
     down = gripper_rotation(heading=np.pi, pitch=_PITCH_DOWN, roll=0.0)
-    above = cube + [0.0, 0.0, 0.1]
+    above = cube + np.array([0.0, 0.0, 0.1])
     return [
         Waypoint(60, above, down, _OPEN),
         Waypoint(85, cube, down, _OPEN),
@@ -91,14 +91,14 @@ def right_waypoints(cube: np.ndarray) -> list[Waypoint]:
         Waypoint(150, _MEETING_POINT, down, _CLOSED),
         Waypoint(225, _MEETING_POINT, down, _CLOSED),
         Waypoint(240, _MEETING_POINT, down, _OPEN),
-        Waypoint(270, _MEETING_POINT + [0.1, 0.0, 0.0], down, _OPEN),
+        Waypoint(270, _MEETING_POINT + np.array([0.1, 0.0, 0.0]), down, _OPEN),
     ]
 
 
 def left_waypoints() -> list[Waypoint]:
     """Beside the meeting point with fingers above and below, in, close."""
     rolled = gripper_rotation(heading=0.0, pitch=0.0, roll=np.pi / 2)
-    beside = _MEETING_POINT - [0.12, 0.0, 0.0]
+    beside = _MEETING_POINT - np.array([0.12, 0.0, 0.0])
     return [
         Waypoint(110, beside, rolled, _OPEN),
         Waypoint(160, beside, rolled, _OPEN),

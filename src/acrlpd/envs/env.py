@@ -31,6 +31,7 @@ class EnvSpec:
     action_column: str
     fps: float
     robot_type: str | None
+    qualities: tuple[str, ...]  # that a scripted expert can show; () where there is none
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -105,7 +106,7 @@ class Env:
         self._features: dict[str, Feature] | None = None
         self.reset(0)
         self._features = {column: _feature(value) for column, value in self.observe().items()}
-        self.spec = EnvSpec(name, self._features, len(self._low), self.action_column, fps, robot_type)
+        self.spec = EnvSpec(name, self._features, len(self._low), self.action_column, fps, robot_type, self.qualities)
         self._missing_cameras()
         self._raw = None  # the first episode must be asked for
 
@@ -194,9 +195,7 @@ class Env:
 
     def _check(self, columns: Columns) -> None:
         if self._features is not None and columns.keys() != self._features.keys():
-            raise EnvError(
-                f"{self._where()}: the observation has {sorted(columns)}, expected {sorted(self._features)}"
-            )
+            raise EnvError(f"{self._where()}: the observation has {sorted(columns)}, expected {sorted(self._features)}")
         for name, value in columns.items():
             if self._features is not None and value.shape != self._features[name].shape:
                 raise EnvError(
@@ -204,16 +203,12 @@ class Env:
                     f"{list(self._features[name].shape)}"
                 )
             if value.dtype != np.uint8 and not np.isfinite(value).all():
-                raise EnvError(
-                    f"{self._where()}: {name} is not finite: {np.array2string(value, threshold=20)}"
-                )
+                raise EnvError(f"{self._where()}: {name} is not finite: {np.array2string(value, threshold=20)}")
 
     def _missing_cameras(self) -> None:
         missing = [camera for camera in self._cameras or () if camera not in self.spec.features]
         if missing:
-            raise EnvError(
-                f"environment {self.name!r} has no camera {missing[0]!r}; it has {list(self.spec.cameras)}"
-            )
+            raise EnvError(f"environment {self.name!r} has no camera {missing[0]!r}; it has {list(self.spec.cameras)}")
 
     def _where(self) -> str:
         return f"environment {self.name!r}, seed {self._seed}, step {self._steps}"

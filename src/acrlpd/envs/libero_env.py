@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from acrlpd.envs.env import Columns, Env
-from acrlpd.envs.errors import EnvError
+from acrlpd.envs.errors import EnvError, require
 from acrlpd.envs.rendering import choose_backend, require_rendering
 
 STATE, IMAGE, WRIST_IMAGE = "state", "image", "wrist_image"
@@ -83,17 +83,16 @@ class _Simulator:
     """LIBERO's environment of one task at a time, behind gymnasium's interface."""
 
     def __init__(self, name: str, suite: str, task: int | None, image_size: tuple[int, int]) -> None:
-        from gymnasium.spaces import Box
-        from libero.libero import get_libero_path
-
-        folder = Path(get_libero_path("bddl_files")) / suite
+        libero = importlib.import_module("libero.libero")
+        folder = Path(libero.get_libero_path("bddl_files")) / suite
         self._tasks = sorted(folder.glob("*.bddl"))
         if not self._tasks or (task is not None and task >= len(self._tasks)):
             raise EnvError(
                 f"environment {name!r}: {folder} holds {len(self._tasks)} tasks (*.bddl). "
                 "Check the paths in LIBERO's config.yaml"
             )
-        self.action_space = Box(-np.ones(7, np.float32), np.ones(7, np.float32))
+        spaces = require("gymnasium.spaces", env=name)
+        self.action_space = spaces.Box(-np.ones(7, np.float32), np.ones(7, np.float32))
         self._fixed_task = task
         self._size = image_size
         self._env: Any = None
@@ -127,11 +126,9 @@ class _Simulator:
     def _open(self, task: int) -> None:
         if task == self._open_task:
             return
-        from libero.libero.envs import OffScreenRenderEnv
-
         self.close()
         height, width = self._size
-        self._env = OffScreenRenderEnv(
+        self._env = importlib.import_module("libero.libero.envs").OffScreenRenderEnv(
             bddl_file_name=str(self._tasks[task]), camera_heights=height, camera_widths=width
         )
         self._open_task = task

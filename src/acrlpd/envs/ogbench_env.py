@@ -124,8 +124,7 @@ def _prompt(kind: str, env: Any, task: str) -> str:
 @functools.lru_cache(maxsize=4)
 def _template(name: str, kind: str, env_id: str, image_size: tuple[int, int]) -> Any:
     """A simulator that is never stepped: building one takes a second, a twin of it milliseconds."""
-    import gymnasium
-
+    gymnasium = require("gymnasium", env=name)
     spec = gymnasium.spec(env_id)
     create = _simulator_class(gymnasium.envs.registration.load_env_creator(spec.entry_point))
     height, width = image_size
@@ -135,16 +134,17 @@ def _template(name: str, kind: str, env_id: str, image_size: tuple[int, int]) ->
     return template
 
 
-def _simulator_class(base: type) -> type:
+def _simulator_class(base: Any) -> type:
     """The simulator's class with reproducible resets and without what nobody asked for."""
 
-    class Simulator(base):  # type: ignore[valid-type, misc]
+    class Simulator(base):
         def __init__(self, name: str, kind: str, **options: Any) -> None:
             self.kind = kind
             self._name = name
             self._ob_info: dict[str, Any] | None = None
             self._caches = False
             super().__init__(**options)
+            self._ob_type: str
             self.visual = self._ob_type == "pixels"
 
         def twin(self) -> "Simulator":
@@ -153,9 +153,10 @@ def _simulator_class(base: type) -> type:
             from ogbench.manipspace.controllers import DiffIKController
 
             twin = copy.copy(self)
-            arrays = {key: value.copy() for key, value in vars(self).items() if isinstance(value, np.ndarray)}
-            vars(twin).update(arrays)
-            vars(twin).pop("action_space", None)
+            for name, value in list(vars(self).items()):
+                if isinstance(value, np.ndarray):
+                    setattr(twin, name, value.copy())
+            del twin.action_space
             twin._model = copy.copy(self._model)
             twin._data = mujoco.MjData(twin._model)
             twin._ik = DiffIKController(model=self._ik._model, sites=["attachment_site"])
@@ -164,7 +165,7 @@ def _simulator_class(base: type) -> type:
             return twin
 
         @functools.cached_property
-        def action_space(self) -> Any:  # type: ignore[override]
+        def action_space(self) -> Any:
             """One space instead of a new, unseeded one at every use: resets sample actions from it."""
             from gymnasium.spaces import Box
 

@@ -138,9 +138,7 @@ def _next_cube(simulator: Any, rng: np.random.Generator) -> Goal | None:
 
 def _covered(simulator: Any, cube: int) -> bool:
     positions = cube_positions(simulator)
-    return any(
-        other[2] > positions[cube][2] + 0.01 and _same_spot(other, positions[cube]) for other in positions
-    )
+    return any(other[2] > positions[cube][2] + 0.01 and _same_spot(other, positions[cube]) for other in positions)
 
 
 def _same_spot(first: np.ndarray, second: np.ndarray) -> bool:

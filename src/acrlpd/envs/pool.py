@@ -5,6 +5,7 @@ an `EnvFailure`. An environment that raises is made anew, a process that dies or
 and whoever uses the pool is told which slots lost their episode.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -134,9 +135,7 @@ class _Worker:
 class _Processes:
     """Slots spread over worker processes; a worker does its calls in the order they came."""
 
-    def __init__(
-        self, name: str, make: Callable[[], Env], num_envs: int, num_workers: int, timeout_s: float
-    ) -> None:
+    def __init__(self, name: str, make: Callable[[], Env], num_envs: int, num_workers: int, timeout_s: float) -> None:
         try:
             pickle.dumps(make)  # multiprocessing would fail inside the child, without a word about why
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -155,7 +154,8 @@ class _Processes:
         try:
             # All of them first: they import and build at the same time.
             self._workers += [self._launch(list(range(i, num_envs, num_workers))) for i in range(num_workers)]
-            self.spec = [self._await_ready(worker) for worker in self._workers][0]
+            for worker in self._workers:
+                self.spec = self._await_ready(worker)
         except BaseException:
             self.close()
             raise
@@ -166,10 +166,8 @@ class _Processes:
         if not worker.pending:
             worker.last_answer = time.monotonic()
         worker.pending.add(slot)
-        try:
+        with contextlib.suppress(OSError):  # it has died since its last answer; `next_result` finds out
             worker.connection.send((slot, call))
-        except OSError:  # it has died since its last answer, which `next_result` will find out
-            pass
 
     def next_result(self) -> tuple[int, Any]:
         while not self._results:
@@ -238,10 +236,8 @@ class _Processes:
 
     def close(self) -> None:
         for worker in self._workers:
-            try:
+            with contextlib.suppress(OSError):
                 worker.connection.send(None)
-            except OSError:
-                pass
         for worker in self._workers:
             worker.process.join(5)
             _kill(worker)

@@ -49,9 +49,7 @@ def make_env(
     `cameras` are the camera columns to observe (None: all that it has), `max_episode_steps` cuts episodes
     sooner than the environment's own limit.
     """
-    return find_env(name)(
-        name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps
-    )
+    return find_env(name)(name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)
 
 
 def find_env(name: str) -> MakeFn:
@@ -82,20 +80,25 @@ def make_gymnasium(
 ) -> Env:
     """Any gymnasium id; `options` go to `Env`. Images keep the size that the environment gives them."""
     gymnasium = require("gymnasium", env=name)
+    module, _, env_id = name.rpartition(":")
     try:
-        spec = gymnasium.spec(name)
-    except gymnasium.error.Error as error:
+        if module:
+            importlib.import_module(module)
+        spec = gymnasium.spec(env_id)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise EnvError(
             f"unknown environment {name!r} ({error}). Registered are {', '.join(_REGISTERED)}, and every "
             "gymnasium id; a module that registers ids is imported with 'module:id'"
         ) from error
-    modes = getattr(gymnasium.envs.registration.load_env_creator(spec.entry_point), "metadata", {})
-    filmed = "rgb_array" in modes.get("render_modes", ())
-    env = gymnasium.make(name, disable_env_checker=True, **({"render_mode": "rgb_array"} if filmed else {}))
-    fps = float(env.metadata.get("render_fps", 30))
-    prompt = name.rpartition("/")[2].partition("-v")[0]
-    return Env(
-        env,
-        name=name,
-        **{"prompt": prompt, "fps": fps, "cameras": cameras, "max_episode_steps": max_episode_steps} | options,
-    )
+    create = spec.entry_point
+    if isinstance(create, str):
+        create = gymnasium.envs.registration.load_env_creator(create)
+    films = "rgb_array" in getattr(create, "metadata", {}).get("render_modes", ())
+    env = gymnasium.make(env_id, disable_env_checker=True, **({"render_mode": "rgb_array"} if films else {}))
+    defaults: dict[str, Any] = {
+        "prompt": env_id.rpartition("/")[2].partition("-v")[0],
+        "fps": float(env.metadata.get("render_fps", 30)),
+        "cameras": cameras,
+        "max_episode_steps": max_episode_steps,
+    }
+    return Env(env, name=name, **(defaults | options))

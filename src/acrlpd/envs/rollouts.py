@@ -3,13 +3,14 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from acrlpd.envs.env import Columns
+from acrlpd.envs.episodes import Executed, Rollout, Start, execute_chunk, stack, start_episode
 from acrlpd.envs.errors import EnvError
 from acrlpd.envs.pool import EnvFailure, EnvPool
-from acrlpd.envs.rollout import Executed, Rollout, Start, execute_chunk, stack, start_episode
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +31,20 @@ class Chunks:
 ChunkPolicy = Callable[[Columns, Sequence[str], int], Chunks]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Planned:
+    """An episode to play."""
+
+    seed: int
+    film: bool
+    attempt: int = 1
+
+
 @dataclasses.dataclass
 class _Episode:
     """An episode under way in a slot."""
 
-    seed: int
-    film: bool
+    planned: _Planned
     prompt: str
     observations: list[Columns]  # all of them, or the last one only
     video: list[np.ndarray]
@@ -55,10 +64,11 @@ def rollouts(
 ) -> Iterator[Rollout]:
     """Plays one episode per seed and yields each as soon as it is over; stops when the seeds do.
 
-    `replan_steps` of every chunk are executed before the policy is asked again. The policy always sees as
-    many observations as there are environments, so it compiles once. With `record` every step's
-    observation is kept (and rendered), without only what the policy sees. The first `films` episodes are
-    filmed. Everything follows from the seeds, the policy and the number of environments.
+    `replan_steps` of every chunk are executed before the policy is asked again. The policy sees half of the
+    environments at a time while the other half steps (all at once if their number is odd), always as many,
+    so it compiles once. With `record` every step's observation is kept (and rendered), without only what
+    the policy sees. The first `films` episodes are filmed. Everything follows from the seeds, the policy
+    and the number of environments.
 
     An episode that is lost to a crash or a time-out is started again once and then left out; what was
     yielded before is not affected. `envs.failures` has the reasons.
@@ -84,104 +94,137 @@ class _Rollouts:
         self._replan_steps = replan_steps
         self._policy_seed = policy_seed
         self._record = record
-        # (seed, whether to film it, attempts before this one)
-        self._seeds = ((int(seed), i < films, 0) for i, seed in enumerate(seeds))
-        self._again: list[tuple[int, bool, int]] = []
-        self._attempts: dict[int, int] = {}  # slot -> attempts before the one under way
-        self._calls = 0
+        self._planned = (_Planned(int(seed), i < films) for i, seed in enumerate(seeds))
+        self._again: list[_Planned] = []
+        self._active: dict[int, _Episode] = {}
+        self._running: set[int] = set()  # slots with a call under way
+        self._results: dict[int, Any] = {}  # of slots whose turn has not come
+        self._policy_calls = 0
         self._failures_in_a_row = 0
 
     def play(self) -> Iterator[Rollout]:
-        active: dict[int, _Episode] = {}
-        while True:
-            self._start(active)
-            if not active:
-                return
-            finished = self._advance(active)
-            yield from finished
+        groups = _groups(self._envs)
+        try:
+            while True:
+                for group in groups:
+                    finished = self._receive(group)
+                    self._start(group)
+                    self._act(group)
+                    yield from finished
+                if not self._active and not self._again:
+                    return
+        finally:  # whoever uses the pool next must not get our answers
+            while self._running:
+                self._running.discard(self._envs.next_result()[0])
 
-    def _start(self, active: dict[int, _Episode]) -> None:
-        """Fills idle slots; a start that fails is tried again like any other failure."""
+    def _start(self, group: Sequence[int]) -> None:
+        """Fills the idle slots of a group; a start that fails is tried again like any other failure."""
         while True:
-            starting: dict[int, tuple[int, bool, int]] = {}
-            for slot in range(self._envs.num_envs):
-                if slot not in active and (planned := self._next_seed()) is not None:
-                    starting[slot] = planned
+            idle = [slot for slot in group if slot not in self._active]
+            starting = {slot: planned for slot in idle if (planned := self._next_planned()) is not None}
             if not starting:
                 return
-            calls = {slot: (start_episode, seed, film) for slot, (seed, film, _) in starting.items()}
-            for slot, result in self._envs.run(calls).items():
-                seed, film, attempts = starting[slot]
+            for slot, planned in starting.items():
+                self._submit(slot, start_episode, planned.seed, planned.film)
+            for slot, planned in starting.items():
+                result = self._result(slot)
                 if isinstance(result, EnvFailure):
-                    self._failed(result, seed, film, attempts)
-                    continue
-                assert isinstance(result, Start)
-                self._attempts[slot] = attempts
-                active[slot] = _Episode(seed, film, result.prompt, [result.observation], result.video)
+                    self._failed(result, planned)
+                else:
+                    assert isinstance(result, Start)
+                    self._active[slot] = _Episode(planned, result.prompt, [result.observation], result.video)
 
-    def _advance(self, active: dict[int, _Episode]) -> list[Rollout]:
-        """One chunk in every active slot."""
-        chunks = self._ask(active)
-        calls = {
-            slot: (execute_chunk, chunks.actions[slot, : self._replan_steps], self._record, episode.film)
-            for slot, episode in active.items()
-        }
+    def _act(self, group: Sequence[int]) -> None:
+        """Asks the policy and sends a chunk into every active slot of the group."""
+        active = [slot for slot in group if slot in self._active]
+        if not active:
+            return
+        chunks = self._ask(group, active)
+        for row, slot in enumerate(group):
+            if slot in self._active:
+                episode = self._active[slot]
+                episode.values.append({name: float(value[row]) for name, value in chunks.values.items()})
+                actions = chunks.actions[row, : self._replan_steps]
+                self._submit(slot, execute_chunk, actions, self._record, episode.planned.film)
+
+    def _receive(self, group: Sequence[int]) -> list[Rollout]:
+        """What came of the chunks of a group."""
         finished = []
-        for slot, result in self._envs.run(calls).items():
-            episode = active[slot]
+        for slot in [slot for slot in group if slot in self._active]:
+            result = self._result(slot)
+            episode = self._active[slot]
             if isinstance(result, EnvFailure):
-                del active[slot]
-                self._failed(result, episode.seed, episode.film, self._attempts[slot])
+                del self._active[slot]
+                self._failed(result, episode.planned)
                 continue
+            assert isinstance(result, Executed)
             self._failures_in_a_row = 0
             episode.parts.append(result)
             episode.video += result.video
-            episode.values.append({name: float(value[slot]) for name, value in chunks.values.items()})
             kept = episode.observations if self._record else []
             episode.observations = kept + result.observations
             if result.done:
-                finished.append(_finish(active.pop(slot), self._record))
+                finished.append(_finish(self._active.pop(slot), self._record))
         return finished
 
-    def _ask(self, active: Mapping[int, _Episode]) -> Chunks:
-        """One policy call for all slots; an idle slot repeats an active one, so that shapes never change."""
-        any_episode = next(iter(active.values()))
-        episodes = [active.get(slot, any_episode) for slot in range(self._envs.num_envs)]
-        seed = int(np.random.SeedSequence([self._policy_seed, self._calls]).generate_state(1)[0])
-        self._calls += 1
+    def _ask(self, group: Sequence[int], active: Sequence[int]) -> Chunks:
+        """One policy call for a group; an idle slot repeats an active one, so that shapes never change."""
+        episodes = [self._active.get(slot, self._active[active[0]]) for slot in group]
+        seed = int(np.random.SeedSequence([self._policy_seed, self._policy_calls]).generate_state(1)[0])
+        self._policy_calls += 1
         chunks = self._policy(stack([e.observations[-1] for e in episodes]), [e.prompt for e in episodes], seed)
-        expected = (self._envs.num_envs, self._envs.spec.action_dim)
-        found = chunks.actions.shape
-        if len(found) != 3 or (found[0], found[2]) != expected or found[1] < self._replan_steps:
+        found, action_dim = chunks.actions.shape, self._envs.spec.action_dim
+        if len(found) != 3 or (found[0], found[2]) != (len(group), action_dim) or found[1] < self._replan_steps:
             raise EnvError(
-                f"the policy must give chunks [{expected[0]}, {self._replan_steps} or more, {expected[1]}] for "
+                f"the policy must give chunks [{len(group)}, {self._replan_steps} or more, {action_dim}] for "
                 f"environment {self._envs.name!r}; found {list(found)}"
             )
-        if not np.isfinite(chunks.actions[list(active)]).all():
+        if not np.isfinite(chunks.actions).all():
             raise EnvError("the policy gives actions that are not finite: its weights may have diverged")
         return chunks
 
-    def _next_seed(self) -> tuple[int, bool, int] | None:
-        return self._again.pop(0) if self._again else next(self._seeds, None)
+    def _submit(self, slot: int, function: Callable[..., Any], *args: Any) -> None:
+        self._running.add(slot)
+        self._envs.submit(slot, function, *args)
 
-    def _failed(self, failure: EnvFailure, seed: int, film: bool, attempts: int) -> None:
+    def _result(self, slot: int) -> Any:
+        """Waits for the answer of a slot and keeps those of others that come before it."""
+        while slot not in self._results:
+            answered, result = self._envs.next_result()
+            self._running.discard(answered)
+            self._results[answered] = result
+        return self._results.pop(slot)
+
+    def _next_planned(self) -> _Planned | None:
+        return self._again.pop(0) if self._again else next(self._planned, None)
+
+    def _failed(self, failure: EnvFailure, planned: _Planned) -> None:
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
             raise EnvError(
                 f"environment {self._envs.name!r} failed {_MAX_FAILURES_IN_A_ROW} times in a row; the last "
                 f"time: {failure.reason}"
             )
-        if attempts + 1 < _ATTEMPTS:
-            self._again.append((seed, film, attempts + 1))
+        if planned.attempt < _ATTEMPTS:
+            self._again.append(dataclasses.replace(planned, attempt=planned.attempt + 1))
         else:
-            logger.warning("%s: the episode with seed %d is left out", self._envs.name, seed)
+            logger.warning("%s: the episode with seed %d is left out", self._envs.name, planned.seed)
+
+
+def _groups(envs: EnvPool) -> list[range]:
+    """Two halves that take turns: one steps while the policy looks at the other.
+
+    The same however many processes there are, so that the result does not depend on the machine.
+    """
+    half, odd = divmod(envs.num_envs, 2)
+    return [range(envs.num_envs)] if odd else [range(half), range(half, envs.num_envs)]
 
 
 def _finish(episode: _Episode, record: bool) -> Rollout:
     lengths = [len(part.rewards) for part in episode.parts]
     names = episode.values[0]
     return Rollout(
-        seed=episode.seed,
+        seed=episode.planned.seed,
         prompt=episode.prompt,
         actions=np.concatenate([part.actions for part in episode.parts]),
         rewards=np.concatenate([part.rewards for part in episode.parts]),

@@ -1,4 +1,8 @@
-"""Attention: over one sequence, and of many action chunks over one shared context."""
+"""Attention: over images, over the prefix, and of many action chunks over one shared context.
+
+Sequences that can be padded come with their valid tokens first and a length, which is what fused kernels
+take without materialising a mask.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,38 +20,51 @@ def full_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits, axis=-1), v)
 
 
-def shared_context_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    context: tuple[jax.Array, jax.Array, jax.Array] | None,
-    mask: jax.Array | None,
-) -> jax.Array:
-    """Multi-query attention of n sequences per batch entry, each over itself and one shared context.
-
-    q [b, n, t, heads, h] (already scaled), k and v [b, n, t, h], context (k, v [b, s, h], valid [b, s]),
-    mask [b, t, t] over the sequence itself or None where all of it is visible. Softmax in float32. The
-    context is never repeated n times: its keys and values enter as they are.
-    """
-    if context is None and mask is not None and q.shape[1] == 1 and _has_fused_kernel(q):
-        out = jax.nn.dot_product_attention(
-            q[:, 0], k[:, 0, :, None], v[:, 0, :, None], mask=mask[:, None], scale=1.0, implementation="cudnn"
+def multi_query_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
+    """Attention of q [b, t, heads, h] (already scaled) over the first `length` [b] of k and v [b, s, h]."""
+    if _has_fused_kernel(q):
+        queries = jnp.full_like(length, q.shape[1])
+        return jax.nn.dot_product_attention(
+            q,
+            k[:, :, None],
+            v[:, :, None],
+            scale=1.0,
+            query_seq_lengths=queries,
+            key_value_seq_lengths=length,
+            implementation="cudnn",
         )
-        return out[:, None]
+    logits = _einsum_f32("btgh,bsh->bgts", q, k)
+    probs = jax.nn.softmax(_mask_padding(logits, length), axis=-1).astype(v.dtype)
+    return jnp.einsum("bgts,bsh->btgh", probs, v)
+
+
+def shared_context_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, context: tuple[jax.Array, jax.Array, jax.Array]
+) -> jax.Array:
+    """Attention of n chunks per batch entry, each over itself and one shared context.
+
+    q [b, n, t, heads, h] (already scaled), k and v [b, n, t, h], context: k and v [b, s, h] and length [b].
+    The context is never repeated n times: its keys and values enter as they are.
+    """
+    context_k, context_v, length = context
+    if q.shape[1] == 1:
+        k, v = (jnp.concatenate(pair, axis=1) for pair in ((k[:, 0], context_k), (v[:, 0], context_v)))
+        return multi_query_attention(q[:, 0], k, v, length + q.shape[2])[:, None]
     own = _einsum_f32("bntgh,bnsh->bngts", q, k)
-    if mask is not None:
-        own = jnp.where(mask[:, None, None], own, _MASKED)
-    if context is None:
-        probs = jax.nn.softmax(own, axis=-1).astype(v.dtype)
-        return jnp.einsum("bngts,bnsh->bntgh", probs, v)
-    context_k, context_v, context_valid = context
-    shared = _einsum_f32("bntgh,bsh->bngts", q, context_k)
-    shared = jnp.where(context_valid[:, None, None, None, :], shared, _MASKED)
-    probs = jax.nn.softmax(jnp.concatenate([shared, own], axis=-1), axis=-1).astype(v.dtype)
-    size = context_k.shape[1]
-    out = _einsum_f32("bngts,bsh->bntgh", probs[..., :size], context_v)
-    out += _einsum_f32("bngts,bnsh->bntgh", probs[..., size:], v)
-    return out.astype(v.dtype)
+    shared = _mask_padding(_einsum_f32("bntgh,bsh->bngts", q, context_k), length)
+    # One softmax over both parts, without joining them.
+    top = jnp.maximum(own.max(axis=-1, keepdims=True), shared.max(axis=-1, keepdims=True))
+    own, shared = (jnp.exp(logits - jax.lax.stop_gradient(top)) for logits in (own, shared))
+    total = own.sum(axis=-1, keepdims=True) + shared.sum(axis=-1, keepdims=True)
+    out = _einsum_f32("bngts,bnsh->bngth", own.astype(v.dtype), v)
+    out += _einsum_f32("bngts,bsh->bngth", shared.astype(v.dtype), context_v)
+    return jnp.moveaxis((out / total).astype(v.dtype), 2, 3)
+
+
+def _mask_padding(logits: jax.Array, length: jax.Array) -> jax.Array:
+    """Hides the keys (last axis) from `length` [b] on."""
+    visible = jnp.arange(logits.shape[-1]) < length.reshape(-1, *[1] * (logits.ndim - 1))
+    return jnp.where(visible, logits, _MASKED)
 
 
 def _has_fused_kernel(q: jax.Array) -> bool:

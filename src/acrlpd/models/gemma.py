@@ -15,9 +15,11 @@ import numpy as np
 from flax import nnx
 
 from acrlpd.models import lora
-from acrlpd.models.attention import shared_context_attention
+from acrlpd.models.attention import multi_query_attention, shared_context_attention
 from acrlpd.models.pi0_config import GemmaConfig, RematPolicy
 from acrlpd.models.remat import rematerialise
+
+LayerWeights = dict[str, Any]
 
 _RMS_EPS = 1e-6
 _ROPE_BASE = 10_000.0
@@ -25,25 +27,24 @@ _ROPE_BASE = 10_000.0
 
 @flax.struct.dataclass
 class KVCache:
-    """Keys (after RoPE) and values of every layer for a context that others attend to."""
+    """Keys (after RoPE) and values of every layer for a context that others attend to, valid tokens first."""
 
     k: jax.Array  # [depth, b, s, head_dim]
     v: jax.Array  # [depth, b, s, head_dim]
-    valid: jax.Array  # bool [b, s]
+    length: jax.Array  # int32 [b]: how many of the s tokens are valid
 
-    @property
-    def next_position(self) -> jax.Array:
-        """Position of the token that follows, [b, 1]: padding does not count."""
-        return jnp.sum(self.valid, axis=-1, keepdims=True, dtype=jnp.int32)
-
-    def append(self, k: jax.Array, v: jax.Array) -> "KVCache":
-        """The cache with t more tokens, all valid; k and v are [depth, b, t, head_dim]."""
-        valid = jnp.ones((*self.valid.shape[:1], k.shape[2]), jnp.bool_)
+    def prepend(self, k: jax.Array, v: jax.Array) -> "KVCache":
+        """The cache with t more valid tokens, k and v [depth, b, t, head_dim]; attention has no order."""
         return KVCache(
-            k=jnp.concatenate([self.k, k], axis=2),
-            v=jnp.concatenate([self.v, v], axis=2),
-            valid=jnp.concatenate([self.valid, valid], axis=1),
+            k=jnp.concatenate([k, self.k], axis=2),
+            v=jnp.concatenate([v, self.v], axis=2),
+            length=self.length + k.shape[2],
         )
+
+    def pad_to_multiple(self, size: int) -> "KVCache":
+        """The cache with invalid tokens at its end: matrix units want aligned lengths."""
+        padding = [(0, 0), (0, 0), (0, -self.k.shape[2] % size), (0, 0)]
+        return KVCache(k=jnp.pad(self.k, padding), v=jnp.pad(self.v, padding), length=self.length)
 
 
 def expert_name(name: str, index: int) -> str:
@@ -129,52 +130,85 @@ class Gemma(nnx.Module):
         scale = jnp.sqrt(table.shape[-1]).astype(table.dtype)
         return (table[tokens] * scale).astype(self.dtype)
 
-    def run_expert(
-        self,
-        index: int,
-        x: jax.Array,
-        positions: jax.Array,
-        *,
-        mask: jax.Array | None = None,
-        context: KVCache | None = None,
-        condition: jax.Array | None = None,
-        kv_only: bool = False,
-    ) -> tuple[jax.Array | None, jax.Array, jax.Array]:
-        """Runs one expert's layers over n sequences per batch entry.
+    def run_prefix(self, x: jax.Array, length: jax.Array, *, kv_only: bool = False) -> tuple[jax.Array | None, KVCache]:
+        """Runs expert 0 over x [b, t, width], of which the first `length` [b] tokens are valid.
 
-        x [b, n, t, width], positions [b, t], mask [b, t, t] within a sequence (None: all visible), context
-        shared by the n sequences, condition [b, n, width] for adaRMS. Returns the normalised output
-        [b, n, t, width], and the keys and values [depth, b, n, t, head_dim]. With `kv_only` the output is
-        None and the last layer stops at its keys and values, which are all that anybody attends to.
+        Returns the normalised output and the cache. With `kv_only` the output is None and the last layer
+        stops at its keys and values, which are all that anybody attends to.
         """
-        config = self.experts[index]
-        length = x.shape[2] + (0 if context is None else context.valid.shape[1])
-        rope = _rope_angles(positions[:, None, :, None], length, config.head_dim)
-        x = x.astype(self.dtype)
-        is_last = jnp.arange(config.depth) == config.depth - 1
+        config = self.experts[0]
+        rope = _rope_angles(jnp.arange(x.shape[1])[None], x.shape[1], config.head_dim)
 
         def layer(x: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            weights, context_kv, last = inputs
-            y, gate = rms_norm(x, weights["pre_attention_norm"], condition)
-            k, v = lora.einsum("bntd,ckdh->cbntkh", y, weights["kv"], config.lora)[..., 0, :]
-            k = _apply_rope(k[..., None, :], rope)[..., 0, :]
+            weights, last = inputs
+            weights = fuse_projections(weights, self.dtype)
+            q, k, v, gate = _project(x, weights, config, rope, None)
 
             def rest(x: jax.Array) -> jax.Array:
-                shared = None if context is None else (*context_kv, context.valid)
-                return _attend_and_feed(x, y, gate, k, v, weights, config, rope, shared, mask, condition)
+                return _mix(x, multi_query_attention(q, k, v, length), weights, config, gate, None)
 
-            x = jax.lax.cond(last, lambda x: x, rest, x) if kv_only else rest(x)
-            return x, (k, v)
+            return (jax.lax.cond(last, lambda x: x, rest, x) if kv_only else rest(x)), (k, v)
 
-        context_kv = None if context is None else (context.k, context.v)
-        inputs = (self._expert_weights(index), context_kv, is_last)
-        x, (k, v) = jax.lax.scan(rematerialise(layer, self.remat_policy), x, inputs)
-        if kv_only:
-            return None, k, v
-        final_norm = _params(getattr(self, expert_name("final_norm", index)))
-        return rms_norm(x, final_norm, condition)[0], k, v
+        is_last = jnp.arange(config.depth) == config.depth - 1
+        step = rematerialise(layer, self.remat_policy)
+        x, (k, v) = jax.lax.scan(step, x.astype(self.dtype), (self._expert_weights(0), is_last))
+        cache = KVCache(k=k, v=v, length=length)
+        return (None if kv_only else rms_norm(x, self._final_norm(0), None)[0]), cache
 
-    def _expert_weights(self, index: int) -> dict[str, dict[str, Any]]:
+    def run_suffix(
+        self,
+        x: jax.Array,
+        context: KVCache,
+        *,
+        condition: jax.Array | None = None,
+        layers: list[LayerWeights] | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Runs expert 1 over n sequences x [b, n, t, width] per batch entry that share a context.
+
+        `condition` [b, n, width] is adaRMS's. `layers` are this expert's weights as `unstack` gives them, for
+        callers that run it many times. Returns the normalised output and keys and values
+        [depth, b, n, t, head_dim].
+        """
+        config = self.experts[1]
+        steps = jnp.arange(x.shape[2])
+        rope = _rope_angles(context.length[:, None] + steps, context.k.shape[2] + len(steps), config.head_dim)
+        rope = (rope[0][:, None], rope[1][:, None])
+
+        def layer(x: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            weights, context_k, context_v = inputs
+            q, k, v, gate = _project(x, weights, config, rope, condition)
+            attended = shared_context_attention(q, k, v, (context_k, context_v, context.length))
+            return _mix(x, attended, weights, config, gate, condition), (k, v)
+
+        x = x.astype(self.dtype)
+        if layers is None:
+
+            def fused_layer(x: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+                weights, *rest = inputs
+                return layer(x, (fuse_projections(weights, self.dtype), *rest))
+
+            step = rematerialise(fused_layer, self.remat_policy)
+            x, (k, v) = jax.lax.scan(step, x, (self._expert_weights(1), context.k, context.v))
+        else:
+            keys_and_values = []
+            for weights, context_k, context_v in zip(layers, context.k, context.v, strict=True):
+                x, kv = layer(x, (weights, context_k, context_v))
+                keys_and_values.append(kv)
+            k, v = (jnp.stack(side) for side in zip(*keys_and_values, strict=True))
+        return rms_norm(x, self._final_norm(1), condition)[0], k, v
+
+    def unstack(self, index: int) -> list[LayerWeights]:
+        """An expert's weights layer by layer, ready to multiply with: worth it when many steps reuse them."""
+        stacked = self._expert_weights(index)
+        return [
+            fuse_projections(jax.tree.map(lambda w, i=i: w[i], stacked), self.dtype)
+            for i in range(self.experts[index].depth)
+        ]
+
+    def _final_norm(self, index: int) -> LayerWeights:
+        return _params(getattr(self, expert_name("final_norm", index)))
+
+    def _expert_weights(self, index: int) -> LayerWeights:
         layers, attn = self.layers, self.layers.attn
         return {
             "q": _params(getattr(attn, expert_name("q_einsum", index))),
@@ -186,26 +220,67 @@ class Gemma(nnx.Module):
         }
 
 
-def _attend_and_feed(
+def fuse_projections(weights: LayerWeights, dtype: jnp.dtype) -> LayerWeights:
+    """One layer's weights in the compute dtype: q, k and v as one matrix, gate and up as another.
+
+    Adapters and norms stay as they are: the former are exact only as products of their own.
+    """
+    heads = jnp.concatenate([weights["q"]["w"], weights["kv"]["w"][:, 0]]).astype(dtype)  # [heads + 2, d, h]
+    out, mlp = weights["out"]["w"].astype(dtype), weights["mlp"]
+    gate_up = mlp["gating_einsum"].astype(dtype)  # [2, d, m]
+    width = heads.shape[1]
+    return weights | {
+        "qkv": jnp.moveaxis(heads, 0, 1).reshape(width, -1),
+        "attn_vec": out.reshape(-1, width),
+        "gate_up": jnp.moveaxis(gate_up, 0, 1).reshape(width, -1),
+        "down": mlp["linear"].astype(dtype),
+    }
+
+
+def _project(
     x: jax.Array,
-    y: jax.Array,
-    gate: jax.Array | None,
-    k: jax.Array,
-    v: jax.Array,
-    weights: dict[str, dict[str, Any]],
+    weights: LayerWeights,
     config: GemmaConfig,
     rope: tuple[jax.Array, jax.Array],
-    context: tuple[jax.Array, jax.Array, jax.Array] | None,
-    mask: jax.Array | None,
+    condition: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """The first half of a layer on x [..., t, width]: scaled queries [..., t, heads, h], k and v [..., t, h], gate."""
+    y, gate = rms_norm(x, weights["pre_attention_norm"], condition)
+    qkv = (y @ weights["qkv"]).reshape(*y.shape[:-1], config.num_heads + 2, config.head_dim)
+    q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
+    if config.lora:
+        letters = "abc"[: y.ndim - 1]
+        q = q + lora.einsum_update(f"{letters}d,gdh->{letters}gh", y, weights["q"], config.lora)
+        update = lora.einsum_update(f"{letters}d,xydh->x{letters}yh", y, weights["kv"], config.lora)[..., 0, :]
+        k, v = k + update[0], v + update[1]
+    q = _apply_rope(q, rope) * config.head_dim**-0.5
+    return q, _apply_rope(k[..., None, :], rope)[..., 0, :], v, gate
+
+
+def _mix(
+    x: jax.Array,
+    attended: jax.Array,
+    weights: LayerWeights,
+    config: GemmaConfig,
+    gate: jax.Array | None,
     condition: jax.Array | None,
 ) -> jax.Array:
-    """The rest of a layer once its keys and values are known: attention and feed-forward."""
-    q = lora.einsum("bntd,gdh->bntgh", y, weights["q"], config.lora)
-    q = _apply_rope(q, rope) * config.head_dim**-0.5
-    attended = shared_context_attention(q, k, v, context, mask)
-    x = _gated_residual(x, lora.einsum("bntgh,ghd->bntd", attended, weights["out"], config.lora), gate)
+    """The second half of a layer: output projection of attended [..., t, heads, h], then feed-forward."""
+    y = attended.reshape(*attended.shape[:-2], -1) @ weights["attn_vec"]
+    if config.lora:
+        letters = "abc"[: x.ndim - 1]
+        y = y + lora.einsum_update(f"{letters}gh,ghd->{letters}d", attended, weights["out"], config.lora)
+    x = _gated_residual(x, y, gate)
     y, gate = rms_norm(x, weights["pre_ffw_norm"], condition)
-    return _gated_residual(x, lora.feed_forward(y, weights["mlp"]), gate)
+    opened, up = jnp.split(y @ weights["gate_up"], 2, axis=-1)
+    if config.lora:
+        opened_update, up_update = lora.gating_update(y, weights["mlp"])
+        opened, up = opened + opened_update, up + up_update
+    hidden = jax.nn.gelu(opened) * up
+    y = hidden @ weights["down"]
+    if config.lora:
+        y = y + lora.linear_update(hidden, weights["mlp"])
+    return _gated_residual(x, y, gate)
 
 
 def rms_norm(x: jax.Array, weights: dict[str, Any], condition: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
@@ -226,7 +301,7 @@ def _gated_residual(x: jax.Array, y: jax.Array, gate: jax.Array | None) -> jax.A
 
 
 def _rope_angles(positions: jax.Array, length: int, head_dim: int) -> tuple[jax.Array, jax.Array]:
-    """sin and cos of the rotary angles for positions below `length`, float32 [..., head_dim / 2].
+    """sin and cos of the rotary angles for positions [b, t] below `length`, float32 [b, t, 1, head_dim / 2].
 
     Looked up in a constant table: at positions in the hundreds the angle's last bit shows, and XLA is free
     to turn the division into a product with a rounded reciprocal.
@@ -234,12 +309,12 @@ def _rope_angles(positions: jax.Array, length: int, head_dim: int) -> tuple[jax.
     exponent = np.arange(head_dim // 2, dtype=np.float32) * np.float32(2 / head_dim)
     radians = np.arange(length, dtype=np.float32)[:, None] / np.float32(_ROPE_BASE) ** exponent
     table = jnp.asarray(np.stack([np.sin(radians), np.cos(radians)]))
-    sin, cos = jnp.take(table, positions, axis=1, mode="clip")
+    sin, cos = jnp.take(table, positions, axis=1)[..., None, :]
     return sin, cos
 
 
 def _apply_rope(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates [b, n, t, heads, head_dim]; the two halves of the head are the two coordinates."""
+    """Rotates [..., t, heads, head_dim]; the two halves of the head are the two coordinates."""
     sin, cos = rope
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -67,33 +67,22 @@ def lecun_normal(*, batch_axes: int, in_axis: int | Sequence[int] = -2) -> nnx.I
 Weights = dict[str, jax.Array]
 
 
-def einsum(equation: str, x: jax.Array, weights: Weights, lora: LoRAConfig | None) -> jax.Array:
-    """`jnp.einsum(equation, x, w)` in x's dtype plus the scaled low-rank update."""
-    y = jnp.einsum(equation, x, weights["w"].astype(x.dtype))
-    if lora is None:
-        return y
+def einsum_update(equation: str, x: jax.Array, adapters: Weights, lora: LoRAConfig) -> jax.Array:
+    """What the adapters of an `Einsum` add to `jnp.einsum(equation, x, w)`, in x's dtype."""
     first, second = _lora_equations(equation)
-    update = jnp.einsum(first, x, weights["lora_a"].astype(x.dtype))
-    update = jnp.einsum(second, update, weights["lora_b"].astype(x.dtype))
-    return y + update * lora.scaling
+    update = jnp.einsum(first, x, adapters["lora_a"].astype(x.dtype))
+    return jnp.einsum(second, update, adapters["lora_b"].astype(x.dtype)) * lora.scaling
 
 
-def feed_forward(x: jax.Array, weights: Weights) -> jax.Array:
-    """gelu(x W_gate) * (x W_up) W_down in x's dtype."""
-    gate = _adapted_dot(x, weights, "gating_einsum", 0)
-    up = _adapted_dot(x, weights, "gating_einsum", 1)
-    return _adapted_dot(jax.nn.gelu(gate) * up, weights, "linear", None)
+def gating_update(x: jax.Array, adapters: Weights) -> tuple[jax.Array, jax.Array]:
+    """What the adapters add to the gate and to the up projection of a `FeedForward`."""
+    a, b = (adapters[f"gating_einsum_lora_{side}"].astype(x.dtype) for side in "ab")
+    return (x @ a[0]) @ b[0], (x @ a[1]) @ b[1]
 
 
-def _adapted_dot(x: jax.Array, weights: Weights, name: str, index: int | None) -> jax.Array:
-    def pick(key: str) -> jax.Array:
-        w = weights[key]
-        return (w if index is None else w[index]).astype(x.dtype)
-
-    y = x @ pick(name)
-    if f"{name}_lora_a" in weights:
-        y = y + (x @ pick(f"{name}_lora_a")) @ pick(f"{name}_lora_b")
-    return y
+def linear_update(x: jax.Array, adapters: Weights) -> jax.Array:
+    """What the adapters add to the down projection of a `FeedForward`."""
+    return (x @ adapters["linear_lora_a"].astype(x.dtype)) @ adapters["linear_lora_b"].astype(x.dtype)
 
 
 def _lora_equations(equation: str) -> tuple[str, str]:

@@ -1,16 +1,20 @@
 """pi0 and pi0.5: a vision-language model that denoises action chunks by flow matching."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from acrlpd.models.gemma import Gemma, KVCache
+from acrlpd.models.gemma import Gemma, LayerWeights
 from acrlpd.models.image_preprocessing import preprocess_observation
 from acrlpd.models.observation import Observation, to_float_image
 from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.models.policy import Context, FlowPolicy
 from acrlpd.models.siglip import Siglip
+
+_CONTEXT_ALIGNMENT = 64  # tokens
 
 
 class _PaliGemma(nnx.Module):
@@ -66,26 +70,35 @@ class Pi0(FlowPolicy):
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
         """Runs SigLIP and the first expert once, and keeps what the action tokens attend to.
 
-        pi0's state token sees the prefix and itself alone, so it belongs to the context too.
+        Valid tokens are moved to the front: attention knows them by position, not by order, and fused
+        kernels want a length instead of a mask. pi0's state token sees the prefix and itself alone, so it
+        belongs to the context too.
         """
         tokens, mask, _ = self.embed_prefix(observation)
-        positions = jnp.cumsum(mask, axis=-1) - 1
-        visible = mask[:, :, None] & mask[:, None, :]
+        order = jnp.argsort(~mask, axis=-1, stable=True)
+        tokens = jnp.take_along_axis(tokens, order[..., None], axis=1)
+        length = jnp.sum(mask, axis=-1, dtype=jnp.int32)
         llm = self.PaliGemma.llm
-        out, k, v = llm.run_expert(0, tokens[:, None], positions, mask=visible, kv_only=not features)
-        cache = KVCache(k=k[:, :, 0], v=v[:, :, 0], valid=mask)
+        out, cache = llm.run_prefix(tokens, length, kv_only=not features)
         if not self.config.pi05:
-            state = self.embed_state(observation)[:, None]
-            _, k, v = llm.run_expert(1, state, cache.next_position, context=cache, kv_only=True)
-            cache = cache.append(k[:, :, 0], v[:, :, 0])
-        return Context(features=None if out is None else _masked_mean(out[:, 0], mask), memory=cache)
+            _, k, v = llm.run_suffix(self.embed_state(observation)[:, None], cache)
+            cache = cache.prepend(k[:, :, 0], v[:, :, 0])
+        pooled = None if out is None else _mean_of_first(out, length)
+        return Context(features=pooled, memory=cache.pad_to_multiple(_CONTEXT_ALIGNMENT))
 
     def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
-        cache: KVCache = context.memory
+        return self._velocity(context, x_t, time, None)
+
+    def velocity_fn(self, context: Context) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        # Sampling runs the action expert many times: its weights are laid out once, outside that loop.
+        layers = self.PaliGemma.llm.unstack(1)
+        return lambda x_t, time: self._velocity(context, x_t, time, layers)
+
+    def _velocity(
+        self, context: Context, x_t: jax.Array, time: jax.Array, layers: list[LayerWeights] | None
+    ) -> jax.Array:
         tokens, condition = self.embed_actions(x_t, time)
-        positions = cache.next_position + jnp.arange(x_t.shape[2])
-        out, _, _ = self.PaliGemma.llm.run_expert(1, tokens, positions, context=cache, condition=condition)
-        assert out is not None
+        out, _, _ = self.PaliGemma.llm.run_suffix(tokens, context.memory, condition=condition, layers=layers)
         return self.action_out_proj(out)
 
     def embed_prefix(self, observation: Observation) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -173,7 +186,7 @@ def embed_time(time: jax.Array, width: int) -> jax.Array:
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 
-def _masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of [b, s, d] over valid tokens, float32."""
-    weights = mask[..., None].astype(jnp.float32)
-    return jnp.sum(x.astype(jnp.float32) * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1.0)
+def _mean_of_first(x: jax.Array, length: jax.Array) -> jax.Array:
+    """Mean of [b, s, d] over its first `length` [b] tokens, float32 [b, d]."""
+    weights = (jnp.arange(x.shape[1]) < length[:, None]).astype(jnp.float32)
+    return jnp.einsum("bsd,bs->bd", x.astype(jnp.float32), weights) / jnp.maximum(length, 1)[:, None]

@@ -126,6 +126,8 @@ class Pi0Config:
                     f"the experts share their attention, so {field} must agree: {self.paligemma_variant} has "
                     f"{getattr(first, field)}, {self.action_expert_variant} has {getattr(second, field)}"
                 )
+        if first.num_kv_heads != 1:
+            raise ValueError(f"num_kv_heads must be 1, as in every released variant; found {first.num_kv_heads}")
         if self.siglip.patch_size > min(self.image_resolution):
             raise ValueError(f"image_resolution {self.image_resolution} is smaller than one patch")
         unknown = [key for key in self.image_keys if key not in _IMAGE_KEYS]

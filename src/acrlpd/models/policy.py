@@ -10,6 +10,7 @@ Flow convention, as in openpi: t = 1 is noise, t = 0 is data; x_t = t * noise + 
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -48,6 +49,10 @@ class FlowPolicy(nnx.Module):
     def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
         """Flow at noisy chunks x_t [b, n, T, a] and times [b, n]: [b, n, T, a]."""
 
+    def velocity_fn(self, context: Context) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """`velocity` for a fixed context, for callers that evaluate it many times."""
+        return lambda x_t, time: self.velocity(context, x_t, time)
+
     def flow_matching_loss(self, context: Context, actions: jax.Array, noise: jax.Array, time: jax.Array) -> jax.Array:
         """Squared error of the predicted flow, mean over action dims: [b, T].
 
@@ -64,10 +69,11 @@ class FlowPolicy(nnx.Module):
         With `remat` a gradient through the steps recomputes each of them instead of storing it.
         """
         dt = jnp.asarray(-1.0 / num_steps, noise.dtype)
+        velocity = self.velocity_fn(context)
 
         def step(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], None]:
             x_t, time = carry
-            v_t = self.velocity(context, x_t, jnp.broadcast_to(time, x_t.shape[:2]))
+            v_t = velocity(x_t, jnp.broadcast_to(time, x_t.shape[:2]))
             # Time is accumulated like openpi does it: the fastest time features see its last bit.
             return (x_t + dt * v_t.astype(x_t.dtype), time + dt), None
 

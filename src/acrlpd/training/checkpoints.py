@@ -7,6 +7,7 @@ everything is in it; only then are older ones removed.
 
 import concurrent.futures
 import logging
+import math
 import pathlib
 import shutil
 from collections.abc import Mapping
@@ -43,7 +44,7 @@ from acrlpd.training.checkpoint_metadata import (
     load_checkpoint_metadata,
 )
 from acrlpd.training.run_directory import saved_steps
-from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_sharding_strategy
+from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +61,14 @@ class CheckpointWriter:
     A save that fails is shown and counted, and training goes on; `max_failures` in a row end the run.
     """
 
-    def __init__(self, directory: pathlib.Path, config: CheckpointConfig, rl_config: RLTrainConfig) -> None:
+    def __init__(self, directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
         self.directory = directory
         self.num_failures = 0  # over the run
         self._failures_in_a_row = 0
-        self._max_failures = config.max_failures
+        self._max_failures = rl_config.checkpoints.max_failures
         self._model = rl_config.model
         self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
-        self._manager = _create_manager(directory, config)
+        self._manager = _create_manager(directory, rl_config.checkpoints)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
         self._running: tuple[int, concurrent.futures.Future[None]] | None = None
         self._on_device: bool | None = None
@@ -312,12 +313,14 @@ def load_acrlpd_checkpoint(
 ) -> tuple[ACRLPDPi0Agent, int]:
     """The agent and the step of a checkpoint: a step directory, or the newest of a run directory.
 
-    Without a config, the one that the checkpoint was written with; without a sharding, that of the config
-    on the devices that are here.
+    Without a config, the one that the checkpoint was written with; without a sharding, as much of that of
+    the config as the devices that are here allow.
     """
     directory = newest_step_directory(pathlib.Path(path).expanduser().absolute())
     metadata = load_checkpoint_metadata(directory)
     rl_config = rl_config or from_dict(RLTrainConfig, metadata["config"])
-    sharding = sharding or create_fsdp_sharding_strategy(rl_config)
+    if sharding is None:
+        mesh = create_fsdp_mesh(math.gcd(rl_config.fsdp.fsdp_devices, jax.device_count()))
+        sharding = FSDPSharding(mesh, rl_config.fsdp.min_size_mib)
     agent = restore_agent(directory, abstract_train_state(rl_config, sharding), metadata["served"])
     return agent, metadata["step"]

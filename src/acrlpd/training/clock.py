@@ -4,15 +4,21 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-ACTIVITIES = ("data_wait", "checkpoint", "evaluation")
+_ACTIVITIES = ("data_wait", "checkpoint", "evaluation")
 
 
 class Clock:
-    """Adds up named activities between two readings; what is left over is the updates themselves."""
+    """Adds up named activities; what is left over is the updates themselves."""
 
     def __init__(self) -> None:
+        self._totals = dict.fromkeys((*_ACTIVITIES, "step"), 0.0)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets the time and the steps since the last reading."""
         self._start = time.perf_counter()
-        self._spent = dict.fromkeys(ACTIVITIES, 0.0)
+        self._spent = dict.fromkeys(_ACTIVITIES, 0.0)
+        self._num_steps = 0
 
     @contextlib.contextmanager
     def measure(self, activity: str) -> Iterator[None]:
@@ -22,17 +28,27 @@ class Clock:
         finally:
             self._spent[activity] += time.perf_counter() - start
 
-    def read(self, num_steps: int) -> dict[str, float]:
-        """Seconds since the last reading, per update where that makes sense, and the rate of updates."""
-        now = time.perf_counter()
-        elapsed = max(now - self._start, 1e-9)
-        spent, self._start = self._spent, now
-        self._spent = dict.fromkeys(ACTIVITIES, 0.0)
-        updates = max(elapsed - sum(spent.values()), 1e-9)
+    def count_step(self) -> None:
+        self._num_steps += 1
+
+    def read(self) -> dict[str, float]:
+        """Since the last reading: the rate of updates, seconds per update of step and data wait, and
+        seconds in all of the rest. Empty if there was no update.
+        """
+        if not self._num_steps:
+            return {}
+        elapsed = max(time.perf_counter() - self._start, 1e-9)
+        spent, num_steps = self._spent | {"step": elapsed - sum(self._spent.values())}, self._num_steps
+        self._totals = {name: total + spent[name] for name, total in self._totals.items()}
+        self.restart()
         return {
             "steps_per_s": num_steps / elapsed,
-            "step_s": updates / num_steps,
+            "step_s": spent["step"] / num_steps,
             "data_wait_s": spent["data_wait"] / num_steps,
             "checkpoint_s": spent["checkpoint"],
             "evaluation_s": spent["evaluation"],
         }
+
+    def totals(self) -> dict[str, float]:
+        """Seconds per activity over the run of this process, up to the last reading."""
+        return {name: round(total, 3) for name, total in self._totals.items()}

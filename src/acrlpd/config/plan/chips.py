@@ -8,9 +8,9 @@ from acrlpd.config.tree import ConfigError
 # Share of the device's memory that XLA may use; `acrlpd train` asks for it and the plan counts on it.
 MEMORY_FRACTION = 0.92
 
-# Share of peak that was measured on one H200: the large matrix products of prefix and training reach
-# 0.51 (openpi's BC step, recomputation counted), the thin ones of denoising candidates 0.22.
-DENSE_EFFICIENCY = 0.51
+# Share of peak that the train step reached on one H200 (benchmarks/): the large matrix products of prefix
+# and backward pass, recomputation counted, and the thin ones of denoising candidates.
+DENSE_EFFICIENCY = 0.60
 CANDIDATE_EFFICIENCY = 0.22
 
 

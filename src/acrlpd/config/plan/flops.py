@@ -4,6 +4,7 @@ Norms, activations and softmax are left out; they are memory traffic, not arithm
 """
 
 import dataclasses
+import itertools
 
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
@@ -56,7 +57,7 @@ def policy_flops(model: Pi0Config | StateFlowPolicyConfig) -> PolicyFlops:
     if isinstance(model, StateFlowPolicyConfig):
         chunk = model.action_horizon * model.action_dim
         dims = model.hidden_dims
-        layers = sum(a * b for a, b in zip(dims[:-1], dims[1:], strict=True))
+        layers = sum(a * b for a, b in itertools.pairwise(dims))
         velocity = 2.0 * ((chunk + 1) * dims[0] + layers + dims[-1] * chunk)
         return PolicyFlops(0.0, 2.0 * model.state_dim * dims[0], velocity, 0.0)
     tokens = len(model.image_keys) * model.tokens_per_image + model.prompt_len
@@ -88,7 +89,7 @@ def step_flops(config: RLTrainConfig) -> StepFlops:
     has_actor = hp.loss_weights.actor_weight > 0
     needs_advantage = hp.bc_importance_weighting or (has_actor and hp.actor_loss == "awr")
 
-    factors = _gradient_factors(config)
+    factors = _gradient_factors(config, policy)
     image_factor, language_factor, velocity_factor = factors if trains else (0.0, 0.0, 0.0)
     velocities = 1.0 + (has_actor and hp.actor_loss == "best_of_n")
     denoised = hp.sampling_steps if has_actor and hp.actor_loss == "policy_gradient" else 0
@@ -119,18 +120,24 @@ def step_flops(config: RLTrainConfig) -> StepFlops:
     )
 
 
-def _gradient_factors(config: RLTrainConfig) -> tuple[float, float, float]:
+def _gradient_factors(config: RLTrainConfig, policy: PolicyFlops) -> tuple[float, float, float]:
     """Backward over forward for images, language and velocity.
 
-    2 where weights are trained (gradients of weights and of inputs), 1 where only the inputs' gradient is
-    needed because something before is trained, 0 where nothing before is.
+    2 where weights are trained (gradients of weights and of inputs), 1 for frozen weights behind which
+    something is trained (gradients of inputs alone), 0 where nothing is.
     """
     model = config.model
     if isinstance(model, StateFlowPolicyConfig):
         return 2.0, 2.0, 2.0
+    velocity, language = 2.0, 2.0
+    if model.action_expert.lora:
+        velocity -= _expert_weights(model.action_expert, model.action_horizon) / policy.velocity
     if config.freeze_pi0_backbone:
-        return 0.0, 0.0, 1.0 if model.action_expert.lora else 2.0
-    return 2.0, 1.0 if model.paligemma.lora else 2.0, 1.0 if model.action_expert.lora else 2.0
+        return 0.0, 0.0, velocity
+    if model.paligemma.lora:
+        tokens = len(model.image_keys) * model.tokens_per_image + model.prompt_len
+        language -= _expert_weights(model.paligemma, tokens) / policy.language
+    return 2.0, language, velocity
 
 
 def _critic_flops(config: RLTrainConfig, at_observation: int) -> float:
@@ -144,7 +151,7 @@ def _critic_flops(config: RLTrainConfig, at_observation: int) -> float:
     if features and critic.feature_fusion_method != "concat":
         observation += dims[0] ** 2
     actions = (chunk.critic_action_horizon or chunk.horizon_length) * chunk.action_dim
-    layers = actions * dims[0] + sum(a * b for a, b in zip(dims[:-1], dims[1:], strict=True)) + dims[-1]
+    layers = actions * dims[0] + sum(a * b for a, b in itertools.pairwise(dims)) + dims[-1]
     chunks = 3 + config.acrlpd.num_action_samples + at_observation + (1 if at_observation else 0) + 1
     observations = 3 + 1 + 1 + (1 if at_observation else 0)
     return 2.0 * critic.num_critics * (observations * observation + chunks * layers)
@@ -152,14 +159,19 @@ def _critic_flops(config: RLTrainConfig, at_observation: int) -> float:
 
 def _expert(config: GemmaConfig, tokens: int, keys: int) -> float:
     """All layers of one expert over `tokens` that attend to `keys`."""
-    attention_dim = config.num_heads * config.head_dim
-    weights = config.width * (2 * attention_dim + 2 * config.num_kv_heads * config.head_dim + 3 * config.mlp_dim)
-    if config.lora is not None:
-        kv_dim = config.num_kv_heads * config.head_dim
-        weights += config.lora.rank * (
-            4 * config.width + 2 * attention_dim + 2 * kv_dim + 3 * (config.width + config.mlp_dim)
-        )
-    return 2.0 * config.depth * tokens * weights + _attention(config, tokens, keys)
+    flops = _expert_weights(config, tokens) + _attention(config, tokens, keys)
+    if config.lora is not None:  # queries, keys and values, attention output, feed-forward
+        width, head_dim, heads = config.width, config.head_dim, config.num_heads
+        adapters = (heads + 2 * config.num_kv_heads) * (width + head_dim) + heads * head_dim + width
+        adapters += 3 * (width + config.mlp_dim)
+        flops += 2.0 * config.depth * tokens * config.lora.rank * adapters
+    return flops
+
+
+def _expert_weights(config: GemmaConfig, tokens: int) -> float:
+    """The part of `_expert` that LoRA freezes."""
+    attention_dim = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    return 2.0 * config.depth * tokens * config.width * (attention_dim + 3 * config.mlp_dim)
 
 
 def _attention(config: GemmaConfig, tokens: int, keys: int) -> float:

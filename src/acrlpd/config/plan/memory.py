@@ -13,7 +13,7 @@ from typing import Any
 
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import Pi0Config, RematPolicy
+from acrlpd.models.pi0_config import GemmaConfig, Pi0Config, RematPolicy, SiglipConfig
 
 _FLOAT32 = 4
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -54,15 +54,16 @@ def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
     if config.training.gradient_accumulation_steps > 1:
         gradients *= 2  # the running sum, and the micro-batch's own
     samples = config.batch_size / num_devices / config.training.gradient_accumulation_steps
-    working = _Working.of(config)
+    working = _Working.of(config, samples)
+    copies = _compute_copies(config)
     return Memory(
         parameters=trainable + bytes_of(policy["frozen"]),
         gradients=gradients,
         optimizer=2 * trainable,
         ema=0 if config.acrlpd.ema_decay is None else trainable,
         critics=5 * bytes_of(critics),
-        activations=math.ceil(samples * working.backward) + _gathered(policy, config),
-        candidates=math.ceil(samples * working.candidates),
+        activations=math.ceil(samples * working.backward) + copies + _gathered_layers(config),
+        candidates=math.ceil(samples * working.candidates) + copies,
         batch=math.ceil(config.batch_size / num_devices * _batch_bytes(config)),
     )
 
@@ -85,10 +86,10 @@ class _Working:
         return self.kept + self.context + self.denoising
 
     @classmethod
-    def of(cls, config: RLTrainConfig) -> "_Working":
+    def of(cls, config: RLTrainConfig, samples: float) -> "_Working":
         if isinstance(config.model, StateFlowPolicyConfig):
             return cls._of_state_policy(config, config.model)
-        return cls._of_pi0(config, config.model)
+        return cls._of_pi0(config, config.model, samples)
 
     @classmethod
     def _of_state_policy(cls, config: RLTrainConfig, model: StateFlowPolicyConfig) -> "_Working":
@@ -98,74 +99,80 @@ class _Working:
         return cls(2 * widths * c, 2 * max(model.hidden_dims) * c, model.hidden_dims[0] * c, candidates)
 
     @classmethod
-    def _of_pi0(cls, config: RLTrainConfig, model: Pi0Config) -> "_Working":
+    def _of_pi0(cls, config: RLTrainConfig, model: Pi0Config, samples: float) -> "_Working":
         c = _DTYPE_BYTES[model.dtype]
-        first, second, vision = model.paligemma, model.action_expert, model.siglip
+        first, second = model.paligemma, model.action_expert
         image_tokens = len(model.image_keys) * model.tokens_per_image
         prefix = image_tokens + model.prompt_len
         keys = prefix + (not model.pi05) + model.action_horizon
-        heads_dim = first.num_heads * first.head_dim
-        images = _Layers(vision.depth, image_tokens, vision.width, vision.width, 2 * vision.mlp_dim, c)
-        images = dataclasses.replace(images, logits=image_tokens * model.tokens_per_image * vision.num_heads)
-        language = _Layers(first.depth, prefix, first.width, heads_dim, 2 * first.mlp_dim, c)
-        language = dataclasses.replace(language, logits=prefix**2 * first.num_heads, logit_bytes=_FLOAT32)
-        suffix = _Layers(second.depth, model.action_horizon, second.width, heads_dim, 2 * second.mlp_dim, c)
-        suffix = dataclasses.replace(
-            suffix, logits=model.action_horizon * keys * second.num_heads, logit_bytes=_FLOAT32
-        )
+        images = _Layers.of_siglip(model.siglip, image_tokens, model.tokens_per_image, c)
+        language = _Layers.of_gemma(first, prefix, prefix, c)
+        suffix = _Layers.of_gemma(second, model.action_horizon, keys, c)
         trained = [suffix] if config.freeze_pi0_backbone else [images, language, suffix]
-        per_candidate = suffix.forward
-        at_once = _candidates_at_once(config, per_candidate)
+        at_once = _candidates_at_once(config, suffix.forward * samples)
         return cls(
             kept=sum(layers.kept(model.remat_policy) for layers in trained),
             layer=max(layers.backward for layers in trained),
             context=2.0 * first.depth * prefix * first.head_dim * c,
-            denoising=max(at_once * per_candidate, images.forward, language.forward),
+            denoising=max(at_once * suffix.forward, images.forward, language.forward),
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layers:
-    """A stack of transformer layers over the tokens of one sample."""
+    """A stack of transformer layers over the tokens of one sample; arrays of one layer, in bytes."""
 
     depth: int
-    tokens: int
-    width: int
-    heads_dim: int  # heads times head dim
-    mlp_dim: int  # both halves of a gated one
-    dtype_bytes: int
-    logits: int = 0  # attention logits of one layer
-    logit_bytes: int = 0  # 0: in the compute dtype
+    inputs: float
+    norms: float  # the float32 inside of the norms
+    projections: float  # queries, keys, values and the attention's output
+    logits: float
+    hidden: float  # before the activation; both halves of a gated one
 
-    @property
-    def _hidden(self) -> float:
-        return self.tokens * self.mlp_dim * self.dtype_bytes
+    @classmethod
+    def of_gemma(cls, config: GemmaConfig, tokens: int, keys: int, dtype_bytes: int) -> "_Layers":
+        queries, width = config.num_heads * config.head_dim, config.width
+        return cls(
+            depth=config.depth,
+            inputs=tokens * width * dtype_bytes,
+            norms=4.0 * tokens * width * _FLOAT32,
+            projections=tokens * (queries + 2 * config.num_kv_heads * config.head_dim + width) * dtype_bytes,
+            logits=float(tokens * keys * config.num_heads * _FLOAT32),
+            hidden=2.0 * tokens * config.mlp_dim * dtype_bytes,
+        )
 
-    @property
-    def _attention(self) -> float:
-        return self.logits * (self.logit_bytes or self.dtype_bytes)
+    @classmethod
+    def of_siglip(cls, config: SiglipConfig, tokens: int, keys: int, dtype_bytes: int) -> "_Layers":
+        return cls(
+            depth=config.depth,
+            inputs=tokens * config.width * dtype_bytes,
+            norms=4.0 * tokens * config.width * _FLOAT32,
+            projections=4.0 * tokens * config.width * dtype_bytes,
+            logits=float(tokens * keys * config.num_heads * dtype_bytes),
+            hidden=float(tokens * config.mlp_dim * dtype_bytes),
+        )
 
     @property
     def forward(self) -> float:
-        """Working memory of one layer: the wider of attention (logits, weights) and feed-forward."""
-        return max(2 * self._attention, 1.5 * self._hidden)
+        """Working memory of one layer: the wider of attention and feed-forward."""
+        return max(2 * self.logits, 1.5 * self.hidden)
 
     @property
     def backward(self) -> float:
         """The same for its gradient: values and gradients side by side."""
-        return max(4 * self._attention, 2 * self._hidden)
+        return max(4 * self.logits, 2 * self.hidden)
 
     def kept(self, remat_policy: RematPolicy) -> float:
         """Bytes kept for the backward pass: layer inputs, and what is not computed again."""
-        per_layer = self.tokens * self.width * self.dtype_bytes
-        if remat_policy != "full":  # queries, keys, values, attention output, feed-forward
-            per_layer += self.tokens * (3 * self.heads_dim + self.width) * self.dtype_bytes + self._hidden
-        if remat_policy == "none":  # norms, weights, activations
-            per_layer += self.tokens * 4 * self.width * self.dtype_bytes + 2 * self._attention + self._hidden
+        per_layer = self.inputs
+        if remat_policy != "full":
+            per_layer += self.projections + self.hidden
+        if remat_policy == "none":
+            per_layer += self.norms + 3 * self.logits + 1.5 * self.hidden
         return self.depth * per_layer
 
 
-def _candidates_at_once(config: RLTrainConfig, per_candidate: float) -> int:
+def _candidates_at_once(config: RLTrainConfig, bytes_per_candidate: float) -> int:
     n, best_of_n = config.acrlpd.num_action_samples, config.acrlpd.best_of_n
     if best_of_n.strategy == "parallel":
         return n
@@ -173,8 +180,7 @@ def _candidates_at_once(config: RLTrainConfig, per_candidate: float) -> int:
         return 1
     wanted = best_of_n.chunk_size
     if best_of_n.strategy == "auto":
-        samples = config.batch_size / config.training.gradient_accumulation_steps
-        wanted = int(best_of_n.memory_limit_mib * 2**20 / (per_candidate * samples))
+        wanted = int(best_of_n.memory_limit_mib * 2**20 / bytes_per_candidate)
     return max(size for size in range(1, n + 1) if n % size == 0 and size <= max(wanted, 1))
 
 
@@ -190,13 +196,24 @@ def _batch_bytes(config: RLTrainConfig) -> float:
     return 2 * (pixels * (1 + _FLOAT32) + dim * _FLOAT32 + model.prompt_len * 5) + chunks
 
 
-def _gathered(policy: dict[str, Any], config: RLTrainConfig) -> int:
-    """Under FSDP the largest layer's weights are whole while it runs, and the next one's on their way."""
-    if config.fsdp.fsdp_devices == 1 or not isinstance(config.model, Pi0Config):
+def _compute_copies(config: RLTrainConfig) -> int:
+    """Denoising uses the action expert many times, so XLA keeps its float32 weights in bfloat16 as well."""
+    model = config.model
+    if isinstance(model, StateFlowPolicyConfig) or model.dtype == "float32":
         return 0
-    first = config.model.paligemma
-    layer = first.width * (2 * first.num_heads * first.head_dim + 2 * first.head_dim + 3 * first.mlp_dim)
-    return 2 * layer * _FLOAT32
+    return 2 * _layer_weights(model.action_expert) * model.action_expert.depth
+
+
+def _gathered_layers(config: RLTrainConfig) -> int:
+    """Under FSDP the largest layer's weights are whole while it runs, and the next one's on their way."""
+    if config.fsdp.fsdp_devices == 1 or isinstance(config.model, StateFlowPolicyConfig):
+        return 0
+    return 2 * _layer_weights(config.model.paligemma) * _FLOAT32
+
+
+def _layer_weights(config: GemmaConfig) -> int:
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return config.width * (2 * queries + 2 * keys + 3 * config.mlp_dim)
 
 
 def _bytes_per_device(leaves: tuple[tuple[tuple[int, ...], int], ...], shards: int, limit: float) -> int:

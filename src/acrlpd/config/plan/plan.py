@@ -26,12 +26,12 @@ class Plan:
 
     config_name: str
     num_devices: int
-    chip: Chip
+    chip: Chip | None  # None: an unknown one, for which no time is predicted
     device_memory_gib: float
     memory: Memory
     flops: StepFlops
     batch_size: int
-    step_seconds: float
+    step_seconds: float | None
     # Changes that make it fit, by dotted name; empty when it fits, None when nothing known does.
     suggestion: dict[str, Any] | None
 
@@ -49,18 +49,18 @@ class Plan:
         return 1 - self.memory.peak / self.usable_bytes
 
     @property
-    def samples_per_second(self) -> float:
-        return self.batch_size / self.step_seconds
+    def samples_per_second(self) -> float | None:
+        return None if self.step_seconds is None else self.batch_size / self.step_seconds
 
     @property
     def verdict(self) -> str:
         """One or two sentences."""
-        needed = f"{self.memory.peak / _GIB:.1f} GiB per device of {self.usable_bytes / _GIB:.1f} usable"
+        needed = f"{format_bytes(self.memory.peak)} per device of {format_bytes(self.usable_bytes)} usable"
         if self.fits:
             return f"fits: {needed}"
         if self.suggestion is None:
             return f"does not fit: {needed}, and no change of layout helps; use more or larger devices"
-        flags = " ".join(f"--{key} {_flag_value(value)}" for key, value in self.suggestion.items())
+        flags = " ".join(_flag(key, value) for key, value in self.suggestion.items())
         return f"does not fit: {needed}. Smallest change that does: {flags}"
 
 
@@ -69,24 +69,27 @@ def make_plan(
     *,
     num_devices: int = 1,
     device_memory_gib: float | None = None,
-    accelerator: str = "H100",
+    accelerator: str | None = "H100",
 ) -> Plan:
     """Plans one update of `config` on `num_devices` accelerators.
 
-    The memory is the named accelerator's unless given.
+    The memory is the named accelerator's unless given; without a name there is no time either.
     """
-    chip = find_chip(accelerator)
-    memory_gib = chip.memory_gib if device_memory_gib is None else device_memory_gib
+    chip = None if accelerator is None else find_chip(accelerator)
+    if device_memory_gib is None:
+        if chip is None:
+            raise ValueError("without an accelerator's name the plan needs device_memory_gib")
+        device_memory_gib = chip.memory_gib
     memory, flops = estimate_memory(config, num_devices), step_flops(config)
     plan = Plan(
         config_name=config.name,
         num_devices=num_devices,
         chip=chip,
-        device_memory_gib=memory_gib,
+        device_memory_gib=device_memory_gib,
         memory=memory,
         flops=flops,
         batch_size=config.batch_size,
-        step_seconds=predict_step_seconds(config, memory, flops, chip, num_devices),
+        step_seconds=None if chip is None else predict_step_seconds(config, memory, flops, chip, num_devices),
         suggestion={},
     )
     if plan.fits:
@@ -115,10 +118,17 @@ def predict_step_seconds(
 
 
 def smallest_change(config: RLTrainConfig, num_devices: int, usable_bytes: float) -> dict[str, Any] | None:
-    """The first change, from harmless to drastic, after which the peak fits."""
-    for changes in _changes(config, num_devices):
+    """The first change, from harmless to drastic, after which the peak fits; nothing in it is unneeded."""
+
+    def fits(changes: dict[str, Any]) -> bool:
         changed = apply_config_overrides(config, changes)
-        if estimate_memory(changed, num_devices).peak <= usable_bytes:
+        return estimate_memory(changed, num_devices).peak <= usable_bytes
+
+    for changes in _changes(config, num_devices):
+        if fits(changes):
+            for key in list(changes):
+                fewer = {name: value for name, value in changes.items() if name != key}
+                changes = fewer if fits(fewer) else changes
             return changes
     return None
 
@@ -165,5 +175,10 @@ def _exact_changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str
             yield {"fsdp.fsdp_devices": shards}
 
 
-def _flag_value(value: Any) -> str:
-    return "" if value is True else str(value)
+def format_bytes(size: float) -> str:
+    """In GiB, or MiB below one."""
+    return f"{size / _GIB:,.1f} GiB" if size >= _GIB else f"{size / 2**20:,.1f} MiB"
+
+
+def _flag(key: str, value: Any) -> str:
+    return f"--{key}" if value is True else f"--{key} {value}"

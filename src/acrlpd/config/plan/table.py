@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import Console, Group
 from rich.table import Table
 
-from acrlpd.config.plan.plan import Plan
+from acrlpd.config.plan.flops import StepFlops
+from acrlpd.config.plan.plan import Plan, format_bytes
 
 _GIB = 2**30
 _NOTES = {
@@ -26,7 +27,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return {
         "config": plan.config_name,
         "devices": plan.num_devices,
-        "accelerator": plan.chip.name,
+        "accelerator": plan.chip and plan.chip.name,
         "device_memory_bytes": int(plan.device_memory_gib * _GIB),
         "usable_bytes": int(plan.usable_bytes),
         "bytes_per_device": {
@@ -50,14 +51,14 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 
 def _memory_table(plan: Plan) -> Table:
-    title = f"{plan.config_name} on {plan.num_devices} x {plan.chip.name}"
-    table = Table(title=title, title_justify="left", box=None, header_style="bold")
+    where = f"{plan.num_devices} x {plan.chip.name}" if plan.chip else f"{plan.num_devices} device(s)"
+    table = Table(title=f"{plan.config_name} on {where}", title_justify="left", box=None, header_style="bold")
     table.add_column("per device")
-    table.add_column("GiB", justify="right")
+    table.add_column("", justify="right")
     table.add_column("", style="dim")
     for name, size in dataclasses.asdict(plan.memory).items():
-        table.add_row(name, _gib(size), _NOTES[name])
-    table.add_row("peak", _gib(plan.memory.peak), f"of {plan.usable_bytes / _GIB:.1f} usable", style="bold")
+        table.add_row(name, format_bytes(size), _NOTES[name])
+    table.add_row("peak", format_bytes(plan.memory.peak), f"of {format_bytes(plan.usable_bytes)}", style="bold")
     return table
 
 
@@ -65,26 +66,19 @@ def _work_table(plan: Plan) -> Table:
     flops = plan.flops
     table = Table(box=None, header_style="bold")
     table.add_column("per sample")
-    table.add_column("TFLOP", justify="right")
+    table.add_column("", justify="right")
     table.add_column("", style="dim")
-    rows = (
-        ("policy forward", flops.forward, f"training it alone would be {_tflop(flops.train)}"),
-        ("one candidate", flops.candidate, "for one observation"),
-        ("update", flops.total, _parts(plan)),
-    )
-    for name, value, note in rows:
-        table.add_row(name, _tflop(value), note)
-    table.add_row(
-        "step",
-        f"{plan.step_seconds * 1e3:,.0f} ms",
-        f"{plan.samples_per_second:,.1f} samples/s at batch {plan.batch_size}, predicted",
-        style="bold",
-    )
+    training = f"training it alone would be {_format_flops(flops.train)}"
+    table.add_row("policy forward", _format_flops(flops.forward), training)
+    table.add_row("one candidate", _format_flops(flops.candidate), "for one observation")
+    table.add_row("update", _format_flops(flops.total), _parts(flops))
+    if plan.step_seconds is not None:
+        rate = f"{plan.samples_per_second:,.1f} samples/s at batch {plan.batch_size}, predicted"
+        table.add_row("step", f"{plan.step_seconds * 1e3:,.0f} ms", rate, style="bold")
     return table
 
 
-def _parts(plan: Plan) -> str:
-    flops = plan.flops
+def _parts(flops: StepFlops) -> str:
     parts = {
         "differentiated": flops.backward,
         "recomputed": flops.recompute,
@@ -92,12 +86,8 @@ def _parts(plan: Plan) -> str:
         "candidates": flops.candidates,
         "critics": flops.critics,
     }
-    return ", ".join(f"{name} {_tflop(value)}" for name, value in parts.items() if value)
+    return ", ".join(f"{name} {value / flops.total:.0%}" for name, value in parts.items() if value)
 
 
-def _gib(size: float) -> str:
-    return f"{size / _GIB:,.2f}"
-
-
-def _tflop(value: float) -> str:
-    return f"{value / 1e12:.3g}"
+def _format_flops(value: float) -> str:
+    return f"{value / 1e12:.3g} TFLOP" if value >= 1e11 else f"{value / 1e9:.3g} GFLOP"

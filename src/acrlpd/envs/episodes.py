@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from acrlpd.data.source import Feature
-from acrlpd.envs.env import Columns, Env, EnvSpec
+from acrlpd.envs.env import Columns, Env, EnvSpec, Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +120,9 @@ def demonstrate(env: Env, seed: int, quality: str) -> Rollout:
     """One episode of the environment's scripted expert, everything recorded."""
     env.reset(seed)
     expert = env.expert(quality, np.random.default_rng(seed))
-    seen, steps, executed = [], [], []
+    seen: list[Columns] = []
+    steps: list[Step] = []
+    executed: list[np.ndarray] = []
     while not steps or not steps[-1].done:
         seen.append(env.observe())
         executed.append(env.executed(expert.act()))

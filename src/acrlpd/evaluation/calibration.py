@@ -1,0 +1,135 @@
+"""Does the critic know? Its values against what the episodes then brought, and what best-of-N makes of them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from acrlpd.config import RewardConfig
+from acrlpd.data.rewards import compute_rewards
+from acrlpd.data.source import ColumnTable
+from acrlpd.envs.episodes import Rollout
+
+_BINS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrationBin:
+    """Chunks with similar predicted value."""
+
+    chunks: int
+    predicted: float
+    realised: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Predicted value of the chosen chunk against the discounted return that followed it.
+
+    Only chunks of episodes that ended by themselves count: after a time limit the rest of the return is
+    unknown. `success_auc` uses all episodes.
+    """
+
+    chunks: int
+    bias: float  # mean of predicted - realised
+    rmse: float
+    correlation: float | None  # None where one of the two does not vary
+    bins: tuple[CalibrationBin, ...]  # by predicted value, equally many chunks each
+    # Probability that the value at the start of a successful episode exceeds that of a failed one; None
+    # unless there are both. One half is chance.
+    success_auc: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class BestOfNEffect:
+    """What choosing among candidates gains, by the critic's own account."""
+
+    value_gain: float  # mean of the chosen value - the candidates' mean
+    value_spread: float  # mean standard deviation of the candidates' values
+    action_spread: float  # the same of their (normalised) actions
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def best_of_n_effect(rollouts: Sequence[Rollout]) -> BestOfNEffect:
+    def mean(name: str) -> float:
+        return float(np.concatenate([rollout.values[name] for rollout in rollouts]).mean())
+
+    return BestOfNEffect(mean("q") - mean("q_mean"), mean("q_std"), mean("action_std"))
+
+
+def calibrate(rollouts: Sequence[Rollout], rewards: RewardConfig, discount: float) -> Calibration | None:
+    """None if no episode ended by itself, or the policy gave no values."""
+    if not all("q" in rollout.values for rollout in rollouts):
+        return None
+    known = [rollout for rollout in rollouts if rollout.terminated]
+    if not known:
+        return None
+    predicted = np.concatenate([rollout.values["q"] for rollout in known]).astype(np.float64)
+    steps = training_rewards(known, rewards)
+    realised = np.concatenate(
+        [discounted_returns(r, discount)[rollout.chunk_steps] for r, rollout in zip(steps, known, strict=True)]
+    )
+    error = predicted - realised
+    varies = len(error) > 1 and predicted.std() > 0 and realised.std() > 0
+    return Calibration(
+        chunks=len(error),
+        bias=float(error.mean()),
+        rmse=float(np.sqrt(np.mean(error**2))),
+        correlation=float(np.corrcoef(predicted, realised)[0, 1]) if varies else None,
+        bins=_bins(predicted, realised),
+        success_auc=_success_auc(rollouts),
+    )
+
+
+def training_rewards(rollouts: Sequence[Rollout], config: RewardConfig) -> list[np.ndarray]:
+    """Rewards [L] of each episode as training computes them from a dataset of these episodes.
+
+    Labels are for datasets; where training uses them, the environment's own success takes their place.
+    """
+    if config.source == "labels":
+        config = dataclasses.replace(config, source="success_column")
+    lengths = [rollout.length for rollout in rollouts]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    table = ColumnTable(
+        columns={
+            config.reward_column: np.concatenate([rollout.rewards for rollout in rollouts]),
+            config.success_column: np.concatenate([rollout.success for rollout in rollouts]),
+        },
+        offsets=offsets,
+        prompts=(None,),
+        prompt_index=np.zeros(offsets[-1], np.int32),
+    )
+    rewards = compute_rewards(table, tuple(range(len(rollouts))), config, None).rewards
+    return np.split(rewards, offsets[1:-1])
+
+
+def discounted_returns(rewards: np.ndarray, discount: float) -> np.ndarray:
+    """sum_i discount^i * rewards[t + i] for every t."""
+    returns = np.zeros(len(rewards))
+    total = 0.0
+    for t in reversed(range(len(rewards))):
+        total = float(rewards[t]) + discount * total
+        returns[t] = total
+    return returns
+
+
+def _bins(predicted: np.ndarray, realised: np.ndarray) -> tuple[CalibrationBin, ...]:
+    parts = np.array_split(np.argsort(predicted, kind="stable"), min(_BINS, len(predicted)))
+    return tuple(
+        CalibrationBin(len(part), float(predicted[part].mean()), float(realised[part].mean())) for part in parts
+    )
+
+
+def _success_auc(rollouts: Sequence[Rollout]) -> float | None:
+    first = np.array([rollout.values["q"][0] for rollout in rollouts])
+    success = np.array([rollout.succeeded for rollout in rollouts])
+    if success.all() or not success.any():
+        return None
+    difference = first[success][:, None] - first[~success][None]
+    return float(np.mean((difference > 0) + 0.5 * (difference == 0)))

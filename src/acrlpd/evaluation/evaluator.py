@@ -1,0 +1,256 @@
+"""The evaluation protocol: the same seeds for every policy, success with its uncertainty, and why."""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.config import RLTrainConfig
+from acrlpd.data.norm_stats import NormStats
+from acrlpd.envs.agent_policy import AgentPolicy, create_agent_policy, policy_cameras
+from acrlpd.envs.episodes import Rollout
+from acrlpd.envs.errors import EnvError
+from acrlpd.envs.pool import EnvPool
+from acrlpd.envs.rollouts import ChunkPolicy, rollouts
+from acrlpd.envs.video import write_video
+from acrlpd.evaluation.calibration import BestOfNEffect, Calibration, best_of_n_effect, calibrate
+from acrlpd.evaluation.statistics import Summary, summarize
+
+logger = logging.getLogger(__name__)
+
+# Robustness is measured at every such evaluation of a run, where the config asks for it.
+_ROBUSTNESS_PERIOD = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeRecord:
+    """One line of the record."""
+
+    seed: int
+    task: str
+    success: bool
+    total_reward: float
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What one evaluation found."""
+
+    env: str
+    summary: Summary
+    tasks: dict[str, Summary]  # by prompt
+    episodes: tuple[EpisodeRecord, ...]
+    best_of_n: BestOfNEffect | None = None
+    calibration: Calibration | None = None
+    # Kind of disturbance -> its level -> how the policy did.
+    robustness: dict[str, dict[str, Summary]] = dataclasses.field(default_factory=dict)
+    videos: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "env": self.env,
+            **self.summary.to_json(),
+            "tasks": {task: summary.to_json() for task, summary in self.tasks.items()},
+            "best_of_n": self.best_of_n and self.best_of_n.to_json(),
+            "calibration": self.calibration and self.calibration.to_json(),
+            "robustness": {
+                kind: {level: summary.to_json() for level, summary in levels.items()}
+                for kind, levels in self.robustness.items()
+            },
+            "videos": list(self.videos),
+            "per_episode": [dataclasses.asdict(episode) for episode in self.episodes],
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers to follow over a run, by name."""
+        summary = self.summary
+        metrics = {
+            "success_rate": summary.success_rate,
+            "success_rate_low": summary.interval[0],
+            "success_rate_high": summary.interval[1],
+            "episode_return": summary.mean_return,
+            "episode_length": summary.mean_length,
+            "episodes": float(summary.episodes),
+            "lost_episodes": float(summary.lost_episodes),
+        }
+        if self.best_of_n is not None:
+            metrics |= {"best_of_n_value_gain": self.best_of_n.value_gain}
+        if self.calibration is not None:
+            metrics |= {"q_bias": self.calibration.bias, "q_rmse": self.calibration.rmse}
+        for kind, levels in self.robustness.items():
+            metrics |= {f"robustness/{kind}_{level}": s.success_rate for level, s in levels.items()}
+        return metrics
+
+
+def evaluate_policy(
+    envs: EnvPool,
+    policy: ChunkPolicy,
+    *,
+    num_episodes: int,
+    seed: int,
+    replan_steps: int,
+    num_videos: int = 0,
+) -> tuple[Summary, list[Rollout]]:
+    """Plays episodes with seeds seed .. seed + num_episodes - 1 to their ends; rollouts by seed."""
+    seeds = range(seed, seed + num_episodes)
+    episodes = rollouts(envs, policy, seeds, replan_steps=replan_steps, policy_seed=seed, films=num_videos)
+    played = sorted(episodes, key=lambda rollout: rollout.seed)
+    if not played:
+        reason = envs.failures[-1].reason if envs.failures else "nobody knows why"
+        raise EnvError(f"all {num_episodes} episodes in {envs.name!r} were lost; the last: {reason}")
+    return summarize(played, lost_episodes=num_episodes - len(played)), played
+
+
+class Evaluator:
+    """Judges the agents of one config in its environment, which is made once and kept.
+
+    An instance is what the trainer calls: `evaluator(agent, step)` gives numbers to log, with videos and
+    the full record under `directory/<step>`.
+    """
+
+    def __init__(
+        self,
+        rl_config: RLTrainConfig,
+        norm_stats: Mapping[str, NormStats] | None,
+        *,
+        directory: Path | None = None,
+        num_workers: int | None = None,
+    ) -> None:
+        if rl_config.env.id is None:
+            raise EnvError("an evaluation needs an environment: set env.id, or give --env to `acrlpd eval`")
+        self._config = rl_config
+        self._norm_stats = norm_stats
+        self._directory = directory
+        self._evaluations = 0
+        self.envs = create_env_pool(rl_config, num_workers=num_workers)
+        self.replan_steps = replan_steps(rl_config)
+
+    def __call__(self, agent: ACRLPDPi0Agent, step: int) -> dict[str, float]:
+        robustness = self._config.evaluation.robustness and self._evaluations % _ROBUSTNESS_PERIOD == 0
+        self._evaluations += 1
+        directory = None if self._directory is None else self._directory / str(step)
+        return self.evaluate(agent, robustness=robustness, directory=directory).metrics()
+
+    def evaluate(
+        self,
+        agent: ACRLPDPi0Agent,
+        *,
+        robustness: bool = False,
+        best_of_n: int | None = None,
+        directory: Path | None = None,
+    ) -> Evaluation:
+        """One evaluation; `best_of_n` overrides the config's, `directory` gets evaluation.json and videos."""
+        config, discount = self._config.evaluation, self._config.acrlpd.discount
+        policy = self.policy(agent, **({} if best_of_n is None else {"num_samples": best_of_n}))
+        num_videos = config.num_videos if directory is not None else 0
+        summary, played = self._play(policy, num_videos)
+        evaluation = Evaluation(
+            env=self.envs.name,
+            summary=summary,
+            tasks=_by_task(played),
+            episodes=tuple(_record(rollout) for rollout in played),
+            best_of_n=best_of_n_effect(played),
+            calibration=calibrate(played, self._config.data.rewards, discount),
+            robustness=self._robustness(policy, summary) if robustness else {},
+            videos=_write_videos(played, directory, self.envs.spec.fps),
+        )
+        if directory is not None:
+            from acrlpd.evaluation.report import write_json
+
+            write_json(directory / "evaluation.json", evaluation.to_json())
+        return evaluation
+
+    def policy(self, agent: ACRLPDPi0Agent, **options: Any) -> AgentPolicy:
+        """The agent as a policy for this environment."""
+        return create_agent_policy(agent, self._config, self._norm_stats, self.envs.spec, **options)
+
+    def _robustness(self, policy: AgentPolicy, undisturbed: Summary) -> dict[str, dict[str, Summary]]:
+        """The same seeds under noise and with other numbers of candidates."""
+        config = self._config.evaluation
+        own = policy.num_samples or policy.agent.algorithm.acrlpd.num_action_samples
+        result: dict[str, dict[str, Summary]] = {}
+        result["observation_noise"] = {
+            str(level): self._play(dataclasses.replace(policy, observation_noise=level))[0]
+            for level in config.noise_levels
+        }
+        result["action_noise"] = {
+            str(level): self._play(dataclasses.replace(policy, action_noise=level))[0] for level in config.noise_levels
+        }
+        result["best_of_n"] = {
+            str(n): undisturbed if n == own else self._play(dataclasses.replace(policy, num_samples=n))[0]
+            for n in config.best_of_n_values
+        }
+        return result
+
+    def _play(self, policy: AgentPolicy, num_videos: int = 0) -> tuple[Summary, list[Rollout]]:
+        config = self._config.evaluation
+        return evaluate_policy(
+            self.envs,
+            policy,
+            num_episodes=config.num_episodes,
+            seed=config.seed,
+            replan_steps=self.replan_steps,
+            num_videos=num_videos,
+        )
+
+    def close(self) -> None:
+        self.envs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None) -> EnvPool:
+    """The environments of a config, with the cameras that its policy looks at."""
+    config = rl_config.env
+    if config.id is None:
+        raise EnvError("there is no environment: set env.id")
+    return EnvPool(
+        config.id,
+        config.num_envs,
+        num_workers=num_workers,
+        cameras=policy_cameras(rl_config),
+        max_episode_steps=config.max_episode_steps,
+        timeout_s=config.timeout_s,
+    )
+
+
+def replan_steps(rl_config: RLTrainConfig) -> int:
+    """Steps of a chunk that are executed before the policy is asked again."""
+    steps = rl_config.env.replan_steps or rl_config.qchunking.horizon_length
+    if steps > rl_config.model.action_horizon:
+        raise EnvError(f"env.replan_steps {steps} exceeds the policy's action_horizon {rl_config.model.action_horizon}")
+    return steps
+
+
+def _by_task(played: Sequence[Rollout]) -> dict[str, Summary]:
+    prompts = sorted({rollout.prompt for rollout in played})
+    return {prompt: summarize([r for r in played if r.prompt == prompt]) for prompt in prompts}
+
+
+def _record(rollout: Rollout) -> EpisodeRecord:
+    total = float(rollout.rewards.sum(dtype="float64"))
+    return EpisodeRecord(rollout.seed, rollout.prompt, rollout.succeeded, total, rollout.length)
+
+
+def _write_videos(played: Sequence[Rollout], directory: Path | None, fps: float) -> tuple[str, ...]:
+    paths = []
+    for rollout in played:
+        if directory is None or not rollout.video:
+            continue
+        outcome = "success" if rollout.succeeded else "failure"
+        task = re.sub(r"\W+", "-", rollout.prompt).strip("-")
+        path = directory / "videos" / f"{task}-{rollout.seed}-{outcome}.mp4"
+        write_video(path, rollout.video, fps)
+        paths.append(str(path))
+    return tuple(paths)

@@ -1,0 +1,87 @@
+"""Evaluations for people and for programs."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from acrlpd.evaluation.evaluator import Evaluation
+from acrlpd.evaluation.statistics import Summary
+
+_DISTURBANCES = {
+    "observation_noise": "observation noise",
+    "action_noise": "action noise",
+    "best_of_n": "best of N",
+}
+
+
+def write_json(path: Path, content: Any) -> None:
+    """A kill leaves either the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(path)
+
+
+def print_evaluations(evaluations: Mapping[str, Evaluation], console: Console | None = None) -> None:
+    """One table of all policies, and for each what there is to say about tasks, robustness and critic."""
+    console = console or Console()
+    console.print(summary_table("policy", {name: e.summary for name, e in evaluations.items()}))
+    for name, evaluation in evaluations.items():
+        if len(evaluation.tasks) > 1:
+            console.print(summary_table(f"{name}: task", evaluation.tasks))
+        if evaluation.robustness:
+            rows = {
+                f"{_DISTURBANCES[kind]} {level}": summary
+                for kind, levels in evaluation.robustness.items()
+                for level, summary in levels.items()
+            }
+            console.print(summary_table(f"{name}: robustness", {"undisturbed": evaluation.summary, **rows}))
+        for line in _critic_lines(evaluation):
+            console.print(f"{name}: {line}", highlight=False)
+        for video in evaluation.videos:
+            console.print(f"{name}: {video}", highlight=False)
+
+
+def summary_table(title: str, summaries: Mapping[str, Summary]) -> Table:
+    """One row per name; a column for lost episodes only if there are any."""
+    lost = any(summary.lost_episodes for summary in summaries.values())
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column(title)
+    for column in ("success", "95 %", "episodes", "return", "length", *(["lost"] if lost else [])):
+        table.add_column(column, justify="right")
+    for name, summary in summaries.items():
+        low, high = summary.interval
+        table.add_row(
+            name,
+            f"{100 * summary.success_rate:.1f} %",
+            f"{100 * low:.0f} to {100 * high:.0f} %",
+            f"{summary.successes}/{summary.episodes}",
+            f"{summary.mean_return:.1f} ± {summary.std_return:.1f}",
+            f"{summary.mean_length:.0f}",
+            *([str(summary.lost_episodes)] if lost else []),
+        )
+    return table
+
+
+def _critic_lines(evaluation: Evaluation) -> list[str]:
+    lines = []
+    if (effect := evaluation.best_of_n) is not None and effect.value_spread > 0:
+        lines.append(
+            f"best-of-N raises the critic's value by {effect.value_gain:.3g} over the candidates' mean "
+            f"(spread {effect.value_spread:.3g}, actions {effect.action_spread:.3g})"
+        )
+    if (calibration := evaluation.calibration) is not None:
+        correlation = "" if calibration.correlation is None else f", correlation {calibration.correlation:.2f}"
+        lines.append(
+            f"critic against realised return: bias {calibration.bias:+.3g}, rmse {calibration.rmse:.3g}"
+            f"{correlation} over {calibration.chunks} chunks of episodes that ended by themselves"
+        )
+        if calibration.success_auc is not None:
+            lines.append(
+                f"value at the start tells success from failure with probability {calibration.success_auc:.2f}"
+            )
+    return lines

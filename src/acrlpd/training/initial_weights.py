@@ -1,0 +1,59 @@
+"""The agent at step 0, with the policy's weights from where the config says."""
+
+import logging
+import re
+from typing import Any
+
+import jax
+from flax import nnx
+
+from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.models.openpi_checkpoint import LORA, load_paligemma_weights, load_pi0_weights_from_openpi
+from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
+
+logger = logging.getLogger(__name__)
+
+
+def create_initial_agent(
+    rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array
+) -> ACRLPDPi0Agent:
+    """Weights go from the files straight to their places, in the dtype they will have."""
+    loader = rl_config.weight_loader
+    if loader.kind == "none":
+        return init_fsdp_train_state(rl_config, sharding, rng)
+    if loader.path is None:
+        raise ConfigError(f"weight_loader.kind={loader.kind} needs weight_loader.path")
+    logger.info("loading the policy's weights from %s", loader.path)
+    abstract = abstract_train_state(rl_config, sharding)
+    wanted = nnx.merge_state(abstract.policy_params, abstract.frozen_params)
+    if loader.kind == "checkpoint":
+        # A checkpoint has everything but adapters, so only those are initialised.
+        target = _with_initial_values(rl_config, rng, wanted, only=LORA)
+        params = load_pi0_weights_from_openpi(loader.path, target)
+    else:
+        target = _with_initial_values(rl_config, rng, wanted, only=".*")
+        params = load_paligemma_weights(loader.path, target)
+    return init_fsdp_train_state(rl_config, sharding, rng, nnx.to_pure_dict(params))
+
+
+def _with_initial_values(
+    rl_config: RLTrainConfig, rng: jax.Array, wanted: nnx.State, *, only: str
+) -> nnx.State:
+    """`wanted` with arrays in place of shapes for the names that match; the rest is never computed."""
+    pattern = re.compile(only)
+    chosen = {
+        path: leaf for path, leaf in nnx.to_flat_state(wanted) if pattern.fullmatch("/".join(map(str, path)))
+    }
+    if not chosen:
+        return wanted
+
+    def create(rng: jax.Array) -> dict[Any, jax.Array]:
+        flat = dict(nnx.to_flat_state(nnx.state(rl_config.model.create(rng))))
+        return {path: flat[path].get_value().astype(leaf.get_value().dtype) for path, leaf in chosen.items()}
+
+    places = {path: leaf.get_value().sharding for path, leaf in chosen.items()}
+    values = jax.jit(create, out_shardings=places)(rng)
+    return nnx.from_flat_state(
+        [(path, leaf.replace(values.get(path, leaf.get_value()))) for path, leaf in nnx.to_flat_state(wanted)]
+    )

@@ -1,0 +1,246 @@
+"""Who learns from what."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.agents.joint_loss import Draws, draw
+from acrlpd.config import LossWeights
+from agent_helpers import make_batch, make_config, random_like
+
+KEY = jax.random.key(3)
+
+
+def build(config):
+    shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), KEY)
+    return random_like(shapes)
+
+
+PARTS = ("policy_params", "ema_params", "critics", "temperature_params")
+
+
+def gradients(agent, batch, *names):
+    """Gradients of losses with respect to everything in the agent that could have one."""
+
+    def loss(parts, name):
+        return getattr(agent.replace(**parts), name)(batch, KEY)[0]
+
+    def all_of_them(parts):
+        return [jax.grad(loss)(parts, name) for name in names]
+
+    return jax.jit(all_of_them)({name: getattr(agent, name) for name in PARTS})
+
+
+def evaluate(agent, batch, name):
+    return jax.jit(lambda agent: getattr(agent, name)(batch, KEY))(agent)
+
+
+def noise_of(batch, num_samples=4) -> Draws:
+    """The random numbers that every loss called with KEY uses."""
+    _, draw_rng, _ = jax.random.split(KEY, 3)
+    return draw(draw_rng, batch, num_samples)
+
+
+def cut(actions):
+    """What critics see: the first 3 steps and 2 dims."""
+    return actions[..., :3, :2].reshape(*actions.shape[:-2], 6)
+
+
+def largest(tree):
+    return max((float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(tree)), default=0.0)
+
+
+@pytest.fixture(scope="module")
+def critic_config():
+    return make_config(critic={"q_aggregation": "weighted"})
+
+
+def test_critic_loss_trains_the_online_critics_alone(critic_config):
+    agent, batch = build(critic_config), make_batch(critic_config, 8)
+    [grads] = gradients(agent, batch, "compute_critic_loss")
+    assert largest(grads["critics"].online) > 1e-3
+    assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads["critics"].online))
+    assert largest(grads["critics"].target) == 0
+    for name in ("policy_params", "ema_params", "temperature_params"):
+        assert largest(grads[name]) == 0, name
+
+
+@pytest.mark.parametrize("kind", ["awr", "best_of_n", "policy_gradient"])
+def test_actor_loss_trains_the_policy_alone(kind):
+    config = make_config(actor_loss=kind)
+    [grads] = gradients(build(config), make_batch(config, 8), "compute_actor_loss")
+    assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads["policy_params"]))
+    for name in ("critics", "ema_params", "temperature_params"):
+        assert largest(grads[name]) == 0, name
+
+
+def test_joint_gradient_is_the_weighted_sum_of_the_parts():
+    config = make_config()
+    agent, batch = build(config), make_batch(config, 8)
+    agent = agent.replace(loss_weights=LossWeights(2.0, 3.0, 5.0, 7.0))
+    joint, critic, actor, bc = gradients(
+        agent, batch, "compute_loss", "compute_critic_loss", "compute_actor_loss", "compute_bc_loss"
+    )
+    for total, a, b in zip(*(jax.tree.leaves(g["policy_params"]) for g in (joint, actor, bc)), strict=True):
+        np.testing.assert_allclose(total, 3 * a + 5 * b, rtol=1e-4, atol=1e-6)
+    for total, c in zip(*(jax.tree.leaves(g["critics"]) for g in (joint, critic)), strict=True):
+        np.testing.assert_allclose(total, 2 * c, rtol=1e-4, atol=1e-6)
+    _, info = evaluate(agent, batch, "compute_critic_loss")
+    expected = 7 * float(info["alpha_value"]) * (float(info["entropy_estimate"]) - agent.algorithm.target_entropy)
+    np.testing.assert_allclose(jax.tree.leaves(joint["temperature_params"])[0], expected, rtol=1e-4)
+
+
+def test_awr_with_equal_advantages_is_cloning():
+    """Critics that value every chunk alike: weights are equal, and so are the losses and gradients."""
+    config = make_config(actor_loss="awr")
+    agent, batch = build(config), make_batch(config, 8)
+    constant = jax.tree.map(jnp.zeros_like, agent.critics.online)
+    agent = agent.replace(critics=agent.critics.replace(online=constant))
+    actor, bc = (evaluate(agent, batch, name)[0] for name in ("compute_actor_loss", "compute_bc_loss"))
+    np.testing.assert_allclose(actor, bc, rtol=1e-6)
+    grads = gradients(agent, batch, "compute_actor_loss", "compute_bc_loss")
+    for a, b in zip(*(jax.tree.leaves(g["policy_params"]) for g in grads), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
+
+
+def test_awr_is_cloning_weighted_by_exponentiated_advantage():
+    config = make_config(actor_loss="awr", awr_weight_clip=1.5)
+    agent, batch = build(config), make_batch(config, 16)
+    louder = jax.tree.map(lambda x: 3 * x, agent.critics.online)  # so that advantages matter
+    agent = agent.replace(critics=agent.critics.replace(online=louder))
+
+    def parts(agent):
+        """Everything by hand: candidates, values, weights, then the policy's own loss."""
+        draws = noise_of(batch)
+        policy, ensemble = agent.policy(), agent.critics.online_ensemble
+        context = policy.encode(batch.observations)
+        candidates = policy.denoise(context, draws.candidate_noise, num_steps=3)
+        state = batch.observations.state
+        q_data = jnp.min(ensemble(None, state, cut(batch.actions)[:, None]), axis=-1)[:, 0]
+        q_mean = jnp.mean(jnp.min(ensemble(None, state, cut(candidates)), axis=-1), axis=1)
+        losses = policy.flow_matching_loss(context, batch.actions, draws.flow_noise, draws.flow_time)
+        return q_data - q_mean, losses
+
+    advantage, losses = map(np.asarray, jax.jit(parts)(agent))
+    alpha = float(np.exp(jax.tree.leaves(agent.temperature_params)[0]))
+    weights = np.minimum(np.exp(np.asarray(batch.sequence_mask) * advantage / alpha), 1.5)
+    assert np.any(weights == 1.5) and np.any(weights < 1.5)
+    valid = np.asarray(batch.valid)
+    expected = np.sum(weights[:, None] * valid * losses) / np.sum(weights[:, None] * valid)
+    actor, info = evaluate(agent, batch, "compute_actor_loss")
+    np.testing.assert_allclose(actor, expected, rtol=1e-5)
+    np.testing.assert_allclose(info["actor_loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(info["awr_weight_max"], 1.5, rtol=1e-6)
+    np.testing.assert_allclose(info["awr_effective_ratio"], weights.mean() ** 2 / (weights**2).mean(), rtol=1e-5)
+
+
+def test_cloning_ignores_steps_outside_the_episode():
+    config = make_config()
+    agent, batch = build(config), make_batch(config, 8)
+    assert 0 < float(jnp.mean(batch.valid)) < 1
+    loss, _ = evaluate(agent, batch, "compute_bc_loss")
+
+    def by_hand(agent):
+        draws = noise_of(batch)
+        policy = agent.policy()
+        return policy.flow_matching_loss(
+            policy.encode(batch.observations), batch.actions, draws.flow_noise, draws.flow_time
+        )
+
+    losses, valid = np.asarray(jax.jit(by_hand)(agent)), np.asarray(batch.valid)
+    np.testing.assert_allclose(loss, np.sum(losses * valid) / np.sum(valid), rtol=1e-5)
+    hard, _ = evaluate(build(make_config(bc_difficulty_weighting=True)), batch, "compute_bc_loss")
+    weights = np.sum(losses * valid, axis=1, keepdims=True) / np.sum(valid, axis=1, keepdims=True)
+    np.testing.assert_allclose(hard, np.sum(weights * losses * valid) / np.sum(weights * valid), rtol=1e-5)
+    assert float(hard) > float(loss)
+
+
+def test_policy_gradient_matches_finite_differences():
+    config = make_config(actor_loss="policy_gradient", critic={"activation": "tanh"})
+    agent, batch = build(config), make_batch(config, 4)
+
+    def loss(params):
+        return agent.replace(policy_params=params).compute_actor_loss(batch, KEY)[0]
+
+    params = agent.policy_params
+    value = jax.jit(loss)
+    grads = jax.jit(jax.grad(loss))(params)
+    rng = np.random.default_rng(0)
+    direction = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), params)
+    slope = sum(float(jnp.vdot(g, d)) for g, d in zip(*map(jax.tree.leaves, (grads, direction)), strict=True))
+
+    def moved(step):
+        return float(value(jax.tree.map(lambda p, d: p + step * d, params, direction)))
+
+    # Two step sizes: the error of a central difference falls with their square, so extrapolate it away.
+    coarse, fine = ((moved(h) - moved(-h)) / (2 * h) for h in (2e-2, 1e-2))
+    np.testing.assert_allclose(slope, (4 * fine - coarse) / 3, rtol=5e-3)
+
+
+def test_best_of_n_clones_the_best_candidate():
+    config = make_config(actor_loss="best_of_n")
+    agent, batch = build(config), make_batch(config, 6)
+
+    def by_hand(agent):
+        draws = noise_of(batch)
+        policy, ensemble = agent.policy(), agent.critics.online_ensemble
+        context = policy.encode(batch.observations)
+        candidates = policy.denoise(context, draws.candidate_noise, num_steps=3)
+        chunks = cut(candidates)
+        q = jnp.min(ensemble(None, batch.observations.state, chunks), axis=-1)
+        best = jnp.stack([candidates[b, jnp.argmax(q[b])] for b in range(6)])
+        return jnp.mean(policy.flow_matching_loss(context, best, draws.actor_noise, draws.actor_time))
+
+    np.testing.assert_allclose(evaluate(agent, batch, "compute_actor_loss")[0], jax.jit(by_hand)(agent), rtol=1e-5)
+
+
+def test_critic_target_uses_the_best_candidate_and_the_target_critics():
+    config = make_config()
+    agent, batch = build(config), make_batch(config, 6)
+    _, info = evaluate(agent, batch, "compute_critic_loss")
+
+    @jax.jit
+    def values(agent):
+        policy, state = agent.policy(), batch.next_observations.state
+        noise = noise_of(batch).next_noise
+        candidates = cut(policy.denoise(policy.encode(batch.next_observations), noise, num_steps=3))
+        online = agent.critics.online_ensemble(None, state, candidates)
+        target = agent.critics.target_ensemble(None, state, candidates)
+        logged = agent.critics.online_ensemble(None, batch.observations.state, cut(batch.actions)[:, None])
+        return online, target, logged
+
+    online, target, logged = map(np.asarray, values(agent))
+    rewards, valid, masks, weight = map(np.asarray, (batch.rewards, batch.valid, batch.masks, batch.sequence_mask))
+    y = np.empty(6)
+    for b in range(6):
+        chosen = np.argmax(online[b].min(axis=-1))
+        y[b] = sum(0.99**i * rewards[b, i] * valid[b, i] for i in range(3))
+        y[b] += 0.99**3 * masks[b, -1] * target[b, chosen].min()
+    q_data = logged[:, 0]
+    loss = np.sum(weight * np.mean((q_data - y[:, None]) ** 2, axis=1)) / weight.sum()
+    assert 0 < weight.sum() < 6
+    np.testing.assert_allclose(info["critic_loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(info["target_q_mean"], np.sum(weight * y) / weight.sum(), rtol=1e-5)
+    np.testing.assert_allclose(info["q_mean"], np.sum(weight * q_data.mean(axis=1)) / weight.sum(), rtol=1e-5)
+
+
+def test_samples_without_a_known_target_do_not_train_the_critic():
+    config = make_config()
+    agent, batch = build(config), make_batch(config, 8)
+    unusable = batch.sequence_mask == 0
+    assert bool(jnp.any(unusable))
+    garbage = jnp.where(unusable[:, None], 1e6, batch.rewards)
+    loss = jax.jit(lambda agent, batch: agent.compute_critic_loss(batch, KEY)[0])
+    np.testing.assert_array_equal(loss(agent, batch), loss(agent, batch.replace(rewards=garbage)))
+
+
+def test_padded_dims_and_later_steps_do_not_reach_the_critic():
+    config = make_config()
+    agent, batch = build(config), make_batch(config, 8)
+    loss = jax.jit(lambda agent, batch: agent.compute_critic_loss(batch, KEY)[0])
+    changed = batch.actions.at[:, 3:].add(7.0).at[..., 2:].add(7.0)
+    np.testing.assert_array_equal(loss(agent, batch), loss(agent, batch.replace(actions=changed)))
+    seen = batch.actions.at[:, 2, 1].add(7.0)
+    assert float(loss(agent, batch)) != float(loss(agent, batch.replace(actions=seen)))

@@ -1,0 +1,295 @@
+"""The update as a whole: exact, pure, compiled once, and safe."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from acrlpd.agents import (
+    create_acrlpd_pi0_agent_from_rl_config,
+    train_step,
+    train_steps,
+)
+from acrlpd.agents.accumulation import Params, compute_gradients
+from acrlpd.agents.joint_loss import ALL_TERMS, draw
+from acrlpd.agents.metrics import loss_info
+from acrlpd.config import LossWeights
+from agent_helpers import (
+    assert_trees_close,
+    assert_trees_identical,
+    make_batch,
+    make_config,
+    random_like,
+    replace_acrlpd,
+)
+
+KEY = jax.random.key(5)
+INFO_KEYS = {
+    "critic_loss", "actor_loss", "bc_loss", "alpha_loss", "total_loss", "q_mean", "q_std", "target_q_mean",
+    "td_error_mean", "alpha_value", "entropy_estimate", "valid_samples", "mask_ratio", "q_ensemble_std",
+    "advantage_mean", "advantage_std", "awr_weight_mean", "awr_weight_max", "awr_effective_ratio",
+    "best_of_n_gain", "candidate_diversity", "policy_grad_norm", "critic_grad_norm", "temperature_grad_norm",
+    "policy_param_norm", "critic_param_norm", "policy_lr", "critic_lr", "temperature_lr", "skipped_updates",
+    "update_skipped", "valid_step_ratio", "bootstrap_ratio",
+}  # fmt: skip
+
+
+def build(config):
+    shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), KEY)
+    agent = random_like(shapes)
+    # Random optimizer states would be no optimizer's; the moving average starts as a copy.
+    return agent.replace(
+        ema_params=jax.tree.map(jnp.copy, agent.policy_params),
+        policy_opt_state=agent.policy_optimizer.tx.init(agent.policy_params),
+        critic_opt_state=agent.critic_optimizer.tx.init(agent.critics.online),
+        temperature_opt_state=agent.temperature_optimizer.tx.init(agent.temperature_params),
+        loss_weights=jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), config.acrlpd.loss_weights),
+    )
+
+
+@pytest.fixture(scope="module")
+def config():
+    return make_config()
+
+
+@pytest.fixture
+def agent(config):
+    return build(config)
+
+
+@pytest.fixture(scope="module")
+def batch(config):
+    return make_batch(config, 16)
+
+
+def copy(tree):
+    return jax.tree.map(jnp.copy, tree)
+
+
+def avals(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+
+def test_compiles_once_and_keeps_types_and_shardings(agent, config):
+    """Twenty updates, one program; the state that comes out is of the kind that went in."""
+    before, structure = avals(agent), jax.tree.structure(agent)
+    shardings = jax.tree.map(lambda x: x.sharding, agent)
+    compiled_before = train_step._cache_size()
+    for i in range(20):
+        agent, info = train_step(agent, make_batch(config, 16, seed=i), jax.random.fold_in(KEY, i))
+        if i == 7:  # a schedule moves the weights
+            agent = agent.replace(
+                loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=jnp.asarray(0.1, jnp.float32))
+            )
+    assert train_step._cache_size() == compiled_before + 1
+    assert jax.tree.structure(agent) == structure
+    assert avals(agent) == before
+    assert jax.tree.map(lambda x: x.sharding, agent) == shardings
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves((agent, info)))
+    assert int(agent.step) == 20 and int(agent.skipped_updates) == 0
+    assert set(info) == INFO_KEYS
+    assert all(np.isfinite(value) and value.shape == () for value in info.values())
+
+
+def test_equal_configs_share_the_compiled_step(config, batch):
+    train_step(build(config), batch, KEY)
+    before = train_step._cache_size()
+    train_step(build(make_config()), batch, KEY)
+    assert train_step._cache_size() == before
+
+
+def test_donated_buffers_are_freed(agent, batch):
+    leaves = jax.tree.leaves(agent)
+    pointers = {leaf.unsafe_buffer_pointer() for leaf in leaves}
+    new, _ = train_step(agent, batch, KEY)
+    assert all(leaf.is_deleted() for leaf in leaves)
+    reused = [leaf for leaf in jax.tree.leaves(new) if leaf.unsafe_buffer_pointer() in pointers]
+    assert len(reused) == len(leaves)  # in place: nothing was allocated for the new state
+
+
+def test_same_key_and_batch_give_the_same_bits(agent, batch):
+    first, first_info = train_step(copy(agent), batch, KEY)
+    second, second_info = train_step(copy(agent), batch, KEY)
+    assert_trees_identical((first, first_info), (second, second_info))
+    other, _ = train_step(agent, batch, jax.random.key(6))
+    assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (first, other)), strict=True))
+
+
+def test_reported_losses_are_the_computed_ones(agent, batch):
+    loss, expected = jax.jit(lambda a, b: a.compute_loss(b, KEY))(agent, batch)
+    _, info = train_step(agent, batch, KEY)
+    for name, value in expected.items():
+        np.testing.assert_allclose(info[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    w = LossWeights(critic_weight=1.0, actor_weight=0.7, bc_weight=0.5, alpha_weight=0.3)
+    total = w.critic_weight * info["critic_loss"] + w.actor_weight * info["actor_loss"]
+    total += w.bc_weight * info["bc_loss"] + w.alpha_weight * info["alpha_loss"]
+    np.testing.assert_allclose(total, loss, rtol=1e-5)
+    assert float(info["valid_samples"]) == float(batch.sequence_mask.sum())
+
+
+def test_targets_and_average_follow(agent, batch):
+    old = copy(agent)
+    new, _ = train_step(agent, batch, KEY)
+    tau, decay = 0.005, 0.999
+    for target, previous, online in zip(
+        *map(jax.tree.leaves, (new.critics.target, old.critics.target, new.critics.online)), strict=True
+    ):
+        np.testing.assert_allclose(target, (1 - tau) * previous + tau * online, rtol=1e-5, atol=1e-7)
+    for average, previous, params in zip(
+        *map(jax.tree.leaves, (new.ema_params, old.ema_params, new.policy_params)), strict=True
+    ):
+        np.testing.assert_allclose(average, decay * previous + (1 - decay) * params, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"actor_loss": "awr", "bc_importance_weighting": True, "bc_difficulty_weighting": True},
+        {"actor_loss": "best_of_n"},
+        {"actor_loss": "policy_gradient"},
+    ],
+    ids=lambda changes: changes["actor_loss"],
+)
+def test_accumulated_gradients_equal_the_large_batch(changes):
+    """Windows of unequal length and weight, critics with dropout: the normalisers must be the batch's."""
+    config = make_config(critic={"dropout_rate": 0.2, "target_subset_size": 2}, **changes)
+    agent, batch = build(config), make_batch(config, 12)
+    params = Params(agent.policy_params, agent.critics.online, agent.temperature_params)
+    draws = draw(KEY, batch, 4)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def gradients(params, parts):
+        loss, record, norm, grads = compute_gradients(
+            agent.algorithm, agent.networks, params, agent.loss_weights, batch, draws, KEY, ALL_TERMS, parts
+        )
+        return loss, loss_info(agent.algorithm, batch, record, norm, jnp.ones(())), grads
+
+    assert_trees_close(gradients(params, 3), gradients(params, 1), rtol=2e-4, atol=2e-6)
+
+
+def test_accumulation_inside_the_step(batch, agent):
+    whole, whole_info = train_step(agent, batch, KEY)
+    accumulated, info = train_step(build(make_config(accumulation=4)), batch, KEY)
+    assert_trees_close(info, whole_info, rtol=2e-4, atol=2e-6)
+    # After one step Adam's first moment is the clipped gradient; the parameters only show its sign.
+    for name in ("policy_opt_state", "critic_opt_state"):
+        moments = [getattr(state, name)[1][0].mu for state in (accumulated, whole)]
+        assert_trees_close(*moments, rtol=1e-3, atol=1e-6)
+
+
+def test_accumulation_must_divide_the_batch(batch):
+    with pytest.raises(ValueError, match="16 samples cannot be split into 5"):
+        train_step(build(make_config(accumulation=5)), batch, KEY)
+
+
+def test_non_finite_gradients_are_skipped_and_counted(agent, batch):
+    old = copy(agent)
+    poisoned = batch.replace(rewards=batch.rewards.at[0, 0].set(jnp.nan), sequence_mask=jnp.ones(16))
+    agent, info = train_step(agent, poisoned, KEY)
+    assert int(agent.step) == 1 and int(agent.skipped_updates) == 1
+    assert float(info["update_skipped"]) == 1.0 and int(info["skipped_updates"]) == 1
+    unchanged = {"step": old.step, "skipped_updates": old.skipped_updates}
+    assert_trees_identical(agent.replace(**unchanged), old)
+    agent, info = train_step(agent, batch, KEY)
+    assert int(agent.step) == 2 and int(agent.skipped_updates) == 1
+    assert float(info["update_skipped"]) == 0.0
+    assert np.any(jax.tree.leaves(agent.policy_params)[0] != jax.tree.leaves(old.policy_params)[0])
+
+
+def test_critic_only_updates_leave_the_policy_alone(agent, batch):
+    old = copy(agent)
+    new, info = train_step(agent, batch, KEY, update_policy=False)
+    assert_trees_identical(
+        (new.policy_params, new.ema_params, new.policy_opt_state),
+        (old.policy_params, old.ema_params, old.policy_opt_state),
+    )
+    joint, joint_info = train_step(copy(old), batch, KEY)
+    assert_trees_close(new.critics, joint.critics)
+    assert_trees_close(new.temperature_params, joint.temperature_params)
+    assert set(info) == set(joint_info)
+    np.testing.assert_allclose(info["critic_loss"], joint_info["critic_loss"], rtol=1e-5)
+    assert float(info["policy_grad_norm"]) == 0.0
+
+
+def test_critic_only_updates_are_cheaper(agent, batch):
+    """The policy's backward pass, its optimizer and the candidates of the baseline are not computed."""
+
+    def flops(update_policy):
+        return train_step.lower(agent, batch, KEY, update_policy=update_policy).cost_analysis()["flops"]
+
+    assert flops(False) < 0.75 * flops(True)
+
+
+def test_scanned_updates_equal_single_ones(agent, config):
+    batches = [make_batch(config, 16, seed=i) for i in range(3)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    scanned, infos = train_steps(copy(agent), stacked, KEY)
+    for i, batch in enumerate(batches):
+        agent, info = train_step(agent, batch, jax.random.fold_in(KEY, i))
+        for name, value in info.items():
+            np.testing.assert_allclose(infos[name][i], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert_trees_close(scanned.critics.online, agent.critics.online, rtol=1e-3, atol=1e-5)
+    assert int(scanned.step) == 3
+
+
+def test_without_actor_loss_nothing_of_it_is_computed(batch):
+    """Plain Q-chunking: one set of candidates per update instead of two."""
+
+    def flops(weights):
+        agent = build(make_config(loss_weights=weights, num_action_samples=32))
+        return train_step.lower(agent, batch, KEY).cost_analysis()["flops"]
+
+    assert flops(LossWeights(actor_weight=0.0, bc_weight=1.0)) < 0.6 * flops(LossWeights(actor_weight=1.0))
+
+
+def test_train_states_for_openpi(agent):
+    state = agent.to_train_state()
+    assert jax.tree.structure(state.params) == jax.tree.structure(agent.policy_params)
+    assert state.opt_state is agent.policy_opt_state and state.ema_decay == 0.999
+    agent = agent.replace(ema_params=jax.tree.map(lambda x: x + 1, agent.policy_params))
+    served = agent.create_openpi_train_state()
+    assert_trees_identical(served.params, agent.ema_params)
+    assert served.opt_state is None
+    assert_trees_identical(replace_without_average(agent).create_openpi_train_state().params, agent.policy_params)
+
+
+def test_complete_train_state_restores_the_agent(agent, batch):
+    trained, _ = train_step(agent, batch, KEY)
+    fresh = build(make_config())
+    assert_trees_identical(fresh.update_from_train_state(trained.create_train_state()), trained)
+
+
+def replace_without_average(agent):
+    algorithm = dataclasses.replace(agent.algorithm, acrlpd=dataclasses.replace(agent.algorithm.acrlpd, ema_decay=None))
+    return agent.replace(ema_params=None, algorithm=algorithm)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_action_samples": 1}, "learned temperature needs the spread"),
+        ({"num_action_samples": 0, "learnable_temperature": False}, "num_action_samples must be at least 1"),
+    ],
+)
+def test_impossible_hyperparameters_are_refused(changes, message):
+    config = replace_acrlpd(make_config(), **changes)
+    with pytest.raises(ValueError, match=message):
+        create_acrlpd_pi0_agent_from_rl_config(config, KEY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"horizon_length": 5}, "horizon_length 5 exceeds the policy's action_horizon 4"),
+        ({"action_dim": 4}, "action_dim 4"),
+        ({"critic_action_horizon": 4}, "critic_action_horizon 4 exceeds"),
+    ],
+)
+def test_impossible_chunks_are_refused(changes, message):
+    config = make_config()
+    config = dataclasses.replace(config, qchunking=dataclasses.replace(config.qchunking, **changes))
+    with pytest.raises(ValueError, match=message):
+        create_acrlpd_pi0_agent_from_rl_config(config, KEY)

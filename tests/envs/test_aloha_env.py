@@ -1,0 +1,82 @@
+"""gym-aloha: joint positions without clipping, three cameras without waste, a scripted transfer."""
+
+import numpy as np
+import pytest
+from sim_marks import needs_aloha, needs_egl
+
+from acrlpd.envs import Env, EnvError, make_env
+from acrlpd.envs.aloha_env import CAMERAS
+from acrlpd.envs.episodes import demonstrate
+
+TRANSFER = "gym_aloha/AlohaTransferCube-v0"
+pytestmark = needs_aloha
+
+
+@pytest.fixture(scope="module")
+def transfer() -> Env:
+    return make_env(TRANSFER, cameras=())
+
+
+def test_joint_positions_are_reached_beyond_what_the_action_space_says(transfer: Env) -> None:
+    transfer.reset(0)
+    target = transfer.observe()["observation.state"].copy()
+    target[[2, 9]] = 1.4  # the elbows
+    for _ in range(60):
+        transfer.step(target)
+    np.testing.assert_allclose(transfer.observe()["observation.state"][[2, 9]], 1.4, atol=0.1)
+    assert (transfer.spec.action_dim, transfer.spec.fps, transfer.prompt) == (14, 50, "Transfer cube")
+
+
+def test_the_cube_lies_where_the_seed_says_also_with_two_environments(transfer: Env) -> None:
+    other = make_env(TRANSFER, cameras=())
+    places = []
+    for seed in (1, 2, 1):
+        transfer.reset(seed)
+        other.reset(99)
+        places.append(transfer.env.physics.data.qpos[16:18].copy())
+    np.testing.assert_array_equal(places[0], places[2])
+    assert np.abs(places[0] - places[1]).max() > 1e-3
+
+
+def test_the_expert_transfers_the_cube_and_repeats(transfer: Env) -> None:
+    first, again = demonstrate(transfer, 0, "expert"), demonstrate(transfer, 0, "expert")
+    np.testing.assert_array_equal(first.actions, again.actions)
+    np.testing.assert_array_equal(first.rewards, again.rewards)
+    assert first.succeeded and first.terminated and first.rewards[-1] == 4
+    assert 150 < first.length < 260
+    assert demonstrate(transfer, 3, "expert").succeeded
+
+
+def test_an_expert_that_reaches_beside_the_cube_fails(transfer: Env) -> None:
+    outcomes = {demonstrate(transfer, seed, "mixed").succeeded for seed in (0, 1)}
+    assert outcomes == {True, False}
+
+
+def test_insertion_has_no_expert() -> None:
+    env = make_env("gym_aloha/AlohaInsertion-v0", cameras=())
+    env.reset(0)
+    assert env.prompt == "Insert the peg" and env.spec.qualities == ()
+    with pytest.raises(EnvError, match="no scripted expert"):
+        env.expert("expert", np.random.default_rng(0))
+
+
+@needs_egl
+def test_three_cameras_are_rendered_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env(TRANSFER, image_size=(48, 64))
+    rendered = []
+    render = env.env.render_camera
+    monkeypatch.setattr(env.env, "render_camera", lambda camera: rendered.append(camera) or render(camera))
+    env.reset(0)
+    action = env.env._env.task.get_qpos(env.env.physics)
+    env.step(action)
+    assert not rendered
+    observation = env.observe()
+    assert rendered == ["top", "left_wrist", "right_wrist"]
+    assert all(observation[camera].shape == (48, 64, 3) for camera in CAMERAS)
+    top = observation["observation.images.top"].astype(int)
+    assert (top[..., 0] - top[..., 1]).max() > 100  # the cube is red
+    env.reset(0)
+    env.step(action)
+    for camera in CAMERAS:
+        np.testing.assert_array_equal(env.observe()[camera], observation[camera])
+    env.close()

@@ -1,0 +1,175 @@
+"""The adapter: names, limits, seeds, and clear words about everything an environment can do wrong."""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sim_marks import needs_gymnasium
+from toy_env import FAULT_STEP, MAX_STEPS, Toy, ToyEnv
+
+from acrlpd.envs import EnvError, make_env, make_gymnasium
+from acrlpd.envs.env import Env, flatten_observation
+from acrlpd.envs.rendering import choose_backend
+
+RIGHT = np.array([1.0, 0.0], np.float32)
+STAY = np.zeros(2, np.float32)
+
+
+def play(env: Env, seed: int, action: np.ndarray) -> list:
+    env.reset(seed)
+    steps = [env.step(action)]
+    while not steps[-1].done:
+        steps.append(env.step(action))
+    return steps
+
+
+def test_spec_describes_observations_and_actions() -> None:
+    spec = make_env("toy").spec
+    assert spec.features["observation.state"].shape == (3,)
+    assert spec.features["observation.images.side"].dtype == "video"
+    assert spec.cameras == ("observation.images.side",)
+    assert (spec.action_dim, spec.action_column, spec.fps) == (2, "action", 10)
+
+
+def test_a_success_terminates_and_a_time_limit_truncates() -> None:
+    env = make_env("toy")
+    success, limit = play(env, 0, RIGHT)[-1], play(env, 0, STAY)
+    assert (success.terminated, success.truncated, success.success) == (True, False, True)
+    assert (limit[-1].terminated, limit[-1].truncated, limit[-1].success) == (False, True, False)
+    assert len(limit) == MAX_STEPS
+
+
+def test_a_success_in_the_last_step_is_terminal_not_truncated() -> None:
+    steps = len(play(make_env("toy"), 0, RIGHT))
+    last = play(make_env("toy", max_episode_steps=steps), 0, RIGHT)[-1]
+    assert last.terminated and not last.truncated
+
+
+def test_episodes_follow_from_their_seed() -> None:
+    env = make_env("toy")
+    states = []
+    for seed in (5, 6, 5):
+        env.reset(seed)
+        env.step(RIGHT)
+        states.append(env.observe()["observation.state"])
+    np.testing.assert_array_equal(states[0], states[2])
+    assert not np.array_equal(states[0], states[1])
+
+
+def test_actions_are_cut_to_bounds_only_where_bounds_mean_something() -> None:
+    loud = np.array([5.0, -5.0], np.float32)
+    np.testing.assert_array_equal(make_env("toy").executed(loud), [1.0, -1.0])
+    unbounded = ToyEnv(Toy("toy"), name="toy", prompt="", fps=10, clip_actions=False)
+    np.testing.assert_array_equal(unbounded.executed(loud), loud)
+
+
+def test_only_wanted_cameras_are_rendered_and_only_when_somebody_looks() -> None:
+    blind, seeing = make_env("toy", cameras=()), make_env("toy")
+    assert blind.spec.cameras == ()
+    before = seeing.env.renders
+    for env in (blind, seeing):
+        env.reset(0)
+        env.step(RIGHT)
+    assert (blind.env.renders, seeing.env.renders) == (0, before)
+    assert seeing.observe()["observation.images.side"].shape == (16, 24, 3)
+    with pytest.raises(EnvError, match=r"no camera 'observation\.images\.front'.*observation\.images\.side"):
+        make_env("toy", cameras=["observation.images.side", "observation.images.front"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise", "it raised ZeroDivisionError: physics exploded"),
+        ("reward", "the reward is inf"),
+        ("nan", r"observation\.state is not finite: \[nan"),
+        ("shape", r"observation\.state has shape \[5\], expected \[3\]"),
+    ],
+)
+def test_faults_name_environment_seed_and_step(fault: str, words: str) -> None:
+    env = make_env(f"toy-{fault}-4", cameras=())
+    env.reset(4)
+    where = f"environment 'toy-{fault}-4', seed 4, step {FAULT_STEP - (fault in ('raise',))}"
+    with pytest.raises(EnvError, match=f"{where}: {words}"):
+        for _ in range(FAULT_STEP):
+            env.step(STAY)
+            env.observe()
+
+
+@pytest.mark.parametrize("action", [np.zeros(3), np.array([0.0, np.nan])])
+def test_a_bad_action_is_refused(action: np.ndarray) -> None:
+    env = make_env("toy")
+    env.reset(0)
+    with pytest.raises(EnvError, match="an action must be 2 finite numbers"):
+        env.step(action)
+
+
+def test_a_step_before_a_reset_is_refused() -> None:
+    with pytest.raises(EnvError, match="call reset first"):
+        make_env("toy").step(STAY)
+
+
+def test_an_environment_that_says_nothing_about_success_is_refused() -> None:
+    env = make_env("toy-silent-1")
+    env.reset(0)
+    with pytest.raises(EnvError, match=r"does not say whether the task is done.*register_env"):
+        env.step(STAY)
+
+
+def test_actions_that_are_no_vector_are_refused() -> None:
+    toy = Toy("toy")
+    toy.action_space = SimpleNamespace(n=4)
+    with pytest.raises(EnvError, match="actions must be a vector of numbers"):
+        ToyEnv(toy, name="levers", prompt="", fps=10)
+
+
+def test_gymnasium_observations_get_the_names_of_dataset_columns() -> None:
+    image, vector = np.zeros((4, 4, 3), np.uint8), np.zeros(3)
+    assert set(flatten_observation(vector)) == {"observation.state"}
+    assert set(flatten_observation(image)) == {"observation.image"}
+    nested = {"pixels": {"top": image}, "agent_pos": vector, "force": vector}
+    expected = {"observation.images.top", "observation.state", "observation.force"}
+    assert set(flatten_observation(nested)) == expected
+
+
+@needs_gymnasium
+def test_any_gymnasium_id_with_a_success_function() -> None:
+    def reached(reward: float, terminated: bool, info: object) -> bool:
+        return terminated and reward > 0
+
+    env = make_gymnasium("MountainCarContinuous-v0", success=reached, max_episode_steps=5)
+    steps = play(env, 0, np.ones(1, np.float32))
+    assert len(steps) == 5 and steps[-1].truncated
+    assert env.spec.features["observation.state"].shape == (2,)
+    with pytest.raises(EnvError, match="does not say whether the task is done"):
+        play(make_env("MountainCarContinuous-v0"), 0, np.ones(1, np.float32))
+
+
+@needs_gymnasium
+def test_an_unknown_name_lists_what_there_is() -> None:
+    with pytest.raises(EnvError, match=r"unknown environment 'NoSuchEnv-v0'.*libero_\*.*gymnasium id"):
+        make_env("NoSuchEnv-v0")
+
+
+def test_a_missing_simulator_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ogbench", None)
+    monkeypatch.setenv("MUJOCO_GL", "disabled")
+    with pytest.raises(ModuleNotFoundError, match=r"needs the package 'ogbench': pip install 'acrlpd\[sim\]'"):
+        make_env("cube-single-play-singletask-v0")
+
+
+@pytest.mark.parametrize("name", ["visual-cube-single-play-singletask-v0", "gym_aloha/AlohaTransferCube-v0"])
+def test_missing_graphics_name_the_system_packages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "")  # so that what is chosen here is undone
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setattr("ctypes.util.find_library", lambda _: None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(EnvError, match=r"apt-get install libegl1 .*State-only environments.*work without it"):
+        make_env(name)
+
+
+def test_a_backend_chosen_by_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    choose_backend()
+    assert os.environ["MUJOCO_GL"] == "osmesa"

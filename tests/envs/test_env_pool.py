@@ -1,0 +1,111 @@
+"""Environments in other processes: what they answer, and what happens when they do not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_env import make_toy
+
+from acrlpd.envs import EnvError, EnvFailure, EnvPool, register_env
+from acrlpd.envs.env import Env
+from acrlpd.envs.episodes import execute_chunk, start_episode
+
+RIGHT = np.tile(np.array([1.0, 0.0], np.float32), (4, 1))
+
+
+def process_id(env: Env) -> int:
+    return os.getpid()
+
+
+def test_slots_are_spread_over_processes_and_keep_their_state() -> None:
+    with EnvPool("toy", 4, num_workers=2, cameras=()) as envs:
+        ids = envs.run(dict.fromkeys(range(4), (process_id,)))
+        assert ids[0] == ids[2] != ids[1] == ids[3] != os.getpid()
+        starts = envs.run({slot: (start_episode, 10 + slot, False) for slot in range(4)})
+        ends = envs.run(dict.fromkeys((3, 0), (execute_chunk, RIGHT[:2], False, False)))
+    for slot in (0, 3):
+        moved = ends[slot].observations[-1]["observation.state"] - starts[slot].observation["observation.state"]
+        np.testing.assert_allclose(moved, [0.4, 2.0, 0.0], atol=1e-6)
+    assert envs.spec.features["observation.state"].shape == (3,)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_environment_that_raises_costs_its_own_episode_only(num_workers: int) -> None:
+    with EnvPool("toy-raise-1", 2, num_workers=num_workers, cameras=()) as envs:
+        envs.run({0: (start_episode, 0, False), 1: (start_episode, 1, False)})
+        results = envs.run(dict.fromkeys(range(2), (execute_chunk, RIGHT, False, False)))
+        assert len(results[0].rewards) == 4
+        assert isinstance(results[1], EnvFailure) and "physics exploded" in results[1].reason
+        assert envs.failures == [results[1]]
+        again = envs.run({1: (start_episode, 2, False)})
+        assert again[1].prompt == "go right"
+
+
+def test_a_dead_process_is_restarted_and_reported() -> None:
+    with EnvPool("toy-crash-1", 2, num_workers=2, cameras=()) as envs:
+        envs.run({0: (start_episode, 0, False), 1: (start_episode, 1, False)})
+        results = envs.run(dict.fromkeys(range(2), (execute_chunk, RIGHT, False, False)))
+        assert len(results[0].rewards) == 4
+        assert isinstance(results[1], EnvFailure) and "died (exit code 7)" in results[1].reason
+        assert envs.run({1: (start_episode, 2, False)})[1].prompt == "go right"
+
+
+def test_a_hanging_process_is_killed_and_its_neighbour_is_told() -> None:
+    with EnvPool("toy-hang-1", 2, num_workers=1, cameras=(), timeout_s=1.0) as envs:
+        envs.run({0: (start_episode, 0, False), 1: (start_episode, 1, False)})
+        started = time.monotonic()
+        results = envs.run(dict.fromkeys(range(2), (execute_chunk, RIGHT, False, False)))
+        assert time.monotonic() - started < 30
+        assert len(results[0].rewards) == 4  # answered before its neighbour hung
+        assert isinstance(results[1], EnvFailure) and "no answer for 1 s" in results[1].reason
+        lost = envs.run({0: (execute_chunk, RIGHT, False, False)})[0]
+        assert isinstance(lost, EnvFailure) and "no answer for 1 s" in lost.reason
+
+
+def test_an_environment_that_cannot_be_made_says_why_in_the_parent() -> None:
+    with pytest.raises(EnvError, match="its model file is missing"):
+        EnvPool("toy-broken", 2, num_workers=1)
+    with pytest.raises(EnvError, match="at least one environment"):
+        EnvPool("toy", 0)
+
+
+def test_a_function_that_cannot_travel_is_refused_with_the_fix() -> None:
+    register_env("local", lambda name, **options: make_toy("toy", **options))
+    with pytest.raises(EnvError, match="at the top level of a module, or use num_workers 0"):
+        EnvPool("local", 1, num_workers=1)
+    with EnvPool("local", 1, num_workers=0) as envs:
+        assert envs.run({0: (start_episode, 0, False)})[0].prompt == "go right"
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        f"import sys, time\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import toy_env\nfrom test_env_pool import process_id\nfrom acrlpd.envs import EnvPool\n"
+        "if __name__ == '__main__':\n"
+        "    envs = EnvPool('toy', 1, num_workers=1, cameras=())\n"
+        "    print(envs.run({0: (process_id,)})[0], flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while _alive(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _alive(child)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False

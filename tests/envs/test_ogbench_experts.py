@@ -1,0 +1,83 @@
+"""The scripted OGBench experts do every kind of task, and fail when they are told to."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sim_marks import needs_ogbench
+
+from acrlpd.envs import EnvError, make_env
+from acrlpd.envs.episodes import demonstrate
+from acrlpd.envs.ogbench_goals import solve_lights_out
+
+
+@needs_ogbench
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cube-double-play-singletask-task4-v0",  # swap: a cube must get out of the way first
+        "cube-triple-play-singletask-task3-v0",  # take a stack apart
+        "scene-play-singletask-task4-v0",  # unlock, open, put in, close
+        "puzzle-3x3-play-singletask-v0",
+    ],
+)
+def test_the_expert_solves(name: str) -> None:
+    rollout = demonstrate(make_env(name), 0, "expert")
+    assert rollout.succeeded and rollout.terminated
+
+
+@needs_ogbench
+def test_qualities_of_cube_single() -> None:
+    env = make_env("cube-single-play-singletask-v0", max_episode_steps=100)
+    expert = [demonstrate(env, seed, "expert") for seed in range(3)]
+    mixed = [demonstrate(env, seed, "mixed") for seed in range(6)]
+    assert all(rollout.succeeded for rollout in expert)
+    assert 0 < sum(rollout.succeeded for rollout in mixed) < 6
+    assert all(rollout.length == 100 for rollout in mixed if not rollout.succeeded)
+    again = demonstrate(env, 4, "mixed")
+    np.testing.assert_array_equal(again.actions, mixed[4].actions)
+    np.testing.assert_array_equal(again.observations["observation.state"], mixed[4].observations["observation.state"])
+    with pytest.raises(EnvError, match="has qualities"):
+        demonstrate(env, 0, "perfect")
+
+
+@needs_ogbench
+def test_the_global_generator_is_left_alone() -> None:
+    env = make_env("cube-single-play-singletask-v0")
+    np.random.seed(5)  # noqa: NPY002
+    expected = np.random.random(3)  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    env.reset(0)
+    env.expert("play", np.random.default_rng(0)).act()
+    np.testing.assert_array_equal(np.random.random(3), expected)  # noqa: NPY002
+
+
+def press(board: np.ndarray, buttons: np.ndarray) -> np.ndarray:
+    """Lights out, played by hand."""
+    board = board.copy()
+    rows, columns = board.shape
+    for row, column in itertools.product(range(rows), range(columns)):
+        if buttons[row, column]:
+            for dr, dc in ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)):
+                if 0 <= row + dr < rows and 0 <= column + dc < columns:
+                    board[row + dr, column + dc] ^= 1
+    return board
+
+
+@given(st.sampled_from([(3, 3), (4, 4), (4, 5)]), st.data())
+def test_lights_out_is_solved(shape: tuple[int, int], data: st.DataObject) -> None:
+    """Any board that presses can make, presses can unmake (not every 4 x 4 board is one)."""
+    size = shape[0] * shape[1]
+    presses = np.array(data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))).reshape(shape)
+    board = press(np.zeros(shape, int), presses)
+    solution = solve_lights_out(board.ravel(), *shape).reshape(shape)
+    assert not press(board, solution).any()
+
+
+def test_an_unsolvable_board_is_refused() -> None:
+    board = np.zeros(16, int)
+    board[0] = 1
+    with pytest.raises(ValueError, match="no presses turn"):
+        solve_lights_out(board, 4, 4)

@@ -1,0 +1,148 @@
+"""Rollouts by chunks: whole episodes, the same whatever the machine, none lost that was finished."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from toy_env import MAX_STEPS, seeded_chunks
+
+from acrlpd.envs import Chunks, EnvError, EnvPool, Rollout, make_env, rollouts
+from acrlpd.envs.env import Columns
+
+
+@pytest.fixture(scope="module")
+def envs() -> Iterator[EnvPool]:
+    with EnvPool("toy", 4, num_workers=0) as pool:
+        yield pool
+
+
+def by_seed(episodes: Iterator[Rollout]) -> dict[int, Rollout]:
+    return {episode.seed: episode for episode in episodes}
+
+
+def test_every_seed_gives_one_whole_episode(envs: EnvPool) -> None:
+    episodes = list(rollouts(envs, seeded_chunks, range(9), replan_steps=3))
+    assert sorted(episode.seed for episode in episodes) == list(range(9))
+    for episode in episodes:
+        assert episode.terminated == episode.succeeded == episode.success[-1]
+        assert episode.succeeded or episode.length == MAX_STEPS
+        assert not episode.success[:-1].any()
+        assert len(episode.actions) == len(episode.success) == episode.length
+        np.testing.assert_array_equal(episode.chunk_steps, np.arange(math.ceil(episode.length / 3)) * 3)
+        assert episode.observations == {}
+
+
+def test_recorded_observations_are_those_before_each_action(envs: EnvPool) -> None:
+    """A slow but obvious loop over one environment must see what the rollout recorded."""
+    for episode in rollouts(envs, seeded_chunks, range(5), replan_steps=4, record=True):
+        env = make_env("toy")
+        env.reset(episode.seed)
+        for t in range(episode.length):
+            for name, value in env.observe().items():
+                np.testing.assert_array_equal(episode.observations[name][t], value)
+            step = env.step(episode.actions[t])
+            assert (step.reward, step.success) == (episode.rewards[t], episode.success[t])
+        assert step.terminated == episode.terminated
+
+
+def test_what_is_recorded_does_not_change_what_happens(envs: EnvPool) -> None:
+    recorded = by_seed(rollouts(envs, seeded_chunks, range(6), replan_steps=4, record=True))
+    plain = by_seed(rollouts(envs, seeded_chunks, range(6), replan_steps=4))
+    for seed in range(6):
+        np.testing.assert_array_equal(recorded[seed].actions, plain[seed].actions)
+        np.testing.assert_array_equal(recorded[seed].values["q"], plain[seed].values["q"])
+
+
+def test_the_result_does_not_depend_on_the_number_of_processes(envs: EnvPool) -> None:
+    here = by_seed(rollouts(envs, seeded_chunks, range(10), replan_steps=3))
+    with EnvPool("toy", 4, num_workers=2) as others:
+        there = by_seed(rollouts(others, seeded_chunks, range(10), replan_steps=3))
+    for seed in range(10):
+        np.testing.assert_array_equal(here[seed].actions, there[seed].actions)
+
+
+def test_the_policy_always_sees_the_same_shape_and_is_asked_once_per_chunk(envs: EnvPool) -> None:
+    shapes = []
+
+    def policy(observations: Columns, prompts: list[str], seed: int) -> Chunks:
+        shapes.append(observations["observation.state"].shape)
+        assert prompts == ["go right"] * 2
+        return Chunks(np.zeros((2, 4, 2), np.float32))  # nobody moves: all episodes are equally long
+
+    assert len(list(rollouts(envs, policy, range(5), replan_steps=4))) == 5
+    assert set(shapes) == {(2, 3)}
+    # Slots 0 and 1 play two episodes each in turn with slots 2 and 3: seeds 0 and 1, 2 and 3, 4.
+    assert len(shapes) == 3 * math.ceil(MAX_STEPS / 4)
+
+
+def test_the_first_episodes_are_filmed(envs: EnvPool) -> None:
+    films = {e.seed: e.video for e in rollouts(envs, seeded_chunks, range(4), replan_steps=4, films=2)}
+    assert [bool(films[seed]) for seed in range(4)] == [True, True, False, False]
+    lengths = {e.seed: e.length for e in rollouts(envs, seeded_chunks, range(4), replan_steps=4)}
+    assert len(films[0]) == lengths[0] + 1
+
+
+def test_an_abandoned_generator_leaves_the_environments_usable() -> None:
+    with EnvPool("toy", 4, num_workers=2, cameras=()) as envs:
+        for episode in rollouts(envs, seeded_chunks, range(100), replan_steps=3):
+            assert episode.length > 0
+            break
+        expected = {0, 1, 2}
+        assert set(by_seed(rollouts(envs, seeded_chunks, range(3), replan_steps=3))) == expected
+
+
+@pytest.mark.parametrize("fault", ["crash", "raise", "hang"])
+def test_an_episode_lost_once_is_played_again(
+    fault: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOY_FAULTS", str(tmp_path_factory.mktemp("faults")))
+    with EnvPool(f"toy-{fault}-2-once", 4, num_workers=2, cameras=(), timeout_s=2.0) as envs:
+        episodes = list(rollouts(envs, seeded_chunks, range(8), replan_steps=3))
+        assert sorted(episode.seed for episode in episodes) == list(range(8))
+        assert len(envs.failures) >= 1
+
+
+def test_an_episode_that_always_fails_is_left_out_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with EnvPool("toy-nan-2", 2, num_workers=0, cameras=()) as envs:
+        episodes = by_seed(rollouts(envs, seeded_chunks, range(5), replan_steps=3))
+        assert set(episodes) == {0, 1, 3, 4}
+        assert [failure.reason.partition(": ")[2][:17] for failure in envs.failures] == ["observation.state"] * 2
+    assert "the episode with seed 2 is left out" in caplog.text
+
+
+def test_an_environment_that_never_works_ends_in_an_error_not_in_a_loop() -> None:
+    words = r"failed 10 times in a row; the last time: .*physics exploded"
+    with (
+        EnvPool("toy-raise-2", 2, num_workers=0, cameras=()) as envs,
+        pytest.raises(EnvError, match=words),
+    ):
+        list(rollouts(envs, seeded_chunks, [2] * 100, replan_steps=4))
+
+
+@pytest.mark.parametrize(
+    ("actions", "words"),
+    [
+        (np.full((2, 4, 2), np.nan), "not finite"),
+        (np.zeros((2, 2, 2)), r"must give chunks \[2, 3 or more, 2\].*found \[2, 2, 2\]"),
+        (np.zeros((2, 4, 5)), r"found \[2, 4, 5\]"),
+    ],
+)
+def test_a_bad_policy_is_refused(envs: EnvPool, actions: np.ndarray, words: str) -> None:
+    with pytest.raises(EnvError, match=words):
+        list(rollouts(envs, lambda *_: Chunks(actions), range(2), replan_steps=3))
+
+
+def test_columns_are_those_of_a_dataset(envs: EnvPool) -> None:
+    (episode,) = rollouts(envs, seeded_chunks, [3], replan_steps=4, record=True)
+    columns = episode.columns("actions")
+    assert set(columns) == {
+        "observation.state",
+        "observation.images.side",
+        "actions",
+        "next.reward",
+        "next.done",
+        "next.success",
+    }
+    assert all(len(values) == episode.length for values in columns.values())
+    assert columns["next.done"].tolist() == [False] * (episode.length - 1) + [True]

@@ -1,0 +1,79 @@
+"""A run that is killed, at any moment, and resumed computes what it would have computed."""
+
+import pathlib
+import random
+import time
+
+import pytest
+from training_helpers import Processes, arrays_of, assert_equal_arrays, finish, metrics_of, pi0_config
+
+from acrlpd.config import RLTrainConfig
+from acrlpd.training.run_directory import run_directory, saved_steps
+
+STEPS = 60
+
+
+def config_of(directory: pathlib.Path, name: str) -> RLTrainConfig:
+    # Lines of metrics and checkpoints do not coincide, so a line is often half done when a save happens.
+    return pi0_config(
+        directory, exp_name=name, offline_steps=STEPS, save_frequency=10, log_frequency=7, checkpoints__max_to_keep=2
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> pathlib.Path:
+    config = config_of(tmp_path_factory.mktemp("runs"), "uninterrupted")
+    result = processes.run(config)
+    assert result.returncode == 0, result.output
+    return run_directory(config)
+
+
+def assert_same_run(found: pathlib.Path, expected: pathlib.Path) -> None:
+    assert metrics_of(found) == metrics_of(expected)
+    assert_equal_arrays(arrays_of(found / str(STEPS)), arrays_of(expected / str(STEPS)))
+
+
+def test_killed_at_a_random_step(
+    uninterrupted: pathlib.Path, processes: Processes, tmp_path: pathlib.Path
+) -> None:
+    kill_before_step = random.randrange(12, STEPS)
+    config = config_of(tmp_path, "killed")
+    killed = processes.run(config, order={"kill_before_step": kill_before_step})
+    assert killed.returncode == -9, killed.output
+    newest = saved_steps(run_directory(config))[-1]
+    assert 0 < newest <= kill_before_step
+    resumed = processes.run(config, resume=True)
+    assert resumed.returncode == 0, resumed.output
+    assert f"after step {newest}" in resumed.output
+    assert_same_run(run_directory(config), uninterrupted)
+
+
+def test_killed_during_a_save(
+    uninterrupted: pathlib.Path, processes: Processes, tmp_path: pathlib.Path
+) -> None:
+    config = config_of(tmp_path, "killed")
+    directory = run_directory(config)
+    process = processes.start(config)
+    left_over: list[pathlib.Path] = []
+    while process.poll() is None and not left_over:
+        if len(saved_steps(directory)) >= 1 and list(directory.glob("*tmp*/*/*")):
+            process.kill()
+            process.wait()
+            left_over = list(directory.glob("*tmp*"))
+        time.sleep(0.001)
+    killed = finish(process)
+    assert killed.returncode == -9 and left_over, killed.output
+    resumed = processes.run(config, resume=True)
+    assert resumed.returncode == 0, resumed.output
+    assert_same_run(directory, uninterrupted)
+    assert not list(directory.glob("*tmp*"))
+
+
+def test_killed_before_the_first_save_starts_again(
+    uninterrupted: pathlib.Path, processes: Processes, tmp_path: pathlib.Path
+) -> None:
+    config = config_of(tmp_path, "killed")
+    assert processes.run(config, order={"kill_before_step": 8}).returncode == -9
+    resumed = processes.run(config, resume=True)
+    assert resumed.returncode == 0, resumed.output
+    assert_same_run(run_directory(config), uninterrupted)

@@ -1,0 +1,63 @@
+"""A training run in a process of its own: what the tests of kills, signals and several hosts start.
+
+Given one JSON object: the config file, what `run_training_experiment` takes, and faults to inject.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from typing import Any
+
+ORDER = json.loads(sys.argv[1])
+
+from acrlpd.config import load_config  # noqa: E402
+from acrlpd.data.loader import ACRLPDDataLoader  # noqa: E402
+from acrlpd.training.distributed import DistributedOptions, initialize_distributed  # noqa: E402
+from acrlpd.training.experiment import run_training_experiment  # noqa: E402
+
+
+def before_step(step: int) -> None:
+    """Called before the batch of every step is taken."""
+    if ORDER.get("report_steps"):
+        print(f"step {step}", flush=True)
+    if step == ORDER.get("kill_before_step"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == ORDER.get("signal_before_step"):
+        os.kill(os.getpid(), ORDER["signal"])
+    if step == ORDER.get("limit_files_before_step"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ORDER["file_limit_bytes"], resource.RLIM_INFINITY))
+    if step == ORDER.get("unlimit_files_before_step"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    time.sleep(ORDER.get("sleep_s", 0.0))
+
+
+def watch_steps() -> None:
+    sample_batch = ACRLPDDataLoader.sample_batch
+
+    def watched(self: ACRLPDDataLoader) -> Any:
+        before_step(self.state_dict()["step"])
+        return sample_batch(self)
+
+    ACRLPDDataLoader.sample_batch = watched  # type: ignore[method-assign]
+
+
+def evaluate(_agent: Any, step: int) -> dict[str, float]:
+    return {"success_rate": ORDER["scores"][str(step)]}
+
+
+def main() -> int:
+    if "memory_limit_bytes" in ORDER:
+        resource.setrlimit(resource.RLIMIT_AS, (ORDER["memory_limit_bytes"],) * 2)
+    initialize_distributed(DistributedOptions(**ORDER.get("distributed", {})))
+    watch_steps()
+    config = load_config(ORDER["config"])
+    return run_training_experiment(
+        config, eval_fn=evaluate if "scores" in ORDER else None, **ORDER.get("options", {})
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

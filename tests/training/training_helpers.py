@@ -1,0 +1,125 @@
+"""Tiny configs, and training runs as real processes that share one compilation cache."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config, save_config
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.training.checkpoints import load_acrlpd_checkpoint
+from acrlpd.training.metrics_log import TIMING, read_metrics
+from acrlpd.training.run_directory import run_directory
+
+PROCESS = pathlib.Path(__file__).with_name("train_process.py")
+
+# Less to compile, nothing less to train.
+_SIMPLE = {
+    "acrlpd.loss_weights.actor_weight": 0.0,
+    "acrlpd.loss_weights.bc_weight": 1.0,
+    "acrlpd.learnable_temperature": False,
+    "actor_lr_schedule.warmup_steps": 10,
+    "actor_lr_schedule.peak_lr": 1e-3,
+}
+
+
+def pi0_config(directory: pathlib.Path, **overrides: Any) -> RLTrainConfig:
+    """A tiny pi0 with one camera, augmented, and data prepared ahead by two threads."""
+    config = apply_config_overrides(
+        get_config("debug"), _SIMPLE | {"model.dtype": "float32", "model.remat_policy": "none"}
+    )
+    return _finished(config, directory, overrides)
+
+
+def state_config(directory: pathlib.Path, **overrides: Any) -> RLTrainConfig:
+    """The state-space policy: compiles and steps fastest."""
+    base = get_config("debug")
+    model = StateFlowPolicyConfig(state_dim=7, action_dim=7, action_horizon=10, hidden_dims=(32, 32))
+    config = dataclasses.replace(
+        base,
+        model=model,
+        data=dataclasses.replace(base.data, repack=RepackConfig()),
+        critic=dataclasses.replace(base.critic, use_pi0_features=False, hidden_dims=(32, 32)),
+    )
+    return _finished(apply_config_overrides(config, _SIMPLE), directory, overrides)
+
+
+def _finished(config: RLTrainConfig, directory: pathlib.Path, overrides: Mapping[str, Any]) -> RLTrainConfig:
+    changes = {"checkpoints.directory": str(directory), "checkpoints.keep_period": None} | dict(overrides)
+    return apply_config_overrides(config, {key.replace("__", "."): value for key, value in changes.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A process that has ended."""
+
+    returncode: int
+    output: str
+
+
+class Processes:
+    """Starts training processes; each test session has one compilation cache for all of them."""
+
+    def __init__(self, cache: pathlib.Path) -> None:
+        self.cache = cache
+
+    def start(
+        self, config: RLTrainConfig, *, devices: int = 1, order: Mapping[str, Any] | None = None, **options: Any
+    ) -> "subprocess.Popen[str]":
+        directory = run_directory(config).parent
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{config.exp_name}.yaml"
+        save_config(config, path)
+        request = {"config": str(path), "options": options, **(order or {})}
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(self.cache),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        return subprocess.Popen(
+            [sys.executable, str(PROCESS), json.dumps(request)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+
+    def run(self, config: RLTrainConfig, *, timeout: float = 300, **arguments: Any) -> Finished:
+        return finish(self.start(config, **arguments), timeout)
+
+
+def finish(process: "subprocess.Popen[str]", timeout: float = 300) -> Finished:
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        raise AssertionError(f"still running after {timeout} s:\n{output}") from None
+    return Finished(process.returncode, output)
+
+
+def arrays_of(step_directory: pathlib.Path) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint's agent, by name."""
+    agent, _ = load_acrlpd_checkpoint(step_directory)
+    flat = jax.tree_util.tree_flatten_with_path(agent)[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}
+
+
+def metrics_of(directory: pathlib.Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without wall-clock times."""
+    lines = read_metrics(directory / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if not k.startswith(TIMING)} for line in lines]
+
+
+def assert_equal_arrays(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    different = [name for name in expected if found[name].tobytes() != expected[name].tobytes()]
+    assert not different
