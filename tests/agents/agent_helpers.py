@@ -23,7 +23,7 @@ from acrlpd.models.observation import Observation
 from acrlpd.models.pi0_config import Pi0Config
 
 # T = 4 steps of 3 dims, of which critics see H = 3 steps of 2 dims: every cut shows.
-STATE_MODEL = StateFlowPolicyConfig(state_dim=6, action_dim=3, action_horizon=4, hidden_dims=(32, 32))
+STATE_MODEL = StateFlowPolicyConfig(state_dim=6, action_dim=3, action_horizon=4, hidden_dims=(32,))
 STATE_CHUNKING = QChunkingConfig(horizon_length=3, action_dim=2)
 
 
@@ -41,11 +41,11 @@ def make_config(
     hyperparams = {
         "loss_weights": LossWeights(critic_weight=1.0, actor_weight=0.7, bc_weight=0.5, alpha_weight=0.3),
         "num_action_samples": 4,
-        "sampling_steps": 3,
+        "sampling_steps": 2,
         "initial_temperature": 0.5,
         **hyperparams,
     }
-    critic = {"num_critics": 3, "hidden_dims": (24, 16), **(critic or {})}
+    critic = {"num_critics": 3, "hidden_dims": (24,), **(critic or {})}
     return RLTrainConfig(
         name="test",
         model=model,

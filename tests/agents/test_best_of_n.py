@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_helpers import make_config, random_like, tiny_pi0
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.agents.best_of_n import candidate_bytes, candidates_at_once, mean_distance, select
 from acrlpd.config import BestOfNConfig
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from agent_helpers import make_config, random_like, tiny_pi0
 
 N = 12
 

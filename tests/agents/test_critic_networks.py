@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_helpers import random_like
 from flax import nnx
 
 from acrlpd.agents import create_critic_networks
 from acrlpd.config import CriticConfig
-from agent_helpers import random_like
 
 FEATURES, STATE, CHUNK = 7, 4, 6
 

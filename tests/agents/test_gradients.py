@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_helpers import make_batch, make_config, random_like
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.agents.joint_loss import Draws, draw
 from acrlpd.config import LossWeights
-from agent_helpers import make_batch, make_config, random_like
 
 KEY = jax.random.key(3)
 
@@ -116,7 +116,7 @@ def test_awr_is_cloning_weighted_by_exponentiated_advantage():
         draws = noise_of(batch)
         policy, ensemble = agent.policy(), agent.critics.online_ensemble
         context = policy.encode(batch.observations)
-        candidates = policy.denoise(context, draws.candidate_noise, num_steps=3)
+        candidates = policy.denoise(context, draws.candidate_noise, num_steps=2)
         state = batch.observations.state
         q_data = jnp.min(ensemble(None, state, cut(batch.actions)[:, None]), axis=-1)[:, 0]
         q_mean = jnp.mean(jnp.min(ensemble(None, state, cut(candidates)), axis=-1), axis=1)
@@ -187,7 +187,7 @@ def test_best_of_n_clones_the_best_candidate():
         draws = noise_of(batch)
         policy, ensemble = agent.policy(), agent.critics.online_ensemble
         context = policy.encode(batch.observations)
-        candidates = policy.denoise(context, draws.candidate_noise, num_steps=3)
+        candidates = policy.denoise(context, draws.candidate_noise, num_steps=2)
         chunks = cut(candidates)
         q = jnp.min(ensemble(None, batch.observations.state, chunks), axis=-1)
         best = jnp.stack([candidates[b, jnp.argmax(q[b])] for b in range(6)])
@@ -205,7 +205,7 @@ def test_critic_target_uses_the_best_candidate_and_the_target_critics():
     def values(agent):
         policy, state = agent.policy(), batch.next_observations.state
         noise = noise_of(batch).next_noise
-        candidates = cut(policy.denoise(policy.encode(batch.next_observations), noise, num_steps=3))
+        candidates = cut(policy.denoise(policy.encode(batch.next_observations), noise, num_steps=2))
         online = agent.critics.online_ensemble(None, state, candidates)
         target = agent.critics.target_ensemble(None, state, candidates)
         logged = agent.critics.online_ensemble(None, batch.observations.state, cut(batch.actions)[:, None])

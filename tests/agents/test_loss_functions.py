@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_helpers import make_batch, make_config
 from hypothesis import given, settings
 
 from acrlpd.agents.loss_functions import (
@@ -20,7 +21,6 @@ from acrlpd.agents.loss_functions import (
 )
 from acrlpd.agents.temperature import TemperatureModule, estimate_entropy
 from acrlpd.config import ACRLPDHyperparams, QChunkingConfig
-from agent_helpers import make_batch, make_config
 
 
 def walk(rewards, terminal, start, horizon, discount, value_of_step):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from agent_helpers import make_config, random_like
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, create_lr_schedule, create_optimizer
 from acrlpd.agents.metrics import global_norm
 from acrlpd.config import AdamW, ConstantSchedule, CosineDecaySchedule, RsqrtDecaySchedule
-from agent_helpers import make_config, random_like
 
 GOLDEN = Path(__file__).parents[1] / "data" / "goldens" / "optimizer.npz"
 

@@ -7,6 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_helpers import (
+    assert_trees_close,
+    assert_trees_identical,
+    make_batch,
+    make_config,
+    random_like,
+    replace_acrlpd,
+)
 
 from acrlpd.agents import (
     create_acrlpd_pi0_agent_from_rl_config,
@@ -17,14 +25,6 @@ from acrlpd.agents.accumulation import Params, compute_gradients
 from acrlpd.agents.joint_loss import ALL_TERMS, draw
 from acrlpd.agents.metrics import loss_info
 from acrlpd.config import LossWeights
-from agent_helpers import (
-    assert_trees_close,
-    assert_trees_identical,
-    make_batch,
-    make_config,
-    random_like,
-    replace_acrlpd,
-)
 
 KEY = jax.random.key(5)
 INFO_KEYS = {

@@ -30,7 +30,7 @@ class Optimizer:
         return jnp.asarray(self.schedule(adam_state.count), jnp.float32)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def create_lr_schedule(config: LRSchedule) -> Schedule:
     """Maps the update count to a learning rate."""
     if isinstance(config, ConstantSchedule):
@@ -51,7 +51,7 @@ def create_lr_schedule(config: LRSchedule) -> Schedule:
     return optax.join_schedules([warmup, rsqrt], [config.warmup_steps])
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def create_optimizer(config: AdamW, lr_schedule: LRSchedule) -> Optimizer:
     """AdamW after clipping by global norm, as openpi has it: the decay is on every parameter."""
     schedule = create_lr_schedule(lr_schedule)

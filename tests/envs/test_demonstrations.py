@@ -1,0 +1,185 @@
+"""Demonstrations: the mix that was asked for, the same for the same seed, also after a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sim_marks import needs_aloha, needs_egl, needs_ogbench
+
+from acrlpd.config import apply_config_overrides, get_config
+from acrlpd.data.dataset import open_dataset, write_norm_stats
+from acrlpd.data.source import EpisodeSource, open_source
+from acrlpd.envs import EnvError, make_env
+from acrlpd.envs.commands import COMMANDS
+from acrlpd.envs.demonstrations import DemonstrationSettings, collect_demonstrations
+from acrlpd.envs.episodes import demonstrate
+
+
+def collect(output: Path, **settings: object) -> EpisodeSource:
+    fields = {"env": "toy", "num_episodes": 12, "mix": {"mixed": 1.0}} | settings
+    collect_demonstrations(
+        DemonstrationSettings(**fields),  # type: ignore[arg-type]
+        output,
+        num_workers=0,
+        show_progress=False,
+    )
+    return open_source(output)
+
+
+def all_columns(source: EpisodeSource) -> dict[str, np.ndarray]:
+    return source.read_columns().columns
+
+
+def test_a_dataset_with_rewards_success_prompt_and_frames(tmp_path: Path) -> None:
+    source = collect(tmp_path / "demos")
+    assert source.format == "LeRobot v3.0" and len(source) == 12 and source.fps == 10
+    env = make_env("toy")
+    settings = DemonstrationSettings("toy", 12, {"mixed": 1.0})
+    outcomes = []
+    for i, episode in enumerate(source):
+        expected = demonstrate(env, settings.seed_of(i), "mixed")
+        assert (episode.prompt, episode.length) == ("go right", expected.length)
+        for name, values in expected.columns().items():
+            if name in source.cameras:
+                frames = episode.frames(name, np.arange(episode.length))
+                assert np.abs(frames.astype(int) - values).mean() < 6
+            else:
+                np.testing.assert_array_equal(episode.columns[name], values)
+        outcomes.append(expected.succeeded)
+    assert True in outcomes and False in outcomes
+    assert not (tmp_path / "demos.partial").exists()
+
+
+def test_the_same_seed_gives_the_same_dataset_and_another_one_another(tmp_path: Path) -> None:
+    first = all_columns(collect(tmp_path / "a", num_episodes=3))
+    again = all_columns(collect(tmp_path / "b", num_episodes=3))
+    other = all_columns(collect(tmp_path / "c", num_episodes=3, seed=1))
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, again[name])
+    assert first["action"].shape != other["action"].shape or (first["action"] != other["action"]).any()
+
+
+def test_the_share_of_successes_is_met_exactly(tmp_path: Path) -> None:
+    source = collect(tmp_path / "demos", num_episodes=10, success_share=0.3)
+    successes = [bool(episode.columns["next.success"].any()) for episode in source]
+    assert sum(successes) == 3 and len(successes) == 10
+    with pytest.raises(EnvError, match=r"success_share of 0\.0 is out of reach with the mix"):
+        collect(tmp_path / "never", num_episodes=2, success_share=0.0, mix={"good": 1.0})
+
+
+def test_the_mix_is_met_exactly() -> None:
+    settings = DemonstrationSettings("toy", 10, {"good": 1.0, "mixed": 3.0})
+    qualities = [settings.quality_of(i) for i in range(20)]
+    assert qualities.count("good") == 5
+    assert all(qualities[i : i + 4].count("good") == 1 for i in range(0, 20, 4))
+
+
+def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    """A real process, a real kill -9, in the middle of an episode."""
+    script = tmp_path / "collect.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import toy_env\nfrom pathlib import Path\nfrom test_demonstrations import collect\n"
+        f"collect(Path({str(tmp_path / 'killed')!r}))\n"
+    )
+    process = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "TOY_PAUSE": "0.02"})
+    partial = tmp_path / "killed.partial"
+    deadline = time.monotonic() + 60
+    while len(list(partial.glob("episode-*.npz"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = sorted(partial.glob("episode-*.npz"))
+    assert 3 <= len(kept) < 12 and not (tmp_path / "killed").exists()
+    with pytest.raises(EnvError, match="other settings: seed was 0 and is 5"):
+        collect(tmp_path / "killed", seed=5)
+    written = {path.name: path.stat().st_mtime_ns for path in kept}
+
+    from acrlpd.envs import demonstrations
+
+    played = []
+    original = demonstrations.demonstrate
+    try:
+        demonstrations.demonstrate = lambda env, seed, quality: played.append(seed) or original(env, seed, quality)
+        resumed = all_columns(collect(tmp_path / "killed"))
+    finally:
+        demonstrations.demonstrate = original
+    assert len(played) < 12 + 4  # what was there was not played again
+    assert not set(played) & {DemonstrationSettings("toy", 12).seed_of(i) for i in range(len(written))}
+    whole = all_columns(collect(tmp_path / "whole"))
+    for name, values in whole.items():
+        np.testing.assert_array_equal(resumed[name], values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_episodes": 0}, "num_episodes must be at least 1"),
+        ({"mix": {}}, "mix must give qualities"),
+        ({"mix": {"perfect": 1.0}}, "shows good, mixed; found 'perfect'"),
+        ({"success_share": 2.0}, r"success_share must lie in \[0, 1\]"),
+        ({"env": "toy-raise-0", "num_episodes": 1}, "wrong"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, settings: dict, words: str) -> None:
+    if words == "wrong":
+        settings["env"] = f"toy-raise-{DemonstrationSettings('toy', 1).seed_of(0)}"
+        # An episode that fails twice is skipped; the next candidate takes its place.
+        assert len(collect(tmp_path / "demos", **settings)) == 1
+        return
+    with pytest.raises(EnvError, match=words):
+        collect(tmp_path / "demos", **settings)
+
+
+def test_an_existing_dataset_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "demos").mkdir()
+    (tmp_path / "demos" / "precious.txt").touch()
+    with pytest.raises(EnvError, match="exists already"):
+        collect(tmp_path / "demos")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    COMMANDS["collect"](env="toy", output=tmp_path / "demos", episodes=4, mix={"good": 1.0}, num_workers=0, json_=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["episodes"], facts["successes"], facts["failures"]) == (4, 4, [])
+    COMMANDS["list"]()
+    assert "AlohaTransferCube" in capsys.readouterr().out
+
+
+@needs_ogbench
+def test_ogbench_demonstrations_train_the_quick_start(tmp_path: Path) -> None:
+    """From the scripted expert to the dataset as the quick start's config reads it."""
+    name = "cube-single-play-singletask-v0"
+    settings = DemonstrationSettings(name, 4, {"expert": 1.0, "mixed": 1.0}, max_episode_steps=80)
+    collection = collect_demonstrations(settings, tmp_path / "cube", num_workers=2, show_progress=False)
+    assert collection.num_successes >= 2 and collection.failures == ()
+    config = apply_config_overrides(
+        get_config("quickstart"),
+        {"data.data_dir": str(tmp_path / "cube"), "data.assets_dir": str(tmp_path / "assets")},
+    )
+    write_norm_stats(config)
+    dataset = open_dataset(config)
+    assert dataset.rewards.success.sum() == collection.num_successes
+    assert set(np.unique(dataset.rewards.rewards)) == {-1.0, 0.0}
+    assert dataset.norm_stats is not None and dataset.norm_stats["state"].dim == 20
+    assert dataset.prompts.tolist() == ["move the cube"]
+
+
+@needs_aloha
+@needs_egl
+def test_aloha_demonstrations_have_three_cameras(tmp_path: Path) -> None:
+    settings = DemonstrationSettings("gym_aloha/AlohaTransferCube-v0", 1, image_size=(32, 32))
+    collection = collect_demonstrations(settings, tmp_path / "aloha", num_workers=1, show_progress=False)
+    assert collection.num_successes == 1
+    source = open_source(tmp_path / "aloha")
+    config = get_config("aloha_sim")
+    assert set(source.cameras) == set(config.data.repack.cameras.values())
+    episode = source.episode(0)
+    assert episode.frame("observation.images.top", episode.length - 1).shape == (32, 32, 3)
+    assert episode.columns["next.reward"][-1] == 4
