@@ -141,12 +141,8 @@ def replace_acrlpd(config: RLTrainConfig, **changes: Any) -> RLTrainConfig:
 
 def assert_trees_close(actual: Any, expected: Any, *, rtol: float = 1e-5, atol: float = 1e-6) -> None:
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for path, (a, e) in zip(
-        jax.tree_util.tree_leaves_with_path(actual),
-        zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, e, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path[0]))
+    for (path, a), e in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
 
 
 def assert_trees_identical(actual: Any, expected: Any) -> None:

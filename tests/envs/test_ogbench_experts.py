@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sim_marks import needs_ogbench
 
 from acrlpd.envs import EnvError, make_env
-from acrlpd.envs.episodes import demonstrate
+from acrlpd.envs.episodes import demonstrate, execute_chunk
 from acrlpd.envs.ogbench_goals import solve_lights_out
 
 
@@ -39,6 +39,10 @@ def test_qualities_of_cube_single() -> None:
     again = demonstrate(env, 4, "mixed")
     np.testing.assert_array_equal(again.actions, mixed[4].actions)
     np.testing.assert_array_equal(again.observations["observation.state"], mixed[4].observations["observation.state"])
+    env.reset(expert[0].seed)
+    replayed = execute_chunk(env, expert[0].actions, record=False, film=False)
+    np.testing.assert_array_equal(replayed.rewards, expert[0].rewards)
+    assert replayed.terminated
     with pytest.raises(EnvError, match="has qualities"):
         demonstrate(env, 0, "perfect")
 

@@ -83,6 +83,13 @@ def test_the_first_episodes_are_filmed(envs: EnvPool) -> None:
     assert len(films[0]) == lengths[0] + 1
 
 
+def test_what_cannot_be_filmed_costs_no_episode() -> None:
+    with EnvPool("toy-blind-1", 2, num_workers=0, cameras=()) as envs:
+        with pytest.raises(EnvError, match="no graphics here"):
+            list(rollouts(envs, seeded_chunks, range(3), replan_steps=4, films=1))
+        assert len(list(rollouts(envs, seeded_chunks, range(3), replan_steps=4))) == 3
+
+
 def test_an_abandoned_generator_leaves_the_environments_usable() -> None:
     with EnvPool("toy", 4, num_workers=2, cameras=()) as envs:
         for episode in rollouts(envs, seeded_chunks, range(100), replan_steps=3):

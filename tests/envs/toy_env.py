@@ -62,6 +62,8 @@ class Toy:
         return np.array([self.position, self.steps, GOAL])
 
     def render(self) -> np.ndarray:
+        if self.fault == "blind":
+            raise RuntimeError("no graphics here")
         self.renders += 1
         image = np.zeros((16, 24, 3), np.uint8)
         image[:, : int(np.clip(24 * self.position, 0, 24))] = 200

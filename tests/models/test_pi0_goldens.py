@@ -1,10 +1,12 @@
 """pi0 and pi0.5 compute what openpi computes, from tokens to gradients and samples."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import load_golden, tiny_config, with_params
+from conftest import GOLDENS, load_golden, tiny_config, with_params
 from flax import nnx
 
 from acrlpd.models import IMAGE_KEYS, Pi0
@@ -64,6 +66,20 @@ def forward(model: Pi0, observation, batch):
     }
 
 
+def run(model: Pi0, observation, batch, num_steps: int) -> dict:
+    """`forward`, the loss and samples for the golden noise, in one compile."""
+
+    @nnx.jit
+    def call(m: Pi0) -> dict:
+        loss = m.compute_loss(
+            jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
+        )
+        actions = m.sample_actions(jax.random.key(0), observation, num_steps=num_steps, noise=batch["noise"])
+        return forward(m, observation, batch) | {"loss": loss, f"sample_actions/num_steps_{num_steps}": actions}
+
+    return call(model)
+
+
 def model_for(tag: str, dtype: str) -> Pi0:
     return with_params(tiny_config(pi05=tag == "pi05", dtype=dtype), load_golden(f"params_{tag}"))
 
@@ -78,10 +94,11 @@ def model(tag) -> Pi0:
     return model_for(tag, "float32")
 
 
-def compare(found: dict, golden: dict, tolerance) -> None:
+def compare(found: dict, golden: dict, activations, results) -> None:
     for name, value in found.items():
         if name not in golden:
             continue
+        tolerance = results if name == "loss" or "sample_actions" in name else activations
         expected = golden[name]
         if name == "suffix_out":  # our pass leaves pi0's state token in the context
             expected = expected[:, -value.shape[1] :]
@@ -109,38 +126,53 @@ def rows_of(x, valid: np.ndarray):
 def test_forward_float32(tag, model, observation, batch):
     found = nnx.jit(forward)(model, observation, batch)
     golden = load_golden(f"out_{tag}_f32")
-    compare(found, golden, F32)
+    compare(found, golden, F32, F32)
     # The critic's features are the mean of the prefix output over valid tokens (brute force on the stride).
     assert found["features"].shape == (2, 64)
 
 
-def test_loss_and_samples_float32(tag, model, observation, batch):
-    golden = load_golden(f"out_{tag}_f32")
-    loss = nnx.jit(
-        lambda m: m.compute_loss(
-            jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
-        )
-    )(model)
-    np.testing.assert_allclose(loss, golden["loss"], **F32)
-    for steps in (1, 4, 10):
-        actions = nnx.jit(
-            lambda m, steps=steps: m.sample_actions(
+@pytest.fixture(scope="module")
+def results(model, observation, batch) -> dict[str, jax.Array]:
+    """The public methods' results, from one compile (XLA shares what the calls have in common)."""
+
+    @nnx.jit
+    def call(m: Pi0) -> dict[str, jax.Array]:
+        samples = {
+            f"sample_actions/num_steps_{steps}": m.sample_actions(
                 jax.random.key(0), observation, num_steps=steps, noise=batch["noise"]
             )
-        )(model)
-        np.testing.assert_allclose(actions, golden[f"sample_actions/num_steps_{steps}"], **F32)
+            for steps in (1, 4, 10)
+        }
+        keyed = {
+            f"keyed/loss_train_{str(train).lower()}": m.compute_loss(
+                jax.random.key(7), observation, batch["actions"], train=train
+            )
+            for train in (False, True)
+        }
+        loss = m.compute_loss(
+            jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
+        )
+        keyed["keyed/sample_actions_10"] = m.sample_actions(jax.random.key(11), observation)
+        return {"loss": loss} | samples | keyed
+
+    return call(model)
 
 
-def test_key_driven_results(tag, model, observation, batch):
-    """The same key draws openpi's noise, times and augmentation."""
-    golden = load_golden(f"out_{tag}_f32")
-    for train in (False, True):
-        loss = nnx.jit(
-            lambda m, train=train: m.compute_loss(jax.random.key(7), observation, batch["actions"], train=train)
-        )(model)
-        np.testing.assert_allclose(loss, golden[f"keyed/loss_train_{str(train).lower()}"], **F32)
-    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(11), observation))(model)
-    np.testing.assert_allclose(actions, golden["keyed/sample_actions_10"], **F32)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "loss",
+        "sample_actions/num_steps_1",
+        "sample_actions/num_steps_4",
+        "sample_actions/num_steps_10",
+        "keyed/loss_train_false",
+        "keyed/loss_train_true",
+        "keyed/sample_actions_10",
+    ],
+)
+def test_losses_and_samples_float32(tag, results, name):
+    """From given noise and times, and from a key that draws openpi's noise, times and augmentation."""
+    np.testing.assert_allclose(results[name], load_golden(f"out_{tag}_f32")[name], **F32)
 
 
 def test_gradients(tag, model, observation, batch):
@@ -167,27 +199,12 @@ def test_gradients(tag, model, observation, batch):
 
 
 def test_bfloat16(tag, observation, batch):
-    model = model_for(tag, "bfloat16")
-    golden = load_golden(f"out_{tag}_bf16")
-    found = nnx.jit(forward)(model, observation, batch)
-    compare(found, golden, BF16_ACTIVATIONS)
+    found = run(model_for(tag, "bfloat16"), observation, batch, num_steps=10)
+    compare(found, load_golden(f"out_{tag}_bf16"), BF16_ACTIVATIONS, BF16_RESULTS)
     assert_dtypes(found, f"{tag}_bf16")
-    loss = nnx.jit(
-        lambda m: m.compute_loss(
-            jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
-        )
-    )(model)
-    np.testing.assert_allclose(loss, golden["loss"], **BF16_RESULTS)
-    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, noise=batch["noise"]))(model)
-    assert actions.dtype == jnp.float32
-    np.testing.assert_allclose(actions, golden["sample_actions/num_steps_10"], **BF16_RESULTS)
 
 
 def assert_dtypes(found: dict, report_tag: str) -> None:
-    import json
-
-    from conftest import GOLDENS
-
     report = json.loads((GOLDENS / "model_report.json").read_text())[f"{report_tag}/dtypes"]
     for name, dtype in report.items():
         if name in found:
@@ -197,28 +214,13 @@ def assert_dtypes(found: dict, report_tag: str) -> None:
 def test_bfloat16_parameters(observation, batch):
     """What a server runs: parameters cast to bfloat16."""
     params = {name: value.astype(jnp.bfloat16) for name, value in load_golden("params_pi0").items()}
-    model = with_params(tiny_config(dtype="bfloat16"), params)
-    golden = load_golden("out_pi0_bf16_bf16params")
-    found = nnx.jit(forward)(model, observation, batch)
-    compare(found, golden, BF16_ACTIVATIONS)
+    found = run(with_params(tiny_config(dtype="bfloat16"), params), observation, batch, num_steps=10)
+    compare(found, load_golden("out_pi0_bf16_bf16params"), BF16_ACTIVATIONS, BF16_RESULTS)
     assert_dtypes(found, "pi0_bf16params")
-    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, noise=batch["noise"]))(model)
-    np.testing.assert_allclose(actions, golden["sample_actions/num_steps_10"], **BF16_RESULTS)
 
 
-def check_variant(model: Pi0, golden: dict, observation, batch, activations, results) -> None:
-    golden = {name.removeprefix("out/"): value for name, value in golden.items()}
-    compare(nnx.jit(forward)(model, observation, batch), golden, activations)
-    loss = nnx.jit(
-        lambda m: m.compute_loss(
-            jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
-        )
-    )(model)
-    np.testing.assert_allclose(loss, golden["loss"], **results)
-    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, num_steps=4, noise=batch["noise"]))(
-        model
-    )
-    np.testing.assert_allclose(actions, golden["sample_actions/num_steps_4"], **results)
+def outputs(golden: dict) -> dict:
+    return {name.removeprefix("out/"): value for name, value in golden.items() if name.startswith("out/")}
 
 
 def test_experts_of_different_width(monkeypatch, observation, batch):
@@ -226,7 +228,7 @@ def test_experts_of_different_width(monkeypatch, observation, batch):
     golden = load_golden("narrow_pi0_f32")
     changed = {name.removeprefix("params/"): value for name, value in golden.items() if "params/" in name}
     model = with_params(tiny_config(action_expert_variant="narrow"), load_golden("params_pi0") | changed)
-    check_variant(model, golden, observation, batch, F32, F32)
+    compare(run(model, observation, batch, num_steps=4), outputs(golden), F32, F32)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -236,11 +238,11 @@ def test_lora_in_both_experts(dtype, observation, batch):
     }
     config = tiny_config(paligemma_variant="dummy_lora", action_expert_variant="dummy_lora", dtype=dtype)
     model = with_params(config, load_golden("params_pi0") | adapters)
+    found = run(model, observation, batch, num_steps=4)
     if dtype == "float32":
-        check_variant(model, load_golden("lora_both_f32"), observation, batch, F32, F32)
+        compare(found, outputs(load_golden("lora_both_f32")), F32, F32)
     else:
-        golden = load_golden("lora_both_bf16")
-        check_variant(model, golden, observation, batch, BF16_ACTIVATIONS, BF16_RESULTS)
+        compare(found, outputs(load_golden("lora_both_bf16")), BF16_ACTIVATIONS, BF16_RESULTS)
 
 
 def test_candidates_share_the_prefix_and_equal_single_samples(model, observation):

@@ -1,9 +1,11 @@
 """Several processes as one run, for real: two processes with four devices each, on loopback."""
 
+import os
 import pathlib
 import re
 import socket
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -11,16 +13,24 @@ import pytest
 from training_helpers import Finished, Processes, arrays_of, finish, metrics_of, state_config
 
 from acrlpd.config import RLTrainConfig
+from acrlpd.training.distributed import DistributedOptions, initialize_distributed
 from acrlpd.training.run_directory import run_directory, saved_steps
 
 STEPS = 20
 SHARDED = {"fsdp_devices": 4, "fsdp__min_size_mib": 1e-3, "offline_steps": STEPS, "save_frequency": 10}
 
 
-def start_two(processes: Processes, config: RLTrainConfig, orders: list[dict] | None = None, **options: object):
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def start_two(
+    processes: Processes, config: RLTrainConfig, orders: list[dict] | None = None, **options: object
+) -> "list[subprocess.Popen[str]]":
+    """Both processes of a run, as if on two hosts with four devices each."""
+    port = free_port()
     started = []
     for process_id in range(2):
         distributed = {"coordinator": f"127.0.0.1:{port}", "num_processes": 2, "process_id": process_id}
@@ -67,62 +77,101 @@ def test_both_processes_write_the_checkpoint(two_processes: pathlib.Path) -> Non
     assert {path.name for path in writers} == {"ocdbt.process_0", "ocdbt.process_1"}
 
 
-def test_resumed_on_one_process(
-    two_processes: pathlib.Path, processes: Processes, tmp_path: pathlib.Path
+def test_resumed_on_one_process_and_back_then_stopped_by_a_signal_to_one(
+    two_processes: pathlib.Path, processes: Processes
 ) -> None:
-    """Two processes with 8 devices save; one process with one device goes on, and the reverse."""
-    config = state_config(
-        two_processes.parents[1], exp_name="two", **SHARDED | {"fsdp_devices": 1, "offline_steps": STEPS + 5}
-    )
-    before = arrays_of(two_processes / str(STEPS))
-    result = processes.run(config, resume=True, allow_changed=["training.offline_steps"])
+    """8 devices save, one goes on, 8 go on; a signal to one process ends both at the same step."""
+    base, more = two_processes.parents[1], {"allow_changed": ["training.offline_steps"]}
+    config = state_config(base, exp_name="two", **SHARDED | {"fsdp_devices": 1, "offline_steps": STEPS + 5})
+    result = processes.run(config, resume=True, **more)
     assert result.returncode == 0, result.output
-    after = arrays_of(two_processes / str(STEPS + 5))
-    assert after[".step"] == STEPS + 5
-    assert before.keys() == after.keys()
-    config = state_config(two_processes.parents[1], exp_name="two", **SHARDED | {"offline_steps": STEPS + 10})
-    results = [
-        finish(p)
-        for p in start_two(processes, config, resume=True, allow_changed=["training.offline_steps"])
-    ]
-    assert [result.returncode for result in results] == [0, 0], results
-    assert saved_steps(two_processes)[-1] == STEPS + 10
+    assert arrays_of(two_processes / str(STEPS + 5))[".step"] == STEPS + 5
 
-
-def wait_for_step(process: "subprocess.Popen[str]", step: int) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.strip() == f"step {step}":
-            return
-    raise AssertionError(f"the process ended before step {step}")
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_the_other_process_says_so_when_one_is_killed(
-    victim: int, processes: Processes, tmp_path: pathlib.Path
-) -> None:
-    config = state_config(tmp_path, exp_name="killed", **SHARDED | {"offline_steps": 100_000})
-    orders = [{"report_steps": True}, {"report_steps": True}]
-    both = start_two(processes, config, orders)
-    for process in both:
-        wait_for_step(process, 30)
-    both[victim].kill()
-    start = time.monotonic()
-    survivor: Finished = finish(both[1 - victim], timeout=60)
-    finish(both[victim])
-    assert time.monotonic() - start < 60
-    assert survivor.returncode == 1
-    last = survivor.output.strip().splitlines()[-1]
-    assert re.search(rf"process {1 - victim} of 2 ends .* another process died .* --resume", last)
-
-
-def test_a_signal_to_one_process_stops_both_at_the_same_step(
-    processes: Processes, tmp_path: pathlib.Path
-) -> None:
-    config = state_config(tmp_path, exp_name="stopped", **SHARDED | {"offline_steps": 100_000})
-    both = start_two(processes, config, [{}, {"signal_before_step": 12, "signal": 15}])
-    results = [finish(process) for process in both]
+    config = state_config(base, exp_name="two", **SHARDED | {"offline_steps": 100_000})
+    orders = [{}, {"signal_before_step": STEPS + 12, "signal": 15}]
+    results = [finish(process) for process in start_two(processes, config, orders, resume=True, **more)]
     assert [result.returncode for result in results] == [143, 143], results
-    (step,) = saved_steps(run_directory(config))
-    assert step > 12
-    assert arrays_of(run_directory(config) / str(step))[".step"] == step
+    step = saved_steps(two_processes)[-1]
+    assert step > STEPS + 12
+    assert arrays_of(two_processes / str(step))[".step"] == step
+
+
+def test_the_other_process_says_so_when_one_is_killed(two_processes: pathlib.Path, processes: Processes) -> None:
+    config = state_config(two_processes.parents[1], exp_name="killed", **SHARDED | {"offline_steps": 100_000})
+    both = start_two(processes, config, [{}, {"kill_before_step": 15}])
+    victim = finish(both[1])
+    start = time.monotonic()
+    survivor = finish(both[0], timeout=60)
+    assert victim.returncode == -9, victim.output
+    assert time.monotonic() - start < 60
+    assert_explained(survivor, "process 0 of 2")
+
+
+def assert_explained(survivor: Finished, who: str) -> None:
+    assert survivor.returncode == 1, survivor.output
+    last = survivor.output.strip().splitlines()[-1]
+    assert re.search(rf"{who} ends .* another process died .* --resume", last)
+
+
+WAIT_FOR_EACH_OTHER = """
+import os, signal, sys, time
+from acrlpd.training.distributed import DistributedOptions, barrier, initialize_distributed
+process_id = int(sys.argv[2])
+initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=process_id))
+barrier("both are here", timeout_s=60)
+if process_id == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(100)
+"""
+
+
+def test_the_other_process_says_so_when_the_coordinator_is_killed() -> None:
+    coordinator = f"127.0.0.1:{free_port()}"
+    both = [start_script(WAIT_FOR_EACH_OTHER, coordinator, process_id) for process_id in range(2)]
+    assert finish(both[0], timeout=60).returncode == -9
+    assert_explained(finish(both[1], timeout=60), "process 1 of 2")
+
+
+WAIT_IN_VAIN = """
+import sys, time
+from acrlpd.training.distributed import DistributedOptions, barrier, initialize_distributed
+process_id = int(sys.argv[2])
+initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=process_id))
+if process_id == 0:
+    barrier("a name", timeout_s=2)
+time.sleep(4)
+"""
+
+
+def test_a_barrier_that_nobody_else_comes_to_is_an_error() -> None:
+    coordinator = f"127.0.0.1:{free_port()}"
+    both = [start_script(WAIT_IN_VAIN, coordinator, process_id) for process_id in range(2)]
+    output = finish(both[0], timeout=60).output
+    finish(both[1], timeout=60)
+    assert "PeerError: process 0 of 2 waited 2 s at 'a name' for processes that did not come" in output
+
+
+def start_script(script: str, coordinator: str, process_id: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", script, coordinator, str(process_id)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"coordinator": "127.0.0.1:1"}, "missing: --num_processes, --process_id"),
+        ({"process_id": 0, "num_processes": 2}, "missing: --coordinator"),
+    ],
+)
+def test_half_a_description_of_the_processes_is_refused(options: dict, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        initialize_distributed(DistributedOptions(**options))
+
+
+def test_one_process_needs_no_description() -> None:
+    assert initialize_distributed(DistributedOptions()) is False

@@ -17,6 +17,7 @@ from acrlpd.config import load_config  # noqa: E402
 from acrlpd.data.loader import ACRLPDDataLoader  # noqa: E402
 from acrlpd.training.distributed import DistributedOptions, initialize_distributed  # noqa: E402
 from acrlpd.training.experiment import run_training_experiment  # noqa: E402
+from acrlpd.training.trainer import ACRLPDTrainer  # noqa: E402
 
 
 def before_step(step: int) -> None:
@@ -27,6 +28,8 @@ def before_step(step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if step == ORDER.get("signal_before_step"):
         os.kill(os.getpid(), ORDER["signal"])
+    if step in (ORDER.get("limit_files_before_step"), ORDER.get("unlimit_files_before_step")):
+        TRAINERS[-1].writer.wait()  # the save under way happens under the old limit
     if step == ORDER.get("limit_files_before_step"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (ORDER["file_limit_bytes"], resource.RLIM_INFINITY))
     if step == ORDER.get("unlimit_files_before_step"):
@@ -34,7 +37,17 @@ def before_step(step: int) -> None:
     time.sleep(ORDER.get("sleep_s", 0.0))
 
 
+TRAINERS: list[ACRLPDTrainer] = []
+
+
 def watch_steps() -> None:
+    initialize = ACRLPDTrainer.__init__
+
+    def remembered(self: ACRLPDTrainer, *args: Any, **kwargs: Any) -> None:
+        TRAINERS.append(self)
+        initialize(self, *args, **kwargs)
+
+    ACRLPDTrainer.__init__ = remembered  # type: ignore[method-assign]
     sample_batch = ACRLPDDataLoader.sample_batch
 
     def watched(self: ACRLPDDataLoader) -> Any:
@@ -54,9 +67,7 @@ def main() -> int:
     initialize_distributed(DistributedOptions(**ORDER.get("distributed", {})))
     watch_steps()
     config = load_config(ORDER["config"])
-    return run_training_experiment(
-        config, eval_fn=evaluate if "scores" in ORDER else None, **ORDER.get("options", {})
-    )
+    return run_training_experiment(config, eval_fn=evaluate if "scores" in ORDER else None, **ORDER.get("options", {}))
 
 
 if __name__ == "__main__":

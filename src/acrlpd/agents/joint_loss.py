@@ -202,7 +202,7 @@ def joint_loss(
         if weights is None:
             weights = compute_sample_weights(algorithm, networks, batch, draws, context, flow_loss)
     elif networks.critics.uses_features:
-        features = networks.without_gradient().encode(batch.observations).features
+        features = networks.encode(batch.observations).features
     else:
         features = None
     weights = neutral_weights(batch) if weights is None else weights

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 from acrlpd.config.optimizers import ConstantSchedule, CosineDecaySchedule, LRSchedule
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import Pi0Config
 
 # Action dims that a robot's transforms produce.
 ROBOT_ACTION_DIM = {"aloha": 14, "droid": 8, "libero": 7}
@@ -85,16 +84,16 @@ def check_chunks(config: RLTrainConfig) -> Iterator[Finding]:
         )
     if not 0.0 <= chunk.sequence_ratio <= 1.0:
         yield _error(f"qchunking.sequence_ratio must lie in [0, 1]; found {chunk.sequence_ratio}")
-    padded = isinstance(config.model, Pi0Config)
-    if not 1 <= chunk.action_dim <= config.model.action_dim:
+    if isinstance(config.model, StateFlowPolicyConfig):
+        if chunk.action_dim != config.model.action_dim:
+            yield _error(
+                f"the state-space policy pads nothing: qchunking.action_dim {chunk.action_dim} must equal "
+                f"model.action_dim {config.model.action_dim}"
+            )
+    elif not 1 <= chunk.action_dim <= config.model.action_dim:
         yield _error(
             f"qchunking.action_dim {chunk.action_dim} (the robot's) must lie between 1 and model.action_dim "
             f"{config.model.action_dim} (what the policy pads to)"
-        )
-    elif not padded and chunk.action_dim != config.model.action_dim:
-        yield _error(
-            f"the state-space policy pads nothing: qchunking.action_dim {chunk.action_dim} must equal "
-            f"model.action_dim {config.model.action_dim}"
         )
     replan = config.env.replan_steps
     if replan is not None and not 1 <= replan <= horizon:

@@ -175,20 +175,16 @@ def field_names() -> tuple[str, ...]:
 
 
 def _unknown(written: str, parts: list[str], depth: int, siblings: tuple[str, ...]) -> str:
-    """Names the nearest valid key: beside the unknown part, or anywhere in the tree."""
-    names = field_names()
-    leaf = parts[-1]
-    elsewhere = [name for name in names if name.rpartition(".")[2] == leaf]
+    """Names the nearest valid key: beside the unknown part, or of that name anywhere, or similar anywhere."""
+    names, leaf = field_names(), parts[-1]
     beside = difflib.get_close_matches(parts[depth], siblings, n=1, cutoff=0.7)
-    if beside:
-        guess = ".".join([*parts[:depth], beside[0], *parts[depth + 1 :]])
-    elif elsewhere:
-        guess = elsewhere[0]
-    else:
-        leaves = {name.rpartition(".")[2]: name for name in reversed(names)} | {a: a for a in ALIASES}
-        match = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)
-        guess = leaves[match[0]] if match else ""
-    tail = f"; did you mean {guess!r}?" if guess else "; `acrlpd configs show NAME` lists all keys"
+    guesses = [".".join([*parts[:depth], part, *parts[depth + 1 :]]) for part in beside]
+    guesses = [guess for guess in guesses if guess in names]
+    guesses += [name for name in names if name.rpartition(".")[2] == leaf]
+    if not guesses:
+        leaves = {name.rpartition(".")[2]: name for name in reversed(names)} | {alias: alias for alias in ALIASES}
+        guesses = [leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
+    tail = f"; did you mean {guesses[0]!r}?" if guesses else "; `acrlpd configs show NAME` lists all keys"
     return f"unknown key {written!r}{tail}"
 
 

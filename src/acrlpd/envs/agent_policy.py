@@ -94,7 +94,7 @@ def create_agent_policy(
         outputs=transforms.serving_outputs(norm_stats),
         prompt_from_task=config.prompt_from_task,
         default_prompt=config.default_prompt,
-        **{"num_samples": rl_config.evaluation.best_of_n} | options,
+        **options,
     )
 
 

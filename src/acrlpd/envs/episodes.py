@@ -93,6 +93,12 @@ def start_episode(env: Env, seed: int, film: bool) -> Start:
     return Start(env.observe(), env.prompt, [env.render()] if film else [])
 
 
+def check_filming(env: Env) -> None:
+    """Raises where no pictures can be made, before episodes are lost to it."""
+    env.reset(0)
+    env.render()
+
+
 def execute_chunk(env: Env, actions: np.ndarray, record: bool, film: bool) -> Executed:
     """Executes actions [k, a] open loop. Without `record` only the last observation is made (and rendered)."""
     observations, steps, executed, video = [], [], [], []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.envs.env import Columns
-from acrlpd.envs.episodes import Executed, Rollout, Start, execute_chunk, stack, start_episode
+from acrlpd.envs.episodes import Executed, Rollout, Start, check_filming, execute_chunk, stack, start_episode
 from acrlpd.envs.errors import EnvError
 from acrlpd.envs.pool import EnvFailure, EnvPool
 
@@ -94,6 +94,7 @@ class _Rollouts:
         self._replan_steps = replan_steps
         self._policy_seed = policy_seed
         self._record = record
+        self._films = films > 0
         self._planned = (_Planned(int(seed), i < films) for i, seed in enumerate(seeds))
         self._again: list[_Planned] = []
         self._active: dict[int, _Episode] = {}
@@ -104,6 +105,8 @@ class _Rollouts:
 
     def play(self) -> Iterator[Rollout]:
         groups = _groups(self._envs)
+        if self._films and isinstance(failure := self._envs.run({0: (check_filming,)})[0], EnvFailure):
+            raise EnvError(failure.reason)
         try:
             while True:
                 for group in groups:

@@ -41,7 +41,7 @@ class Calibration:
     success_auc: float | None
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "bins": [dataclasses.asdict(b) for b in self.bins]}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -146,7 +146,7 @@ class Evaluator:
     ) -> Evaluation:
         """One evaluation; `best_of_n` overrides the config's, `directory` gets evaluation.json and videos."""
         config, discount = self._config.evaluation, self._config.acrlpd.discount
-        policy = self.policy(agent, **({} if best_of_n is None else {"num_samples": best_of_n}))
+        policy = self.policy(agent, num_samples=config.best_of_n if best_of_n is None else best_of_n)
         num_videos = config.num_videos if directory is not None else 0
         summary, played = self._play(policy, num_videos)
         evaluation = Evaluation(

@@ -59,9 +59,7 @@ def create_checkpoint_metadata(
         "rng": {"impl": str(jax.random.key_impl(rng)), "data": np.asarray(jax.random.key_data(rng)).tolist()},
         "assets": {name: hashlib.sha256(content).hexdigest() for name, content in assets.items()},
         "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("acrlpd", "jax", "flax", "orbax-checkpoint")
-        },
+        "versions": {name: importlib.metadata.version(name) for name in ("acrlpd", "jax", "flax", "orbax-checkpoint")},
         "devices": jax.device_count(),
         **state,
     }

@@ -217,9 +217,7 @@ def _create_manager(directory: pathlib.Path, config: CheckpointConfig) -> ocp.Ch
     if config.keep_period is not None:
         keep.append(policies.EveryNSteps(config.keep_period))
     if config.keep_best:
-        keep.append(
-            policies.BestN(get_metric_fn=lambda m: m[SCORE], n=1, keep_checkpoints_without_metrics=False)
-        )
+        keep.append(policies.BestN(get_metric_fn=lambda m: m[SCORE], n=1, keep_checkpoints_without_metrics=False))
     several = jax.process_count() > 1
     options = ocp.CheckpointManagerOptions(
         create=False,
@@ -250,9 +248,7 @@ def _item_handlers() -> dict[str, ocp.CheckpointHandler]:
     }
 
 
-def restore_agent(
-    step_directory: pathlib.Path, abstract_agent: ACRLPDPi0Agent, served: str
-) -> ACRLPDPi0Agent:
+def restore_agent(step_directory: pathlib.Path, abstract_agent: ACRLPDPi0Agent, served: str) -> ACRLPDPi0Agent:
     """Reads the arrays of a checkpoint straight into the places of `abstract_agent`.
 
     The devices may be others than those it was saved from.
@@ -268,9 +264,7 @@ def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, 
         try:
             stored = _leaves(checkpointer.metadata(directory).item_metadata.tree)
             _check_arrays(directory, stored, _leaves(wanted))
-            restore_args = jax.tree.map(
-                lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted
-            )
+            restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
             return checkpointer.restore(directory, ocp.args.PyTreeRestore(wanted, restore_args))
         except (KeyError, OSError, AttributeError) as error:
             raise CheckpointError(f"{directory} is damaged or incomplete: {error}") from error
@@ -300,9 +294,7 @@ def newest_step_directory(path: pathlib.Path) -> pathlib.Path:
         return path
     steps = saved_steps(path)
     if not steps:
-        raise CheckpointError(
-            f"{path} has no complete checkpoint: expected a run directory or one of its steps"
-        )
+        raise CheckpointError(f"{path} has no complete checkpoint: expected a run directory or one of its steps")
     return path / str(steps[-1])
 
 

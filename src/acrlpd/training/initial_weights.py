@@ -15,9 +15,7 @@ from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fs
 logger = logging.getLogger(__name__)
 
 
-def create_initial_agent(
-    rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array
-) -> ACRLPDPi0Agent:
+def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array) -> ACRLPDPi0Agent:
     """Weights go from the files straight to their places, in the dtype they will have."""
     loader = rl_config.weight_loader
     if loader.kind == "none":
@@ -37,14 +35,10 @@ def create_initial_agent(
     return init_fsdp_train_state(rl_config, sharding, rng, nnx.to_pure_dict(params))
 
 
-def _with_initial_values(
-    rl_config: RLTrainConfig, rng: jax.Array, wanted: nnx.State, *, only: str
-) -> nnx.State:
+def _with_initial_values(rl_config: RLTrainConfig, rng: jax.Array, wanted: nnx.State, *, only: str) -> nnx.State:
     """`wanted` with arrays in place of shapes for the names that match; the rest is never computed."""
     pattern = re.compile(only)
-    chosen = {
-        path: leaf for path, leaf in nnx.to_flat_state(wanted) if pattern.fullmatch("/".join(map(str, path)))
-    }
+    chosen = {path: leaf for path, leaf in nnx.to_flat_state(wanted) if pattern.fullmatch("/".join(map(str, path)))}
     if not chosen:
         return wanted
 

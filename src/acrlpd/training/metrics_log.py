@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -65,7 +64,7 @@ class MetricsLog:
         if self._path is not None:
             temporary = self._path.with_name(self._path.name + ".tmp")
             temporary.write_text("".join(_dump(line) for line in lines))
-            os.replace(temporary, self._path)
+            temporary.replace(self._path)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         if self._path is not None:
@@ -100,7 +99,6 @@ def _is_evaluation(line: Mapping[str, Any]) -> bool:
 def _dump(line: Mapping[str, Any]) -> str:
     """JSON has no NaN: what is not finite becomes null."""
     finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in line.items()
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
     }
     return json.dumps(finite, allow_nan=False) + "\n"

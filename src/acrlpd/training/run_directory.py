@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import pathlib
 import shutil
 from collections.abc import Mapping
@@ -62,13 +61,13 @@ def _remove_run(directory: pathlib.Path) -> None:
 def write_run_config(directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
     temporary = directory / (CONFIG_FILE + ".tmp")
     save_config(rl_config, temporary)
-    os.replace(temporary, directory / CONFIG_FILE)
+    temporary.replace(directory / CONFIG_FILE)
 
 
 def write_summary(directory: pathlib.Path, summary: Mapping[str, Any]) -> None:
     temporary = directory / (SUMMARY_FILE + ".tmp")
     temporary.write_text(json.dumps(summary, indent=2) + "\n")
-    os.replace(temporary, directory / SUMMARY_FILE)
+    temporary.replace(directory / SUMMARY_FILE)
 
 
 def warn_about_space(directory: pathlib.Path, checkpoint_bytes: int, max_to_keep: int) -> None:

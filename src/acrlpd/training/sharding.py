@@ -74,9 +74,7 @@ class FSDPSharding:
 
     def abstract(self, tree: Any) -> Any:
         """The tree as `jax.ShapeDtypeStruct`s that know where they lie."""
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.of_array(x)), tree
-        )
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.of_array(x)), tree)
 
 
 def create_fsdp_sharding_strategy(
@@ -128,9 +126,7 @@ def create_fsdp_train_step_fn(
     arrays of other shapes or in other places are an error, never a second compile.
     """
 
-    def train_step(
-        agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array
-    ) -> tuple[ACRLPDPi0Agent, Info]:
+    def train_step(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> tuple[ACRLPDPi0Agent, Info]:
         rng = jax.random.fold_in(rng, agent.step)
         return agent.train_step(batch, rng, update_policy=update_policy)
 

@@ -76,6 +76,7 @@ class _Working:
     layer: float  # the largest layer's own, while it is differentiated
     context: float  # keys and values of one observation
     denoising: float  # all candidates that are denoised at once
+    judging: float  # the critics on all candidates
 
     @property
     def backward(self) -> float:
@@ -83,7 +84,7 @@ class _Working:
 
     @property
     def candidates(self) -> float:
-        return self.kept + self.context + self.denoising
+        return self.kept + self.context + max(self.denoising, self.judging)
 
     @classmethod
     def of(cls, config: RLTrainConfig, samples: float) -> "_Working":
@@ -95,8 +96,14 @@ class _Working:
     def _of_state_policy(cls, config: RLTrainConfig, model: StateFlowPolicyConfig) -> "_Working":
         c = _DTYPE_BYTES[model.dtype]
         widths = sum(model.hidden_dims)
-        candidates = config.acrlpd.num_action_samples * 2 * max(model.hidden_dims) * c
-        return cls(2 * widths * c, 2 * max(model.hidden_dims) * c, model.hidden_dims[0] * c, candidates)
+        widest = max(model.hidden_dims)
+        return cls(
+            kept=2.0 * widths * c,
+            layer=2.0 * widest * c,
+            context=model.hidden_dims[0] * c,
+            denoising=2.0 * config.acrlpd.num_action_samples * widest * c,
+            judging=_judging(config),
+        )
 
     @classmethod
     def _of_pi0(cls, config: RLTrainConfig, model: Pi0Config, samples: float) -> "_Working":
@@ -115,6 +122,7 @@ class _Working:
             layer=max(layers.backward for layers in trained),
             context=2.0 * first.depth * prefix * first.head_dim * c,
             denoising=max(at_once * suffix.forward, images.forward, language.forward),
+            judging=_judging(config),
         )
 
 
@@ -170,6 +178,13 @@ class _Layers:
         if remat_policy == "none":
             per_layer += self.norms + 3 * self.logits + 1.5 * self.hidden
         return self.depth * per_layer
+
+
+def _judging(config: RLTrainConfig) -> float:
+    """Inputs, normalised and outputs of the widest layer of every critic, for all candidates at once."""
+    critic = config.critic
+    candidates = config.acrlpd.num_action_samples + 1
+    return 3.0 * critic.num_critics * candidates * max(critic.hidden_dims) * _FLOAT32
 
 
 def _candidates_at_once(config: RLTrainConfig, bytes_per_candidate: float) -> int:

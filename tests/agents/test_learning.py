@@ -1,0 +1,141 @@
+"""Problems whose answer is known."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from agent_helpers import make_config
+
+from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_steps
+from acrlpd.batch import Batch
+from acrlpd.config import LossWeights, QChunkingConfig
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.observation import Observation
+
+GOAL, DISCOUNT = 4, 0.8
+
+
+def observation(state: np.ndarray) -> Observation:
+    return Observation(images={}, image_masks={}, state=np.asarray(state, np.float32))
+
+
+def make_transitions(states, next_states, actions, rewards, terminals) -> Batch:
+    """Windows that run to their end, or to a terminal inside."""
+    b = len(rewards)
+    ended = np.maximum.accumulate(terminals, axis=1)
+    valid = np.concatenate([np.ones((b, 1)), 1 - ended[:, :-1]], axis=1)
+    f32 = lambda x: np.asarray(x, np.float32)  # noqa: E731
+    return Batch(
+        observations=observation(states),
+        next_observations=observation(next_states),
+        actions=f32(actions),
+        valid=f32(valid),
+        rewards=f32(rewards * valid),
+        masks=f32(1 - ended),
+        terminals=f32(terminals),
+        next_terminal=f32(ended[:, -1]),
+        sequence_mask=np.ones(b, np.float32),
+        episode_id=np.zeros(b, np.int32),
+        step_id=np.zeros(b, np.int32),
+    )
+
+
+def learn(config, data: Batch, *, updates: int, batch_size: int):
+    """Uniformly drawn batches, all updates in one call."""
+    agent = jax.jit(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key))(jax.random.key(0))
+    rows = np.random.default_rng(0).integers(0, len(data.actions), (updates, batch_size))
+    return train_steps(agent, jax.tree.map(lambda x: jnp.asarray(x)[rows], data), jax.random.key(1))
+
+
+def walk_chain(state: int, chunk: tuple[float, ...]) -> tuple[int, list[float], list[float]]:
+    """A corridor of states 0 to 4: a step to the right or the left by the action's sign; the goal pays 1."""
+    rewards, terminals = [], []
+    for action in chunk:
+        at_goal = state == GOAL
+        state = state if at_goal else min(max(state + (1 if action > 0 else -1), 0), GOAL)
+        reached = state == GOAL and not at_goal
+        rewards.append(float(reached))
+        terminals.append(float(reached))
+    return state, rewards, terminals
+
+
+def optimal_chunk_values(horizon: int) -> dict[tuple[int, tuple[int, ...]], float]:
+    """Value iteration over chunks."""
+    chunks = list(itertools.product((-1, 1), repeat=horizon))
+    values = np.zeros(GOAL + 1)
+    for _ in range(50):
+        q = {}
+        for state, chunk in itertools.product(range(GOAL), chunks):
+            end, rewards, terminals = walk_chain(state, chunk)
+            bootstrap = 0.0 if any(terminals) else DISCOUNT**horizon * values[end]
+            q[state, chunk] = sum(DISCOUNT**i * r for i, r in enumerate(rewards)) + bootstrap
+        values[:GOAL] = [max(q[state, chunk] for chunk in chunks) for state in range(GOAL)]
+    return q
+
+
+def test_critic_converges_to_the_optimal_chunk_values():
+    horizon, rng = 2, np.random.default_rng(0)
+    states = rng.integers(0, GOAL, 4096)
+    actions = rng.uniform(-1, 1, (4096, horizon, 1))  # the behaviour knows nothing
+    ends, rewards, terminals = zip(*(walk_chain(s, a[:, 0]) for s, a in zip(states, actions, strict=True)), strict=True)
+    one_hot = np.eye(GOAL + 1)
+    data = make_transitions(
+        one_hot[states], one_hot[np.asarray(ends)], actions, np.asarray(rewards), np.asarray(terminals)
+    )
+    config = make_config(
+        model=StateFlowPolicyConfig(state_dim=GOAL + 1, action_dim=1, action_horizon=horizon, hidden_dims=(32, 32)),
+        qchunking=QChunkingConfig(horizon_length=horizon, action_dim=1),
+        critic={"num_critics": 2, "hidden_dims": (64, 64), "q_aggregation": "mean"},
+        loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
+        num_action_samples=16,
+        sampling_steps=3,
+        discount=DISCOUNT,
+        target_update_tau=0.02,
+        learning_rate=2e-3,
+    )
+    agent, info = learn(config, data, updates=1200, batch_size=128)
+
+    expected = optimal_chunk_values(horizon)
+    assert expected[3, (1, 1)] == 1.0 and abs(expected[0, (1, 1)] - DISCOUNT**3) < 1e-12
+    # In the middle of each quadrant; the value jumps at 0, where a network can only be steep.
+    keys = list(expected)
+    q = agent.critics.online_ensemble(
+        None,
+        jnp.asarray(one_hot[[state for state, _ in keys]], jnp.float32),
+        0.6 * jnp.asarray([chunk for _, chunk in keys], jnp.float32)[:, None],
+    )
+    np.testing.assert_allclose(q.mean(axis=-1)[:, 0], list(expected.values()), atol=0.06)
+    assert float(info["skipped_updates"][-1]) == 0
+
+
+def test_best_of_n_finds_the_better_mode_and_cloning_does_not():
+    """Four of five demonstrations do the worse thing; cloning repeats them in that proportion."""
+    rng = np.random.default_rng(0)
+    better = rng.random(4096) < 0.2
+    actions = np.where(better, 1.0, -1.0) + 0.1 * rng.normal(size=4096)
+    rewards = np.where(actions > 0, 1.0, 0.3)[:, None]
+    state = np.zeros((4096, 1))
+    data = make_transitions(state, state, actions[:, None, None], rewards, np.ones((4096, 1)))
+    config = make_config(
+        model=StateFlowPolicyConfig(state_dim=1, action_dim=1, action_horizon=1, hidden_dims=(64, 64)),
+        qchunking=QChunkingConfig(horizon_length=1, action_dim=1),
+        loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
+        num_action_samples=4,
+        sampling_steps=5,
+        ema_decay=0.98,
+        learning_rate=2e-3,
+    )
+    agent, _ = learn(config, data, updates=800, batch_size=128)
+
+    observations = observation(np.zeros((500, 1)))
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def sample(agent, n):
+        return agent.sample_actions(jax.random.key(2), observations, num_samples=n)
+
+    cloned, chosen = (np.asarray(sample(agent, n))[:, 0, 0] for n in (1, 32))
+    assert 0.1 < np.mean(cloned > 0) < 0.35
+    assert np.mean(cloned < -0.5) > 0.5  # it is the data's other mode, not something in between
+    assert np.mean(chosen > 0.5) > 0.95

@@ -1,0 +1,152 @@
+"""The agent with pi0 and pi0.5: full, LoRA, frozen backbone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_helpers import assert_trees_identical, make_batch, make_config, random_like, tiny_pi0
+from flax import nnx
+
+from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_step
+from acrlpd.config import LossWeights
+
+KEY = jax.random.key(1)
+LORA = {"paligemma_variant": "dummy_lora", "action_expert_variant": "dummy_lora"}
+
+
+def shapes_of(config):
+    return jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), KEY)
+
+
+def build(config):
+    agent = random_like(shapes_of(config), scale=0.1)
+    return agent.replace(
+        ema_params=jax.tree.map(jnp.copy, agent.policy_params),
+        policy_opt_state=agent.policy_optimizer.tx.init(agent.policy_params),
+        critic_opt_state=agent.critic_optimizer.tx.init(agent.critics.online),
+        temperature_opt_state=agent.temperature_optimizer.tx.init(agent.temperature_params),
+        loss_weights=jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), config.acrlpd.loss_weights),
+    )
+
+
+def compile_step(agent, batch):
+    """Compiled with little effort: here it is compiling that takes the time."""
+    options = {"xla_backend_optimization_level": 0}
+    return train_step.lower(agent, batch, KEY).compile(compiler_options=options)
+
+
+def paths(state):
+    return {"/".join(map(str, path)) for path, _ in nnx.to_flat_state(state)}
+
+
+def is_action_expert(path):
+    return ("llm" in path and "_1" in path) or not path.startswith("PaliGemma")
+
+
+CONFIGS = {
+    "pi0": make_config(model=tiny_pi0()),
+    "pi05": make_config(model=tiny_pi0(pi05=True, max_token_len=6)),
+    "pi0_frozen_camera": make_config(model=tiny_pi0(image_keys=("base_0_rgb",)), freeze_pi0_backbone=True),
+    "pi05_lora": make_config(model=tiny_pi0(pi05=True, max_token_len=6, **LORA)),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("pi0", marks=pytest.mark.slow),
+        pytest.param("pi05", marks=pytest.mark.slow),
+        "pi0_frozen_camera",
+        "pi05_lora",
+    ],
+)
+def test_updates(name):
+    """Everything that should learn learns, and what is frozen does not move by a bit."""
+    config = CONFIGS[name]
+    agent, batch = build(config), make_batch(config, 4)
+    old = jax.tree.map(jnp.copy, agent)
+    step = compile_step(agent, batch)
+    for i in range(2):
+        agent, info = step(agent, batch, jax.random.key(i))
+    assert all(np.isfinite(value) for value in info.values())
+    assert int(agent.skipped_updates) == 0
+    assert_trees_identical(agent.frozen_params, old.frozen_params)
+    moved = {
+        "/".join(map(str, path))
+        for (path, new), (_, before) in zip(
+            nnx.to_flat_state(agent.policy_params), nnx.to_flat_state(old.policy_params), strict=True
+        )
+        if np.any(np.asarray(new[...]) != np.asarray(before[...]))
+    }
+    # Without a camera the image encoder has nothing to learn from; expert 0's last norm feeds critics alone.
+    idle = {path for path in paths(old.policy_params) if "llm/final_norm/" in path or "/img/" in path}
+    assert moved == paths(old.policy_params) - idle
+
+    # Critics alone do not train the policy, whatever its features are.
+    weights = jax.tree.map(jnp.float32, LossWeights(actor_weight=0.0, bc_weight=0.0))
+    agent, info = step(agent.replace(loss_weights=weights), batch, KEY)
+    assert float(info["policy_grad_norm"]) == 0.0
+    assert float(info["critic_grad_norm"]) > 0.0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layout_of_the_state(name):
+    """Frozen parameters are bfloat16 and have neither optimizer state nor average; the rest is float32."""
+    config = CONFIGS[name]
+    agent = shapes_of(config)
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(agent.frozen_params))
+    trainable = (agent.policy_params, agent.ema_params, agent.critics)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(trainable))
+    adam = agent.policy_opt_state[1][0]
+    names = paths(agent.policy_params)
+    assert paths(agent.ema_params) == paths(adam.mu) == paths(adam.nu) == names
+    frozen = paths(agent.frozen_params)
+    assert not names & frozen
+    whole = jax.eval_shape(lambda key: nnx.state(config.model.create(key)), KEY)
+    assert names | frozen == paths(whole)
+    if name == "pi0_frozen_camera":
+        assert frozen and not any(is_action_expert(path) for path in frozen)
+        assert any(path.startswith("PaliGemma/img") for path in frozen)
+    elif name == "pi05_lora":
+        assert frozen and all("llm" in path and "lora" not in path for path in frozen)
+    else:
+        assert not frozen
+    state = agent.create_openpi_train_state()
+    assert paths(state.params) == paths(whole)
+
+
+def test_critic_gradient_reaches_the_policy_only_when_configured():
+    def largest_gradient(config):
+        agent, batch = build(config), make_batch(config, 2)
+
+        def loss(params):
+            return agent.replace(policy_params=params).compute_critic_loss(batch, KEY)[0]
+
+        options = {"xla_backend_optimization_level": 0}
+        grads = jax.jit(jax.grad(loss), compiler_options=options)(agent.policy_params)
+        return {"/".join(map(str, path)): float(jnp.max(jnp.abs(leaf[...]))) for path, leaf in nnx.to_flat_state(grads)}
+
+    make = functools.partial(make_config, model=tiny_pi0(), num_action_samples=2)
+    assert max(largest_gradient(make()).values()) == 0.0
+    grads = largest_gradient(make(critic_gradient_to_policy=True))
+    assert grads["PaliGemma/llm/layers/mlp/linear"] > 0
+    # Through the features alone: not through the action expert, and not through the targets.
+    assert all(value == 0.0 for path, value in grads.items() if is_action_expert(path))
+
+
+def test_weights_to_start_from():
+    config = CONFIGS["pi0"]
+    kernel = np.full((8, 64), 0.5, np.float32)
+
+    def create(params):
+        return create_acrlpd_pi0_agent_from_rl_config(config, KEY, policy_params=params)
+
+    given = {"action_in_proj": {"kernel": kernel}}
+    params = nnx.to_pure_dict(jax.eval_shape(create, given).policy_params)
+    assert params["action_in_proj"]["kernel"].shape == (8, 64)
+    with pytest.raises(ValueError, match="nobody/kernel, which the policy does not have"):
+        jax.eval_shape(create, {"nobody": {"kernel": kernel}})
+    with pytest.raises(ValueError, match=r"action_in_proj/kernel must have shape \(8, 64\); found \(2, 2\)"):
+        jax.eval_shape(create, {"action_in_proj": {"kernel": np.zeros((2, 2), np.float32)}})

@@ -1,0 +1,96 @@
+"""The plan as a whole: verdicts, the smallest change, predicted time."""
+
+import dataclasses
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from acrlpd.config import ConfigError, apply_config_overrides, get_config, list_configs
+from acrlpd.config.plan import CHIPS, find_chip, make_plan
+from acrlpd.config.plan.table import plan_to_dict, print_plan
+
+# A full fine-tune of full-size pi0 that one 80 GB device just holds.
+FULL = apply_config_overrides(
+    get_config("aloha"),
+    {
+        "freeze_pi0_backbone": False,
+        "model.action_horizon": 50,
+        "batch_size": 32,
+        "gradient_accumulation_steps": 1,
+        "best_of_n_samples": 4,
+        "critic.num_critics": 10,
+        "critic.hidden_dims": [512, 512, 512],
+    },
+)
+
+
+@pytest.mark.parametrize("name", [name for name in list_configs() if not name.startswith("rl_")])
+def test_every_preset_plans_and_prints(name):
+    plan = make_plan(get_config(name), num_devices=8, accelerator="H200")
+    assert plan.fits
+    assert plan.step_seconds > 0
+    console = Console(width=100, file=io.StringIO())
+    print_plan(plan, console)
+    text = console.file.getvalue()
+    for word in ("parameters", "gradients", "optimizer", "ema", "critics", "activations", "candidates", "batch"):
+        assert word in text
+    assert json.loads(json.dumps(plan_to_dict(plan)))["fits"] is True
+
+
+def test_full_fine_tune_needs_what_was_measured():
+    """One H200: XLA's analysis gave 67.8 GiB and the step took 1.55 s (see benchmarks/)."""
+    plan = make_plan(FULL, accelerator="H200")
+    assert plan.memory.peak / 2**30 == pytest.approx(67.8, rel=0.06)
+    assert plan.step_seconds == pytest.approx(1.55, rel=0.15)
+    frozen = make_plan(apply_config_overrides(FULL, {"freeze_pi0_backbone": True}), accelerator="H200")
+    assert frozen.memory.peak / 2**30 == pytest.approx(14.3, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("devices", "memory", "changes", "expected"),
+    [
+        (1, 80, {}, set()),
+        (1, 80, {"model.remat_policy": "dots"}, {"model.remat_policy"}),
+        (1, 80, {"batch_size": 128}, {"training.gradient_accumulation_steps"}),
+        (8, 48, {}, {"fsdp.fsdp_devices"}),
+        (1, 40, {}, {"model.paligemma_variant"}),
+        (1, 16, {}, {"freeze_pi0_backbone"}),
+        (1, 15, {}, {"freeze_pi0_backbone", "training.gradient_accumulation_steps"}),
+        (1, 8, {}, None),
+    ],
+)
+def test_smallest_change(devices, memory, changes, expected):
+    config = apply_config_overrides(FULL, changes)
+    plan = make_plan(config, num_devices=devices, device_memory_gib=memory)
+    if expected is None:
+        assert plan.suggestion is None
+        assert "use more or larger devices" in plan.verdict
+        return
+    assert plan.suggestion is not None
+    assert set(plan.suggestion) == expected
+    changed = apply_config_overrides(config, plan.suggestion)
+    assert make_plan(changed, num_devices=devices, device_memory_gib=memory).fits
+    for key, value in plan.suggestion.items():
+        assert f"--{key}" in plan.verdict
+        assert value is True or f"--{key} {value}" in plan.verdict
+
+
+def test_time_scales_with_work_and_chips():
+    one = make_plan(FULL, accelerator="H100").step_seconds
+    assert make_plan(FULL, accelerator="A100-80GB").step_seconds > 2 * one
+    assert make_plan(FULL, num_devices=8, accelerator="H100").step_seconds < one / 4
+    more = apply_config_overrides(FULL, {"best_of_n_samples": 32})
+    assert make_plan(more, accelerator="H100").step_seconds > 2 * one
+
+
+def test_unknown_accelerators():
+    assert find_chip("h200") == CHIPS["H200"]
+    with pytest.raises(ConfigError, match="unknown accelerator 'h20'"):
+        find_chip("h20")
+    plan = make_plan(FULL, device_memory_gib=80, accelerator=None)
+    assert plan.step_seconds is None
+    assert dataclasses.replace(plan, device_memory_gib=10).fits is False
+    with pytest.raises(ValueError, match="device_memory_gib"):
+        make_plan(FULL, accelerator=None)

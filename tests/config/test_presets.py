@@ -1,0 +1,127 @@
+"""Every preset loads, holds together, survives YAML, and has the numbers it promises."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from acrlpd.config import (
+    ConfigError,
+    apply_config_overrides,
+    config_hash,
+    config_to_yaml,
+    diff_configs,
+    get_config,
+    list_configs,
+    load_config,
+    load_training_config,
+    save_config,
+    validate_config,
+)
+from acrlpd.config.registry import describe_config
+from acrlpd.config.yaml_files import parse_config
+from acrlpd.models.pi0_config import Pi0Config
+
+REQUIRED = {
+    *("droid", "aloha", "libero", "aloha_fold", "aloha_sim", "aloha_pi05", "libero_pi05", "droid_pi05"),
+    *("quickstart", "debug", "rl_fold_box", "rl_libero", "rl_droid"),
+}
+
+
+def test_all_presets_and_aliases_exist():
+    assert set(list_configs()) >= REQUIRED
+    assert all(list_configs().values())
+
+
+@pytest.mark.parametrize("name", sorted(REQUIRED))
+def test_preset_validates_and_survives_yaml(name, tmp_path):
+    config = get_config(name)
+    assert validate_config(config).errors == ()
+    assert len(describe_config(name)) > 80
+    assert parse_config(config_to_yaml(config)) == config
+    save_config(config, tmp_path / "config.yaml")
+    loaded = load_config(tmp_path / "config.yaml")
+    assert loaded == config
+    assert config_hash(loaded) == config_hash(config)
+    hash(config)  # usable as a static argument
+
+
+def test_aliases_are_the_same_config():
+    assert get_config("rl_fold_box") == get_config("aloha_fold")
+    assert get_config("rl_droid") == get_config("droid")
+    assert get_config("rl_libero") == get_config("libero")
+
+
+@pytest.mark.parametrize(
+    ("name", "action_dim", "horizon", "critics", "hidden", "samples", "batch", "bc", "discount"),
+    [
+        ("droid", 8, 10, 10, (512, 512, 256), 16, 64, 0.01, 0.995),
+        ("aloha", 14, 20, 8, (256, 256, 128), 32, 128, 0.001, 0.99),
+        ("libero", 7, 5, 12, (512, 512, 256, 128), 64, 256, 0.1, 0.98),
+        ("aloha_fold", 14, 20, 10, (512, 512, 512), 4, 32, 0.05, 0.99),
+    ],
+)
+def test_platform_numbers(name, action_dim, horizon, critics, hidden, samples, batch, bc, discount):
+    config = get_config(name)
+    assert isinstance(config.model, Pi0Config)
+    assert (config.model.action_dim, config.model.max_token_len) == (32, 48)
+    assert (config.qchunking.action_dim, config.qchunking.horizon_length) == (action_dim, horizon)
+    assert (config.critic.num_critics, config.critic.hidden_dims) == (critics, hidden)
+    assert (config.acrlpd.num_action_samples, config.batch_size) == (samples, batch)
+    assert (config.acrlpd.loss_weights.bc_weight, config.acrlpd.discount) == (bc, discount)
+
+
+def test_fold_box_is_what_the_robot_needs():
+    config = get_config("rl_fold_box")
+    assert config.model.action_horizon == 20
+    assert len(config.data.repack.cameras) == 3
+    assert config.data.default_prompt == "fold the box"
+    assert not config.data.adapt_to_pi
+    assert config.data.rewards.reward_column == "reward"
+    assert config.training.gradient_accumulation_steps > 1
+    assert (config.num_train_steps, config.fsdp.fsdp_devices) == (20_000, 8)
+
+
+@pytest.mark.parametrize("name", ["aloha", "libero", "droid"])
+def test_pi05_twins_differ_only_where_the_network_does(name):
+    twin = get_config(f"{name}_pi05")
+    assert isinstance(twin.model, Pi0Config)
+    assert twin.model.pi05
+    assert twin.model.max_token_len == 200
+    allowed = ("name", "model.", "weight_loader.", "openpi_compatibility.", "actor_lr_schedule.", "data.use_delta")
+    assert all(key.startswith(allowed) for key in diff_configs(get_config(name), twin))
+
+
+def test_unknown_preset_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown config 'libreo'; did you mean 'libero'\?"):
+        get_config("libreo")
+
+
+def test_environments_scale_the_run():
+    production = load_training_config("droid")
+    assert production == get_config("droid")
+    development = load_training_config("droid", "development")
+    assert development.training.offline_steps == production.training.offline_steps // 4
+    assert development.training.online_steps == production.training.online_steps // 2
+    assert (development.training.eval_frequency, development.training.save_frequency) == (1_000, 2_000)
+    debug = load_training_config("droid", "debug", {"loss_weights.bc_weight": 0.5})
+    assert (debug.training.offline_steps, debug.training.online_steps) == (1_000, 500)
+    assert (debug.batch_size, debug.acrlpd.num_action_samples, debug.training.log_frequency) == (8, 4, 10)
+    assert debug.acrlpd.loss_weights.bc_weight == 0.5
+    with pytest.raises(ConfigError, match="did you mean 'production'"):
+        load_training_config("droid", "prodction")
+
+
+def test_hash_is_the_same_in_another_process_and_ignores_where_results_go():
+    config = get_config("libero")
+    code = "from acrlpd.config import *; print(config_hash(get_config('libero')))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
+    )
+    assert result.stdout.strip() == config_hash(config)
+    moved = apply_config_overrides(
+        config, {"exp_name": "other", "checkpoint_dir": "/elsewhere", "logging.wandb": "offline"}
+    )
+    assert config_hash(moved) == config_hash(config)
+    assert config_hash(dataclasses.replace(config, seed=43)) != config_hash(config)

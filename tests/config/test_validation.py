@@ -1,0 +1,138 @@
+"""What validation refuses and what it only remarks on."""
+
+import pytest
+
+from acrlpd.config import ConfigError, apply_config_overrides, get_config, validate_config
+
+DEBUG = get_config("debug")
+ALOHA = get_config("aloha")
+
+
+def validate(changes, base=DEBUG, **kwargs):
+    return validate_config(apply_config_overrides(base, changes), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 9, "gradient_accumulation_steps": 2}, "use 8 or 10"),
+        ({"qchunking.horizon_length": 11}, "horizon_length 11 must lie between 1 and the policy's action_horizon 10"),
+        ({"qchunking.critic_action_horizon": 6}, "critic_action_horizon 6 must lie between 1 and"),
+        ({"qchunking.sequence_ratio": 1.5}, "sequence_ratio must lie in [0, 1]"),
+        ({"qchunking.action_dim": 33}, "must lie between 1 and model.action_dim 32"),
+        ({"env.replan_steps": 20}, "env.replan_steps 20"),
+        ({"acrlpd.discount": 1.1}, "acrlpd.discount must be at most 1"),
+        ({"acrlpd.target_update_tau": 0.0}, "acrlpd.target_update_tau must be above 0"),
+        ({"acrlpd.ema_decay": 1.0}, "acrlpd.ema_decay must lie in [0, 1)"),
+        ({"acrlpd.best_of_n.top_k": 3}, "top_k 3 exceeds the 2 candidates"),
+        ({"acrlpd.num_action_samples": 1, "acrlpd.actor_loss": "best_of_n"}, "clones the policy itself"),
+        ({"acrlpd.num_action_samples": 1}, "learned temperature needs"),
+        ({"acrlpd.loss_weights.bc_weight": -1.0}, "acrlpd.loss_weights.bc_weight must be at least 0"),
+        ({"acrlpd.initial_temperature": 0.0}, "acrlpd.initial_temperature must be above 0"),
+        ({"critic.target_subset_size": 3}, "target_subset_size 3 must lie between 1 and num_critics 2"),
+        ({"critic.hidden_dims": []}, "critic.hidden_dims must be one or more sizes"),
+        ({"critic.dropout_rate": 1.0}, "critic.dropout_rate must lie in [0, 1)"),
+        ({"weight_loader.kind": "checkpoint"}, "weight_loader.kind checkpoint needs weight_loader.path"),
+        ({"actor_lr_schedule.decay_lr": 1.0}, "actor_lr_schedule.decay_lr 1.0 must lie between 0 and peak_lr"),
+        ({"actor_lr_schedule.decay_steps": 10}, "decay_steps 10 must exceed warmup_steps 1000"),
+        ({"critic_lr_schedule.peak_lr": 0.0}, "critic_lr_schedule.peak_lr must be above 0"),
+        ({"offline_steps": 0}, "num_train_steps must be at least 1"),
+        ({"exp_name": "a/b"}, "exp_name must be a plain directory name"),
+        ({"data.robot": "aloha"}, "qchunking.action_dim 7 does not fit robot aloha, which has 14"),
+        ({"data.adapt_to_pi": True}, "data.adapt_to_pi is for ALOHA"),
+        ({"data.delta_action_mask": [6, -2]}, "covers more than the 7 action dims"),
+        ({"data.repack.base_0_rgb": None}, "camera base_0_rgb of the policy has no column"),
+        ({"data.tokenizer": "paligemma"}, "the paligemma tokenizer needs model.vocab_size 257152"),
+        ({"model.vocab_size": 100}, "the byte tokenizer needs model.vocab_size 259"),
+        ({"data.prompt_from_task": False, "data.default_prompt": None}, "no prompt"),
+        ({"freeze_pi0_backbone": True, "acrlpd.critic_gradient_to_policy": True}, "critic_gradient_to_policy"),
+        ({"freeze_pi0_backbone": True, "model.paligemma_variant": "dummy_lora"}, "adapters included"),
+        ({"model.type": "StateFlowPolicyConfig"}, "qchunking.action_dim 7 must equal model.action_dim 5"),
+        ({"model.type": "StateFlowPolicyConfig", "freeze_pi0_backbone": True}, "has no backbone"),
+    ],
+)
+def test_errors(changes, message):
+    assert any(message in error for error in validate(changes).errors), validate(changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.action_dim": 14}, "model.action_dim 14 does not fit the released weights"),
+        ({"model.siglip_variant": "B/14"}, "model.siglip_variant B/14 does not fit"),
+        (
+            {"model.pi05": True},
+            "model.pi05 is True, but gs://openpi-assets/checkpoints/pi0_base/params are pi0 weights",
+        ),
+        ({"data.tokenizer": "byte"}, "does not speak the language of pretrained weights"),
+    ],
+)
+def test_released_weights_are_checked_against_the_model(changes, message):
+    assert any(message in error for error in validate(changes, ALOHA).errors)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 2}, "batch_size 2 is small"),
+        ({"acrlpd.num_action_samples": 128}, "num_action_samples 128 costs more than the rest"),
+        ({"critic.num_critics": 20}, "critic.num_critics 20 is unusual"),
+        (
+            {"freeze_pi0_backbone": True, "acrlpd.actor_loss": "policy_gradient"},
+            "policy_gradient with a frozen backbone",
+        ),
+        ({"critic_lr_schedule.peak_lr": 0.1}, "critic peak_lr 0.1 is high"),
+        ({"online_steps": 10}, "online steps need an environment"),
+        ({"data.repack.left_wrist_0_rgb": "x"}, "which model.image_keys leaves out"),
+        ({"loss_weights.actor_weight": 0.0, "bc_weight": 0.0}, "the policy does not train"),
+        ({"data.repo_id": None}, "no dataset"),
+        ({"data.data_dir": "/does/not/exist"}, "data.data_dir /does/not/exist does not exist"),
+        ({"model.pi05": True, "model.max_token_len": 16}, "max_token_len 16 may cut the prompt"),
+    ],
+)
+def test_warnings(changes, message):
+    result = validate(changes)
+    assert result.errors == ()
+    assert any(message in warning for warning in result.warnings), result
+
+
+def test_high_learning_rate_is_remarked_only_for_pretrained_weights():
+    assert any("is high for pretrained" in w for w in validate_config(get_config("libero")).warnings)
+    assert not any(
+        "is high for pretrained" in w for w in validate({"pi0_lr": 1e-3, "actor_lr_schedule.decay_lr": 0.0}).warnings
+    )
+
+
+def test_batch_must_split_over_the_devices():
+    assert validate({}, num_devices=8).errors == ()
+    assert any("use 6 or 9" in e or "use 6 or 12" in e for e in validate({"batch_size": 8}, num_devices=3).errors)
+    errors = validate({"fsdp_devices": 3}, num_devices=8).errors
+    assert any("fsdp.fsdp_devices 3 does not divide the 8 devices; use one of 1, 2, 4, 8" in e for e in errors)
+
+
+def test_files_are_errors_only_when_a_run_is_about_to_start(tmp_path):
+    changes = {"data.data_dir": str(tmp_path), "data.asset_id": "x", "data.assets_dir": str(tmp_path / "assets")}
+    assert any("norm statistics" in w for w in validate(changes).warnings)
+    result = validate(changes, ready_to_train=True)
+    assert any("norm_stats.json are missing; compute them with `acrlpd data stats" in e for e in result.errors)
+    (tmp_path / "assets" / "x").mkdir(parents=True)
+    (tmp_path / "assets" / "x" / "norm_stats.json").write_text("{}")
+    assert validate(changes, ready_to_train=True).errors == ()
+    assert validate({}, ready_to_train=True).errors == ()  # random data needs no files
+
+
+def test_all_errors_in_one_message():
+    result = validate({"batch_size": 0, "acrlpd.discount": 2.0, "critic.dropout_rate": 5.0})
+    with pytest.raises(ConfigError) as error:
+        result.raise_for_errors()
+    assert len(result.errors) == 3
+    assert all(message in str(error.value) for message in result.errors)
+    validate({}).raise_for_errors()
+
+
+def test_memory_is_checked_when_the_device_is_known():
+    small = validate_config(ALOHA, num_devices=1, device_memory_gib=8.0)
+    assert any("does not fit" in error for error in small.errors)
+    large = validate_config(ALOHA, num_devices=1, device_memory_gib=80.0)
+    assert large.errors == ()

@@ -1,0 +1,65 @@
+"""`acrlpd eval` on a real checkpoint."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+import toy_env  # noqa: F401 - registers the environment
+from toy_agent import NORM_STATS, toy_agent, toy_config
+
+from acrlpd.data.norm_stats import save_norm_stats
+from acrlpd.evaluation.commands import main
+from acrlpd.evaluation.evaluator import Evaluator
+from acrlpd.training.checkpoints import CheckpointWriter, save_acrlpd_checkpoint
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "first"
+    directory.mkdir()
+    config = toy_config()
+    save_norm_stats(directory / "stats", NORM_STATS)
+    assets = {"toy/norm_stats.json": (directory / "stats" / "norm_stats.json").read_bytes()}
+    writer = CheckpointWriter(directory, config)
+    save_acrlpd_checkpoint(writer, toy_agent(config), config, 40, rng=jax.random.key(0), assets=assets, state={})
+    writer.close()
+    return directory
+
+
+def test_a_checkpoint_is_judged_as_the_agent_itself(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(run), "--num-workers", "0", "--videos", "1", "--output", str(tmp_path), "--json"]
+    assert main(arguments) == 0
+    printed = json.loads(capsys.readouterr().out)
+    with Evaluator(toy_config(), NORM_STATS, num_workers=0) as evaluator:
+        expected = evaluator.evaluate(toy_agent(toy_config())).to_json()
+    found = printed["first 40"]
+    assert found["per_episode"] == expected["per_episode"]
+    assert found["calibration"] == expected["calibration"]
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == printed
+    assert len(list(tmp_path.rglob("*.mp4"))) == 1
+
+
+def test_options_override_the_checkpoints_config(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--episodes", "3", "--seed", "7", "--best-of-n", "1", "--env", "toy", "toy-nan-8"]
+    assert main([str(run), "--num-workers", "0", "--json", *options]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [e["seed"] for e in printed["first 40 in toy"]["per_episode"]] == [7, 8, 9]
+    assert printed["first 40 in toy"]["best_of_n"]["value_gain"] == pytest.approx(0.0, abs=1e-6)
+    assert printed["first 40 in toy-nan-8"]["lost_episodes"] == 1
+
+
+def test_the_table_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run / "40"), "--num-workers", "0"]) == 0
+    assert "first 40" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_named(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to evaluate"):
+        main([])
+    with pytest.raises(ValueError, match="--videos needs --output"):
+        main([str(run), "--videos", "1"])
+    with pytest.raises(ValueError, match="no complete checkpoint"):
+        main([str(tmp_path)])

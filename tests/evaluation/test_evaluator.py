@@ -1,0 +1,105 @@
+"""The protocol in an environment: same seeds for everybody, and everything written down."""
+
+import dataclasses
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import av
+import pytest
+from rich.console import Console
+from toy_agent import NORM_STATS, toy_agent, toy_config
+from toy_env import seeded_chunks
+
+from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.envs import EnvError, EnvPool
+from acrlpd.evaluation import Evaluator, evaluate_policy, print_evaluations, replan_steps
+
+
+@pytest.fixture(scope="module")
+def agent() -> ACRLPDPi0Agent:
+    return toy_agent(toy_config())
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Iterator[Evaluator]:
+    with Evaluator(toy_config(), NORM_STATS, num_workers=0) as evaluator:
+        yield evaluator
+
+
+def test_the_same_seeds_and_the_same_numbers_every_time(evaluator: Evaluator, agent: ACRLPDPi0Agent) -> None:
+    first, again = evaluator.evaluate(agent), evaluator.evaluate(agent)
+    assert first == again
+    assert [episode.seed for episode in first.episodes] == list(range(100, 106))
+    other = evaluator.evaluate(toy_agent(toy_config(), seed=1))
+    assert [episode.seed for episode in other.episodes] == list(range(100, 106))
+    assert other.episodes != first.episodes
+    assert first.summary.successes == sum(episode.success for episode in first.episodes)
+    assert first.tasks == {"go right": first.summary}
+
+
+def test_robustness_covers_noise_and_candidates(evaluator: Evaluator, agent: ACRLPDPi0Agent) -> None:
+    evaluation = evaluator.evaluate(agent, robustness=True)
+    assert {kind: list(levels) for kind, levels in evaluation.robustness.items()} == {
+        "observation_noise": ["0.1"],
+        "action_noise": ["0.1"],
+        "best_of_n": ["1", "4"],
+    }
+    assert evaluation.robustness["best_of_n"]["4"] == evaluation.summary  # the agent's own number
+    assert all(s.episodes == 6 for levels in evaluation.robustness.values() for s in levels.values())
+    assert evaluation.metrics()["robustness/best_of_n_4"] == evaluation.summary.success_rate
+
+
+def test_the_record_and_the_videos_are_written(agent: ACRLPDPi0Agent, tmp_path: Path) -> None:
+    base = toy_config()
+    config = dataclasses.replace(base, evaluation=dataclasses.replace(base.evaluation, num_videos=2))
+    with Evaluator(config, NORM_STATS, directory=tmp_path, num_workers=0) as evaluator:
+        metrics = evaluator(agent, 300)
+    record = json.loads((tmp_path / "300" / "evaluation.json").read_text())
+    assert record["success_rate"] == metrics["success_rate"]
+    assert {"episodes", "interval", "success_rate", "tasks", "calibration", "per_episode"} <= set(record)
+    assert len(record["videos"]) == 2 and len(record["per_episode"]) == 6
+    for path, episode in zip(record["videos"], record["per_episode"], strict=False):
+        with av.open(path) as container:
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        assert len(frames) == episode["length"] + 1 and frames[0].shape == (16, 24, 3)
+        assert ("success" in path) == episode["success"]
+
+
+def test_the_trainer_gets_robustness_every_fifth_time(agent: ACRLPDPi0Agent) -> None:
+    base = toy_config()
+    changed = dataclasses.replace(base.evaluation, robustness=True, num_episodes=2, best_of_n_values=(1,))
+    with Evaluator(dataclasses.replace(base, evaluation=changed), NORM_STATS, num_workers=0) as evaluator:
+        names = [any("robustness" in name for name in evaluator(agent, step)) for step in range(6)]
+    assert names == [True, False, False, False, False, True]
+
+
+def test_lost_episodes_are_counted_apart() -> None:
+    with EnvPool("toy-nan-102", 2, num_workers=0, cameras=()) as envs:
+        summary, played = evaluate_policy(envs, seeded_chunks, num_episodes=6, seed=100, replan_steps=3)
+        assert (summary.episodes, summary.lost_episodes) == (5, 1)
+        assert [rollout.seed for rollout in played] == [100, 101, 103, 104, 105]
+        with pytest.raises(EnvError, match=r"all 1 episodes .* were lost; the last: .*not finite"):
+            evaluate_policy(envs, seeded_chunks, num_episodes=1, seed=102, replan_steps=3)
+
+
+def test_the_table_says_it_all(evaluator: Evaluator, agent: ACRLPDPi0Agent) -> None:
+    evaluation = evaluator.evaluate(agent, robustness=True)
+    tasks = {"one": evaluation.summary, "two": evaluation.summary}
+    out = io.StringIO()
+    print_evaluations({"run 7": dataclasses.replace(evaluation, tasks=tasks)}, Console(file=out, width=120))
+    text = out.getvalue()
+    rate = f"{100 * evaluation.summary.success_rate:.1f} %"
+    for words in ("run 7", rate, "observation noise 0.1", "best of N 4", "two", "candidates' mean"):
+        assert words in text
+
+
+def test_what_cannot_work_is_refused() -> None:
+    config = toy_config()
+    with pytest.raises(EnvError, match="needs an environment"):
+        Evaluator(dataclasses.replace(config, env=dataclasses.replace(config.env, id=None)), NORM_STATS)
+    eager = dataclasses.replace(config, env=dataclasses.replace(config.env, replan_steps=9))
+    with pytest.raises(EnvError, match="exceeds the policy's action_horizon 4"):
+        replan_steps(eager)
+    assert replan_steps(config) == 3

@@ -1,0 +1,93 @@
+"""Whether a config may continue a run: the diff, what is free to change, what is allowed by name."""
+
+import json
+import pathlib
+
+import jax
+import pytest
+from training_helpers import state_config
+
+from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.training.checkpoint_metadata import (
+    CheckpointError,
+    check_resume,
+    create_checkpoint_metadata,
+    restore_rng,
+    validate_checkpoint_compatibility,
+)
+
+STATS = {"robot/norm_stats.json": b"{}"}
+
+
+@pytest.fixture
+def saved(tmp_path: pathlib.Path) -> tuple[pathlib.Path, RLTrainConfig]:
+    config = state_config(tmp_path)
+    metadata = create_checkpoint_metadata(
+        config, 10, rng=jax.random.key(3), served="ema_params", assets=STATS, state={}
+    )
+    (tmp_path / "10" / "run").mkdir(parents=True)
+    (tmp_path / "10" / "run" / "run.json").write_text(json.dumps(metadata))
+    return tmp_path / "10", config
+
+
+def changed(directory: pathlib.Path, **overrides: object) -> RLTrainConfig:
+    return state_config(directory.parent, **overrides)
+
+
+def test_the_same_config(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    compatibility = validate_checkpoint_compatibility(*saved)
+    assert compatibility
+    assert not compatibility.changed
+
+
+def test_a_changed_config_is_refused_with_a_diff(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    directory, _ = saved
+    config = changed(directory, seed=7, critic_lr_schedule__peak_lr=1e-5)
+    with pytest.raises(ConfigError) as error:
+        check_resume(directory, config, STATS)
+    message = str(error.value)
+    assert "seed: 42 -> 7" in message
+    assert "critic_lr_schedule.peak_lr: 0.0003 -> 1e-05" in message
+    assert "--allow_changed seed critic_lr_schedule.peak_lr" in message
+
+
+def test_changes_are_allowed_by_the_name_of_a_field_or_a_section(
+    saved: tuple[pathlib.Path, RLTrainConfig],
+) -> None:
+    directory, _ = saved
+    config = changed(directory, offline_steps=500, critic_lr_schedule__peak_lr=1e-5)
+    compatibility = check_resume(directory, config, STATS, ["critic_lr_schedule", "training.offline_steps"])
+    assert set(compatibility.changed) == {"critic_lr_schedule.peak_lr", "training.offline_steps"}
+    with pytest.raises(ConfigError, match=r"offline_steps: 20 -> 500"):
+        check_resume(directory, config, STATS, ["critic_lr_schedule"])
+
+
+def test_an_unknown_name_is_refused(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    with pytest.raises(ConfigError, match=r"no field of the config: critic_lr$"):
+        check_resume(*saved, STATS, ["critic_lr"])
+
+
+def test_placement_and_speed_are_free_to_change(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    directory, _ = saved
+    config = changed(directory, exp_name="other", fsdp_devices=8, data__num_workers=9, gradient_accumulation_steps=2)
+    assert check_resume(directory, config, STATS)
+
+
+def test_other_norm_statistics_are_refused(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    with pytest.raises(ConfigError, match=r"robot/norm_stats.json is not what .* was trained with"):
+        check_resume(*saved, {"robot/norm_stats.json": b"{ }"})
+
+
+def test_the_random_key_comes_back(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    metadata = json.loads((saved[0] / "run" / "run.json").read_text())
+    assert restore_rng(metadata) == jax.random.key(3)
+
+
+def test_another_format_or_no_checkpoint_is_named(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    directory, config = saved
+    with pytest.raises(CheckpointError, match="not a checkpoint of a run"):
+        check_resume(directory.parent, config, STATS)
+    path = directory / "run" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        check_resume(directory, config, STATS)

@@ -1,0 +1,67 @@
+import logging
+import pathlib
+
+import pytest
+from training_helpers import state_config
+
+from acrlpd.config import ConfigError, load_config
+from acrlpd.training.run_directory import (
+    prepare_run_directory,
+    run_directory,
+    saved_steps,
+    warn_about_space,
+    write_run_config,
+)
+
+
+@pytest.fixture
+def earlier(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A run with two checkpoints and one that was being written."""
+    config = state_config(tmp_path, exp_name="earlier")
+    directory = run_directory(config)
+    for name in ("10", "20", "30.orbax-checkpoint-tmp"):
+        (directory / name).mkdir(parents=True)
+    write_run_config(directory, config)
+    return directory
+
+
+def test_path_and_config(earlier: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    assert earlier == tmp_path / "debug" / "earlier"
+    assert load_config(earlier / "config.yaml") == state_config(tmp_path, exp_name="earlier")
+
+
+def test_only_complete_checkpoints_count(earlier: pathlib.Path) -> None:
+    assert saved_steps(earlier) == [10, 20]
+
+
+def test_an_earlier_run_is_not_touched_unasked(earlier: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoints up to step 20.*--resume.*--overwrite.*--exp_name"):
+        prepare_run_directory(earlier, resume=False, overwrite=False)
+    assert saved_steps(earlier) == [10, 20]
+
+
+def test_overwrite_says_what_it_removes(earlier: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "acrlpd"):
+        prepare_run_directory(earlier, resume=False, overwrite=True)
+    assert "2 checkpoints (10, 20), 30.orbax-checkpoint-tmp, config.yaml" in caplog.text
+    assert list(earlier.iterdir()) == []
+
+
+def test_overwrite_spares_what_is_not_a_run(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(ConfigError, match="not the directory of a run"):
+        prepare_run_directory(tmp_path, resume=False, overwrite=True)
+    assert (tmp_path / "photos").exists()
+
+
+def test_nothing_to_resume(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="there is no run in"):
+        prepare_run_directory(tmp_path / "nothing", resume=True, overwrite=False)
+
+
+def test_too_little_space_is_said_before_it_is_missed(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "acrlpd"):
+        warn_about_space(tmp_path, 1, max_to_keep=1)
+        assert not caplog.text
+        warn_about_space(tmp_path, 2**60, max_to_keep=1)
+    assert "GiB free" in caplog.text

@@ -1,0 +1,36 @@
+"""A disk that is full costs a checkpoint, not the run. The limit on file sizes stands in for the disk."""
+
+import json
+import pathlib
+
+from training_helpers import Processes, arrays_of, metrics_of, state_config
+
+from acrlpd.training.run_directory import run_directory, saved_steps
+
+FULL = {"limit_files_before_step": 12, "file_limit_bytes": 8_192}
+
+
+def test_training_goes_on_and_the_previous_checkpoint_stays(processes: Processes, tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path, offline_steps=40, save_frequency=10)
+    result = processes.run(config, order={**FULL, "unlimit_files_before_step": 25})
+    directory = run_directory(config)
+    assert result.returncode == 0, result.output
+    assert "the checkpoint of step 20 could not be written" in result.output
+    assert "the checkpoint of step 10 stays; training goes on" in result.output
+    assert [line["step"] for line in metrics_of(directory)] == list(range(5, 41, 5))
+    assert json.loads((directory / "summary.json").read_text())["failed_saves"] == 1
+    assert saved_steps(directory) == [40]
+    assert not list(directory.glob("*tmp*"))  # what a failed save leaves may be what fills the disk
+
+
+def test_too_many_failures_in_a_row_end_the_run(processes: Processes, tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path, offline_steps=100, save_frequency=10, checkpoints__max_failures=2)
+    result = processes.run(config, order=FULL)
+    assert result.returncode != 0
+    assert "failure 2 in a row (checkpoints.max_failures=2): stopping" in result.output
+    directory = run_directory(config)
+    assert saved_steps(directory) == [10]
+    assert arrays_of(directory / "10")[".step"] == 10
+    resumed = processes.run(config, resume=True)
+    assert resumed.returncode == 0, resumed.output
+    assert saved_steps(directory) == [100]
