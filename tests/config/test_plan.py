@@ -53,7 +53,7 @@ def test_full_fine_tune_needs_what_was_measured():
     [
         (1, 80, {}, set()),
         (1, 80, {"model.remat_policy": "dots"}, {"model.remat_policy"}),
-        (1, 80, {"batch_size": 128}, {"training.gradient_accumulation_steps"}),
+        (1, 96, {"batch_size": 128}, {"training.gradient_accumulation_steps"}),
         (8, 48, {}, {"fsdp.fsdp_devices"}),
         (1, 40, {}, {"model.paligemma_variant"}),
         (1, 16, {}, {"freeze_pi0_backbone"}),

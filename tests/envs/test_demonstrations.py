@@ -129,6 +129,7 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, settings: dict, words: str) -> None:
     with pytest.raises(EnvError, match=words):
         collect(tmp_path / "demos", **settings)
+    assert len(collect(tmp_path / "demos", num_episodes=1)) == 1  # and nothing of it is in the way
 
 
 def test_an_episode_that_fails_twice_is_replaced_by_the_next(tmp_path: Path) -> None:

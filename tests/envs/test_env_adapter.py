@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -150,6 +151,17 @@ def test_any_gymnasium_id_with_a_success_function() -> None:
 def test_an_unknown_name_lists_what_there_is() -> None:
     with pytest.raises(EnvError, match=r"unknown environment 'NoSuchEnv-v0'.*libero_\*.*gymnasium id"):
         make_env("NoSuchEnv-v0")
+
+
+def test_a_module_that_registers_is_imported_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_robot.py").write_text(
+        "import toy_env\nfrom acrlpd.envs import register_env\n"
+        "register_env('mine', lambda name, **options: toy_env.make_toy('toy', **options))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert make_env("my_robot:mine").spec.action_dim == 2
+    with pytest.raises(EnvError, match="cannot import 'no_such_robot'"):
+        make_env("no_such_robot:mine")
 
 
 def test_a_missing_simulator_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import jax
 import pytest
-import toy_env  # noqa: F401 - registers the environment
 from toy_agent import NORM_STATS, toy_agent, toy_config
 
 from acrlpd.data.norm_stats import save_norm_stats

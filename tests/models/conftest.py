@@ -1,33 +1,15 @@
-"""Goldens made with openpi itself, and the tiny models they belong to."""
+"""One golden batch for all model tests."""
 
-import functools
-from collections.abc import Callable
-from pathlib import Path
-
-import jax
 import numpy as np
 import pytest
-from flax import nnx
+from model_goldens import load_golden
 
-from acrlpd.models import IMAGE_KEYS, Observation, Pi0, Pi0Config
-
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
-
-
-@functools.cache
-def load_golden(name: str) -> dict[str, np.ndarray]:
-    with np.load(GOLDENS / f"{name}.npz") as data:
-        return dict(data)
+from acrlpd.models import IMAGE_KEYS, Observation
 
 
 @pytest.fixture(scope="session")
-def goldens() -> Callable[[str], dict[str, np.ndarray]]:
-    return load_golden
-
-
-@pytest.fixture(scope="session")
-def batch(goldens) -> dict[str, np.ndarray]:
-    return goldens("batch")
+def batch() -> dict[str, np.ndarray]:
+    return load_golden("batch")
 
 
 @pytest.fixture(scope="session")
@@ -39,29 +21,3 @@ def observation(batch) -> Observation:
         tokenized_prompt=batch["tokenized_prompt"],
         tokenized_prompt_mask=batch["tokenized_prompt_mask"],
     )
-
-
-def tiny_config(**changes) -> Pi0Config:
-    settings = {
-        "dtype": "float32",
-        "paligemma_variant": "dummy",
-        "action_expert_variant": "dummy",
-        "siglip_variant": "mu/14",
-        "vocab_size": 512,
-        "action_horizon": 10,
-        "max_token_len": 16,
-    }
-    return Pi0Config(**(settings | changes))
-
-
-def with_params(config: Pi0Config, params: dict[str, np.ndarray]) -> Pi0:
-    """The model with '/'-named golden parameters, every one of which must have a place in it."""
-    model = nnx.eval_shape(lambda: config.create(jax.random.key(0)))
-    graphdef, state = nnx.split(model)
-    flat = nnx.to_flat_state(state)
-    assert {"/".join(path) for path, _ in flat} == set(params)
-    for path, leaf in flat:
-        value = params["/".join(path)]
-        assert leaf.shape == value.shape, path
-        leaf.set_value(jax.numpy.asarray(value))
-    return nnx.merge(graphdef, nnx.from_flat_state(flat))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import load_golden
+from model_goldens import load_golden
 
 from acrlpd.models import lora
 from acrlpd.models.pi0_config import LoRAConfig

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from conftest import GOLDENS, load_golden, tiny_config
 from flax import nnx
+from model_goldens import GOLDENS, load_golden, tiny_config
 
 from acrlpd.models.openpi_checkpoint import (
     OpenPICheckpointError,

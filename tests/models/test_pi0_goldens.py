@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDENS, load_golden, tiny_config, with_params
 from flax import nnx
+from model_goldens import GOLDENS, load_golden, tiny_config, with_params
 
 from acrlpd.models import IMAGE_KEYS, Pi0
 from acrlpd.models.pi0_config import GEMMA_VARIANTS, GemmaConfig

@@ -5,8 +5,8 @@ import json
 import jax
 import numpy as np
 import pytest
-from conftest import GOLDENS, tiny_config
 from flax import nnx
+from model_goldens import GOLDENS, tiny_config
 
 from acrlpd.models import Pi0Config
 from acrlpd.models.pi0_config import GEMMA_VARIANTS, GemmaConfig, LoRAConfig

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model_goldens import load_golden
 
 from acrlpd.models import IMAGE_KEYS, Observation, preprocess_observation
 from acrlpd.models.image_preprocessing import resize_with_pad
 
 
-def test_resize_with_pad_matches_openpi(goldens):
-    golden = goldens("resize_with_pad")
+def test_resize_with_pad_matches_openpi():
+    golden = load_golden("resize_with_pad")
     cases = sorted({key.split("/")[0] for key in golden if key.endswith("target_hw")})
     assert len(cases) == 5
     for case in cases:
@@ -27,8 +28,8 @@ def test_resize_with_pad_matches_openpi(goldens):
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_augmentation_matches_openpi(goldens, seed):
-    golden = goldens("augment")
+def test_augmentation_matches_openpi(seed):
+    golden = load_golden("augment")
     images = {key: golden[f"in_uint8/{key}"] for key in IMAGE_KEYS}
     observation = Observation(images=images, image_masks={}, state=np.zeros((2, 4), np.float32))
     out = preprocess_observation(jax.random.key(seed), observation, train=True, image_resolution=(56, 56))
@@ -43,8 +44,8 @@ def test_missing_camera_is_named():
         preprocess_observation(None, observation, image_keys=("base_0_rgb",))
 
 
-def test_observation_dict_round_trip(goldens):
-    batch = goldens("batch")
+def test_observation_dict_round_trip():
+    batch = load_golden("batch")
     data = {
         "image": {key: batch[f"image/{key}"] for key in IMAGE_KEYS},
         "image_mask": {key: batch[f"image_mask/{key}"] for key in IMAGE_KEYS},

@@ -197,22 +197,15 @@ class Partial:
     def __init__(self, path: Path, settings: DemonstrationSettings) -> None:
         self.path = path
         self.settings = settings
-        described = json.loads(json.dumps(dataclasses.asdict(settings)))
-        file = path / _SETTINGS_FILE
-        if file.is_file():
-            found = json.loads(file.read_text())
-            different = sorted(key for key in described if described[key] != found.get(key))
-            if different:
-                raise EnvError(
-                    f"{path} is a collection under way with other settings: {different[0]} was "
-                    f"{found.get(different[0])!r} and is {described[different[0]]!r}. Remove it to start again"
-                )
-        else:
-            path.mkdir(parents=True, exist_ok=True)
-            _write_atomically(file, lambda name: name.write_text(json.dumps(described, indent=2)))
         # candidate -> (success, steps)
         self.kept = {int(p.name.split("-")[1]): self._facts(p) for p in sorted(path.glob("episode-*.npz"))}
         self.next_candidate = max(self.kept, default=-1) + 1
+        described = json.loads(json.dumps(dataclasses.asdict(settings)))
+        file = path / _SETTINGS_FILE
+        if self.kept:
+            self._check_settings(described, json.loads(file.read_text()))
+        path.mkdir(parents=True, exist_ok=True)
+        _write_atomically(file, lambda name: name.write_text(json.dumps(described, indent=2)))
 
     @property
     def num_successes(self) -> int:
@@ -248,6 +241,15 @@ class Partial:
         successes = round(share * total)
         failures = len(self.kept) - self.num_successes
         return self.num_successes < successes if success else failures < total - successes
+
+    def _check_settings(self, wanted: dict[str, Any], found: dict[str, Any]) -> None:
+        different = sorted(key for key in wanted if wanted[key] != found.get(key))
+        if different:
+            key = different[0]
+            raise EnvError(
+                f"{self.path} is a collection under way with other settings: {key} was {found.get(key)!r} and is "
+                f"{wanted[key]!r}. Remove it to start again"
+            )
 
     def _facts(self, path: Path) -> tuple[bool, int]:
         _, _, outcome, length = path.stem.split("-")

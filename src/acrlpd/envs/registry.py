@@ -31,7 +31,7 @@ _REGISTERED: dict[str, MakeFn | str] = {
 def register_env(name: str, make: MakeFn) -> None:
     """Makes an environment known under a name, or under a pattern such as "kitchen-*".
 
-    `make(name, *, cameras, image_size, max_episode_steps)` returns an `Env`. Define it at the top level of
+    Where nobody imports the module that does this, "module:name" does. `make(name, *, cameras, image_size, max_episode_steps)` returns an `Env`. Define it at the top level of
     a module: parallel environments live in processes of their own, which import it.
     """
     _REGISTERED[name] = make
@@ -53,10 +53,13 @@ def make_env(
 
 
 def find_env(name: str) -> MakeFn:
-    """The function that makes the environment of this name."""
-    make = _REGISTERED.get(name)
+    """The function that makes the environment of this name; "module:name" imports the module first."""
+    module, _, known_as = name.rpartition(":")
+    if module:
+        _import_module(name, module)
+    make = _REGISTERED.get(known_as)
     if make is None:
-        patterns = [pattern for pattern in _REGISTERED if fnmatch.fnmatchcase(name, pattern)]
+        patterns = [pattern for pattern in _REGISTERED if fnmatch.fnmatchcase(known_as, pattern)]
         make = _REGISTERED[patterns[-1]] if patterns else make_gymnasium
     if isinstance(make, str):
         module, _, attribute = make.partition(":")
@@ -70,6 +73,13 @@ def list_envs() -> list[str]:
     return list(_REGISTERED)
 
 
+def _import_module(name: str, module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise EnvError(f"environment {name!r}: cannot import {module!r} ({error})") from error
+
+
 def make_gymnasium(
     name: str,
     *,
@@ -81,14 +91,14 @@ def make_gymnasium(
     """Any gymnasium id; `options` go to `Env`. Images keep the size that the environment gives them."""
     gymnasium = require("gymnasium", env=name)
     module, _, env_id = name.rpartition(":")
+    if module:
+        _import_module(name, module)
     try:
-        if module:
-            importlib.import_module(module)
         spec = gymnasium.spec(env_id)
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+    except gymnasium.error.Error as error:
         raise EnvError(
             f"unknown environment {name!r} ({error}). Registered are {', '.join(_REGISTERED)}, and every "
-            "gymnasium id; a module that registers ids is imported with 'module:id'"
+            "gymnasium id; a module that registers more is imported with 'module:name'"
         ) from error
     create = spec.entry_point
     if isinstance(create, str):

@@ -1,0 +1,187 @@
+"""The command line as a user meets it: help, errors with exit code 2, and machine-readable output."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from acrlpd.cli import COMMANDS, main
+from acrlpd.config import cli, get_config, load_config
+
+
+def run(*args: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "acrlpd.cli", *args], capture_output=True, text=True, timeout=120)
+
+
+def test_help_lists_every_command_and_does_not_import_jax():
+    code = "import sys; from acrlpd.cli import main; main(['--help']); sys.exit('jax' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f"  {name}" in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help(name, capsys):
+    try:
+        code = main([name, "--help"])
+    except SystemExit as exit_:
+        code = exit_.code
+    assert code == 0
+    assert f"acrlpd {name}" in capsys.readouterr().out
+
+
+def test_version_and_no_arguments(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("acrlpd ")
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+        (["configs", "lits"], "unknown command 'lits'; did you mean 'list'?"),
+        (["train"], "--config is missing"),
+        (["train", "--config", "alhoa"], "unknown config 'alhoa'; did you mean 'aloha'?"),
+        (["train", "--config", "missing.yaml"], "config file missing.yaml does not exist"),
+        (["train", "--config", "debug", "--max_steps", "0"], "--max_steps must be at least 1"),
+        (["train", "--config", "debug", "--resume", "--overwrite"], "--resume and --overwrite contradict"),
+        (["train", "--config", "debug", "--environment", "prod"], "unknown environment 'prod'"),
+        (["plan", "--config", "aloha", "--accelerator", "H3"], "unknown accelerator 'H3'"),
+        (["plan", "--config", "aloha", "--devices", "0"], "num_devices must be at least 1; found 0"),
+        (["plan", "--config", "aloha", "--devices", "3"], "does not split into 2 micro-batches over 3 devices"),
+        (["plan", "--config", "aloha", "--device-memory", "-1"], "--device-memory must be above 0 GiB"),
+        (["configs", "show", "nothing"], "unknown config 'nothing'"),
+        (["configs", "diff", "aloha", "drod"], "unknown config 'drod'; did you mean 'droid'?"),
+    ],
+)
+def test_user_errors_give_exit_code_2_and_one_message(args, message, capsys):
+    assert main(args) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.err.startswith("acrlpd: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--no_such_flag"], "Unrecognized options: --no_such_flag"),
+        (["--batch_size", "many"], "--batch-size"),
+        (["--critic.num_critic", "3"], "--critic.num-critics"),
+        (["--critic.activation", "relux"], "--critic.activation"),
+        (["--model.paligemma_variant", "gemma_9b"], "paligemma_variant must be one of"),
+    ],
+)
+def test_flags_that_do_not_exist_or_do_not_parse(args, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--config", "debug", *args])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_config_that_cannot_run_is_refused_with_all_reasons_before_any_compile():
+    result = run("train", "--config", "aloha", "--batch_size", "31", "--qchunking.horizon_length", "30")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "cannot run (3 errors)" in result.stderr
+    for part in ("batch_size 31", "horizon_length 30", "--lerobot_repo_id or --data_dir"):
+        assert part in result.stderr
+
+
+def test_debug_shows_the_traceback():
+    result = run("configs", "show", "nothing", "--debug")
+    assert result.returncode == 2
+    assert "Traceback" in result.stderr
+
+
+def test_a_plan_that_does_not_fit_stops_training(tmp_path):
+    """A full fine-tune of pi0 does not fit into this machine's memory, unless it is a very large one."""
+    memory = ["--batch_size", "4096", "--training.gradient_accumulation_steps", "1"]
+    stats = tmp_path / "assets" / "trossen" / "norm_stats.json"
+    stats.parent.mkdir(parents=True)
+    stats.write_text("{}")
+    data = ["--data_dir", str(tmp_path), "--data.assets_dir", str(tmp_path / "assets")]
+    result = run("train", "--config", "aloha", "--no-freeze_pi0_backbone", *memory, *data)
+    assert result.returncode == 2
+    assert "does not fit" in result.stderr
+    assert "--ignore_plan" in result.stderr
+
+
+def test_seed_flags_end_up_in_the_config():
+    config = cli(
+        [
+            *("--config", "droid", "--exp_name", "mine", "--pi0_lr", "1e-5", "--critic-lr", "1e-3"),
+            *("--batch_size", "32", "--bc_weight", "0.2", "--best_of_n_samples", "8", "--fsdp_devices", "4"),
+            *("--gradient_accumulation_steps", "2", "--checkpoint_dir", "/runs", "--lerobot_repo_id", "me/data"),
+            *("--data_dir", "/data", "--offline_steps", "100", "--online-steps", "50", "--freeze_pi0_backbone"),
+            *("--critic.hidden_dims", "64", "32", "--acrlpd.ema-decay", "None", "--no_wandb"),
+        ]
+    )
+    assert (config.exp_name, config.batch_size, config.freeze_pi0_backbone) == ("mine", 32, True)
+    assert config.actor_lr_schedule.peak_lr == 1e-5
+    assert config.actor_lr_schedule.decay_lr == pytest.approx(1e-6)
+    assert config.critic_lr_schedule.peak_lr == 1e-3
+    assert config.acrlpd.loss_weights.bc_weight == 0.2
+    assert (config.acrlpd.num_action_samples, config.acrlpd.ema_decay) == (8, None)
+    assert (config.fsdp.fsdp_devices, config.training.gradient_accumulation_steps) == (4, 2)
+    assert (config.checkpoints.directory, config.data.repo_id, config.data.data_dir) == ("/runs", "me/data", "/data")
+    assert (config.training.offline_steps, config.training.online_steps) == (100, 50)
+    assert config.critic.hidden_dims == (64, 32)
+    assert config.logging.wandb == "disabled"
+
+
+def test_max_steps_cuts_online_first():
+    config = cli(["--config", "droid", "--offline_steps", "100", "--online_steps", "50", "--max_steps", "120"])
+    assert (config.training.offline_steps, config.training.online_steps) == (100, 20)
+    config = cli(["--config", "droid", "--max_steps", "7"])
+    assert (config.training.offline_steps, config.training.online_steps) == (7, 0)
+
+
+def test_config_from_a_file_with_flags_on_top(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("base_config: debug\ncritic:\n  num_critics: 3\nbatch_size: 16\n")
+    config = cli(["--config", str(path), "--batch_size=32"])
+    assert (config.critic.num_critics, config.batch_size) == (3, 32)
+
+
+def test_configs_print_json(capsys):
+    assert main(["configs", "list", "--json"]) == 0
+    assert "aloha" in json.loads(capsys.readouterr().out)
+    assert main(["configs", "show", "aloha", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["config"]["critic"]["num_critics"] == 8
+    assert main(["configs", "diff", "aloha", "aloha_pi05", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model.pi05"] == {"first": False, "second": True}
+    assert main(["configs", "diff", "aloha", "aloha"]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+
+
+def test_shown_config_is_a_file_that_loads(capsys, tmp_path):
+    assert main(["configs", "show", "libero"]) == 0
+    (tmp_path / "libero.yaml").write_text(capsys.readouterr().out)
+    assert load_config(tmp_path / "libero.yaml") == get_config("libero")
+
+
+def test_plan_prints_a_table_and_json(capsys):
+    args = ["plan", "--config", "aloha", "--devices", "8", "--device-memory", "80"]
+    assert main(args) == 0
+    table = capsys.readouterr().out
+    assert all(word in table for word in ("activations", "candidates", "samples/s", "fits: "))
+    assert main([*args, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] is True
+    parts = plan["bytes_per_device"]
+    assert parts["peak"] <= plan["usable_bytes"] < plan["device_memory_bytes"] == 80 * 2**30
+    assert plan["samples_per_second"] == pytest.approx(128 / plan["step_seconds"])
+
+
+@pytest.mark.slow
+def test_doctor_finds_this_machine_healthy():
+    result = run("doctor", "--json")
+    report = json.loads(result.stdout)
+    assert result.returncode == 0
+    assert report["healthy"]
+    checks = {check["name"]: check for check in report["checks"]}
+    assert set(checks) == {"packages", "extras", "devices", "rendering", "train step"}
+    assert len(checks["train step"]["details"]["losses"]) == 2
