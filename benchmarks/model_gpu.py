@@ -137,7 +137,7 @@ def sample_call(config: Pi0Config, batch_size: int, num_samples: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="bc_full,bc_dots,bc_two,sample1,candidates32,candidates4x32")
+    parser.add_argument("--rows", default="sample1,candidates32,candidates4x32,bc_full,bc_dots,bc_two")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()

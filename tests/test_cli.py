@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from acrlpd.cli import COMMANDS, main
+from acrlpd.commands import doctor
 from acrlpd.config import cli, get_config, load_config
 
 
@@ -174,6 +175,25 @@ def test_plan_prints_a_table_and_json(capsys):
     parts = plan["bytes_per_device"]
     assert parts["peak"] <= plan["usable_bytes"] < plan["device_memory_bytes"] == 80 * 2**30
     assert plan["samples_per_second"] == pytest.approx(128 / plan["step_seconds"])
+
+
+def test_doctor_reports_what_breaks_instead_of_breaking(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "CHECKS", {"packages": doctor.check_packages, "disk": lambda: 1 / 0})
+    assert main(["doctor", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [check["status"] for check in report["checks"]] == ["ok", "failed"]
+    assert "ZeroDivisionError" in report["checks"][1]["message"]
+    assert main(["doctor"]) == 1
+    assert "not ready" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "check", [doctor.check_packages, doctor.check_extras, doctor.check_devices, doctor.check_rendering]
+)
+def test_doctor_looks_at_this_machine(check):
+    result = check()
+    assert result.status in ("ok", "warning")
+    assert result.message
 
 
 @pytest.mark.slow

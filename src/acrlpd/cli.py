@@ -35,6 +35,8 @@ COMMANDS = {
     "train": Command("train a policy: offline, then online", "acrlpd.commands.train"),
     "configs": Command("list, show and compare configs", "acrlpd.commands.configs", "COMMANDS"),
     "data": Command("look at, label, convert and prepare datasets", "acrlpd.data.commands", "COMMANDS"),
+    "demos": Command("collect demonstrations with scripted experts", "acrlpd.envs.commands", "COMMANDS"),
+    "eval": Command("judge checkpoints in their environment", "acrlpd.evaluation.commands"),
     "plan": Command("memory, FLOPs and step time of a config, before it runs", "acrlpd.commands.plan"),
     "doctor": Command("check this machine and installation", "acrlpd.commands.doctor"),
 }

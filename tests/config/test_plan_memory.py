@@ -105,7 +105,7 @@ def test_peak_is_near_xlas_own_analysis(changes):
     key = jax.eval_shape(lambda: jax.random.key(0))
     lowered = train_step.lower(trace_agent(config), batch_spec(config), key)
     # The machine code does not change the buffers, so it need not be good.
-    analysis = lowered.compile(compiler_options={"xla_backend_optimization_level": 0}).memory_analysis()
+    analysis = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"}).memory_analysis()
     peak = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
     peak += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     assert estimate_memory(config).peak == pytest.approx(peak, rel=0.3)

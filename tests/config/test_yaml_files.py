@@ -73,6 +73,7 @@ def test_numbers_may_be_written_as_people_do(text):
         ("base_config: droid\nenvironment: tset", "unknown environment 'tset'"),
         ("critic:\n  num_critics: 3", "run.yaml: base_config is missing"),
         ("platform: droid\nbase_config: aloha", "name two presets"),
+        ("name: mine\nenvironment: debug", "run.yaml:2: environment changes a preset"),
         ("base_config: droid\nseed: 1\nseed: 2", "run.yaml:3: seed is given twice"),
         ("base_config: droid\ncritic: [1", "run.yaml is not valid YAML"),
         ("- a\n- b", "run.yaml must hold"),

@@ -1,13 +1,14 @@
 """The adapter: names, limits, seeds, and clear words about everything an environment can do wrong."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from sim_marks import needs_gymnasium
+from sim_marks import needs_gymnasium, needs_ogbench
 from toy_env import FAULT_STEP, MAX_STEPS, Toy, ToyEnv
 
 from acrlpd.envs import EnvError, make_env, make_gymnasium
@@ -179,6 +180,22 @@ def test_missing_graphics_name_the_system_packages(name: str, monkeypatch: pytes
     monkeypatch.setattr(sys, "platform", "linux")
     with pytest.raises(EnvError, match=r"apt-get install libegl1 .*State-only environments.*work without it"):
         make_env(name)
+
+
+@needs_ogbench
+def test_state_only_environments_need_no_graphics() -> None:
+    """A fresh process, since mujoco chooses its graphics once."""
+    script = (
+        "from acrlpd.envs import make_env\n"
+        "env = make_env('cube-single-play-singletask-v0')\n"
+        "env.reset(0)\nprint(env.step([0] * 5).reward)\nenv.render()\n"
+    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(
+        command, env={**os.environ, "MUJOCO_GL": "disabled"}, capture_output=True, text=True, check=False
+    )
+    assert result.stdout.strip() == "-1.0"
+    assert "apt-get install libegl1" in result.stderr
 
 
 def test_a_backend_chosen_by_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from toy_agent import NORM_STATS, toy_agent, toy_config
 
 from acrlpd.data.norm_stats import save_norm_stats
 from acrlpd.evaluation.commands import main
-from acrlpd.evaluation.evaluator import Evaluator
+from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
 from acrlpd.training.checkpoints import CheckpointWriter, save_acrlpd_checkpoint
 
 
@@ -32,7 +32,7 @@ def test_a_checkpoint_is_judged_as_the_agent_itself(
     arguments = [str(run), "--num-workers", "0", "--videos", "1", "--output", str(tmp_path), "--json"]
     assert main(arguments) == 0
     printed = json.loads(capsys.readouterr().out)
-    with Evaluator(toy_config(), NORM_STATS, num_workers=0) as evaluator:
+    with ACRLPDEvaluationProtocol(toy_config(), NORM_STATS, num_workers=0) as evaluator:
         expected = evaluator.evaluate(toy_agent(toy_config())).to_json()
     found = printed["first 40"]
     assert found["per_episode"] == expected["per_episode"]

@@ -37,9 +37,9 @@ _Tree = TypeVar("_Tree")
 class Params:
     """What gradients are taken of; a part that is None does not learn in this update."""
 
-    policy: nnx.State | None
-    critic: nnx.State | None
-    temperature: nnx.State | None
+    policy: nnx.State | None = None
+    critic: nnx.State | None = None
+    temperature: nnx.State | None = None
 
 
 def compute_gradients(

@@ -1,5 +1,6 @@
 """The agent: policy, critics, temperature and their optimizers as one immutable pytree, and its one step."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -32,8 +33,7 @@ from acrlpd.models.observation import Observation
 from acrlpd.models.policy import FlowPolicy, draw_noise
 
 
-@flax.struct.dataclass
-class ACRLPDPi0Agent:
+class ACRLPDPi0Agent(flax.struct.PyTreeNode):
     """Everything that learns, and how.
 
     Trainable policy parameters are float32 and have optimizer state and a moving average; frozen ones
@@ -72,8 +72,9 @@ class ACRLPDPi0Agent:
         params = self.ema_params if average else self.policy_params
         return nnx.merge(self.policy_def, params, self.frozen_params)
 
-    def networks(self, params: Params) -> Networks:
-        """Modules at the given parameters; a part that is None keeps the agent's own."""
+    def networks(self, params: Params | None = None) -> Networks:
+        """The networks as modules, at the given parameters; a part that is None keeps the agent's own."""
+        params = params or Params()
         policy = self.policy_params if params.policy is None else params.policy
         critic = self.critics.online if params.critic is None else params.critic
         temperature = self.temperature_params if params.temperature is None else params.temperature
@@ -104,7 +105,7 @@ class ACRLPDPi0Agent:
     def _compute_loss(
         self, batch: Batch, rng: jax.Array, terms: Terms, loss_weights: LossWeights | None = None
     ) -> tuple[jax.Array, Info]:
-        networks = self.networks(Params(self.policy_params, self.critics.online, self.temperature_params))
+        networks = self.networks()
         batch, draws, subset_rng = self._prepare(batch, rng)
         targets = None
         if terms & CRITIC_TERMS:
@@ -120,9 +121,10 @@ class ACRLPDPi0Agent:
         Only the current observation is augmented: the next one is a target, which is better without noise.
         """
         augment_rng, draw_rng, subset_rng = jax.random.split(rng, 3)
-        policy = self.policy()
-        batch = batch.replace(
-            observations=policy.preprocess(augment_rng, batch.observations, train=True),
+        policy, augment = self.policy(), self.algorithm.augment_images
+        batch = dataclasses.replace(
+            batch,
+            observations=policy.preprocess(augment_rng, batch.observations, train=augment),
             next_observations=policy.preprocess(None, batch.next_observations, train=False),
         )
         return batch, draw(draw_rng, batch, self.algorithm.acrlpd.num_action_samples), subset_rng
@@ -291,6 +293,8 @@ class ACRLPDPi0Agent:
     def update_from_train_state(self, state: TrainState) -> "ACRLPDPi0Agent":
         """The agent that `create_train_state` was called on."""
         average = self.ema_params
+        if average is not None and state.ema_params is None:
+            raise ValueError("this agent keeps a moving average of the policy; the train state has none")
         return self.replace(
             step=state.step,
             policy_params=_like(state.params, self.policy_params),
@@ -314,8 +318,9 @@ _RL_FIELDS = (
 )
 
 
-def _like(state: nnx.State, template: nnx.State) -> nnx.State:
+def _like(state: nnx.State | None, template: nnx.State) -> nnx.State:
     """The leaves of `state` that `template` has."""
+    assert state is not None
     flat = dict(nnx.to_flat_state(state))
     return nnx.from_flat_state({path: flat[path] for path, _ in nnx.to_flat_state(template)})
 

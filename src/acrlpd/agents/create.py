@@ -12,7 +12,7 @@ from acrlpd.agents.critic_networks import CriticNetworks, create_critic_networks
 from acrlpd.agents.loss_functions import Algorithm
 from acrlpd.agents.optimizers import Optimizer, create_optimizer
 from acrlpd.agents.temperature import TemperatureModule
-from acrlpd.config import ACRLPDHyperparams, AdamW, ConstantSchedule, QChunkingConfig, RLTrainConfig
+from acrlpd.config import AdamW, ConstantSchedule, RLTrainConfig
 from acrlpd.models.policy import FlowPolicy
 
 _DEFAULT_OPTIMIZER = (AdamW(), ConstantSchedule())
@@ -37,7 +37,7 @@ def create_acrlpd_pi0_agent_from_rl_config(
     policy = model.create(policy_rng)
     if policy_params is not None:
         _load(policy, policy_params)
-    algorithm = Algorithm(rl_config.acrlpd, rl_config.qchunking, data_shards)
+    algorithm = Algorithm(rl_config.acrlpd, rl_config.qchunking, rl_config.data.augment_images, data_shards)
     _check(algorithm, policy)
     critics = create_critic_networks(
         rl_config.critic,
@@ -49,39 +49,39 @@ def create_acrlpd_pi0_agent_from_rl_config(
     return create_acrlpd_pi0_agent(
         policy,
         critics,
-        acrlpd=rl_config.acrlpd,
-        qchunking=rl_config.qchunking,
+        algorithm,
         freeze_filter=model.get_freeze_filter(freeze_pi0_backbone=rl_config.freeze_pi0_backbone),
         policy_optimizer=create_optimizer(rl_config.actor_optimizer, rl_config.actor_lr_schedule),
         critic_optimizer=create_optimizer(rl_config.critic_optimizer, rl_config.critic_lr_schedule),
         temperature_optimizer=create_optimizer(rl_config.temperature_optimizer, rl_config.temperature_lr_schedule),
         gradient_accumulation_steps=rl_config.training.gradient_accumulation_steps,
-        data_shards=data_shards,
     )
 
 
 def create_acrlpd_pi0_agent(
     pi0_model: FlowPolicy,
     critic_networks: CriticNetworks,
+    algorithm: Algorithm,
     *,
-    acrlpd: ACRLPDHyperparams,
-    qchunking: QChunkingConfig,
     freeze_filter: nnx.filterlib.Filter | None = None,
     policy_optimizer: Optimizer | None = None,
     critic_optimizer: Optimizer | None = None,
     temperature_optimizer: Optimizer | None = None,
     gradient_accumulation_steps: int = 1,
-    data_shards: int = 1,
 ) -> ACRLPDPi0Agent:
-    """An agent at step 0 from a policy and critics. Parameters that match `freeze_filter` never change."""
-    algorithm = Algorithm(acrlpd, qchunking, data_shards)
+    """An agent at step 0 from a policy and critics. Parameters that match `freeze_filter` never change.
+
+    The agent takes the policy's and the critics' arrays over: a donating step uses them up.
+    """
     _check(algorithm, pi0_model)
+    acrlpd = algorithm.acrlpd
     policy_optimizer = policy_optimizer or create_optimizer(*_DEFAULT_OPTIMIZER)
     critic_optimizer = critic_optimizer or create_optimizer(*_DEFAULT_OPTIMIZER)
     temperature_optimizer = temperature_optimizer or create_optimizer(*_DEFAULT_OPTIMIZER)
 
     frozen_filter = nnx.Nothing() if freeze_filter is None else freeze_filter
-    policy_def, frozen, trainable = nnx.split(pi0_model, frozen_filter, ...)
+    policy_def, frozen, *rest = nnx.split(pi0_model, frozen_filter, ...)
+    [trainable] = rest
     frozen = jax.tree.map(lambda x: x.astype(jnp.bfloat16), frozen)
     temperature_def, temperature = nnx.split(TemperatureModule(acrlpd.initial_temperature))
     zero = jnp.zeros((), jnp.int32)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from acrlpd.config import CriticConfig
+from acrlpd.models.observation import Array
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -59,7 +60,7 @@ class CriticEnsemble(nnx.Module):
     def __call__(
         self,
         features: jax.Array | None,  # [b, d]
-        state: jax.Array,  # [b, s]
+        state: Array,  # [b, s]
         chunks: jax.Array,  # [b, n, c]
         dropout_keys: jax.Array | None = None,  # [b]; None: no dropout
     ) -> jax.Array:  # [b, n, E]
@@ -99,16 +100,16 @@ class CriticEnsemble(nnx.Module):
             return chosen @ jax.nn.softmax(self.aggregation_logits[members])
         return jnp.min(chosen, axis=-1) if self.config.q_aggregation == "min" else jnp.mean(chosen, axis=-1)
 
-    def _fuse(self, features: jax.Array | None, state: jax.Array) -> jax.Array:
+    def _fuse(self, features: jax.Array | None, state: Array) -> jax.Array:
         if not self.feature_dim:
-            return state
+            return jnp.asarray(state)
         if features is None:
             raise ValueError("this critic was built with policy features; none were given")
         features = _standardize(features)
         if self.config.feature_fusion_method == "concat":
             return jnp.concatenate([features, state], axis=-1)
         if self.config.feature_fusion_method == "add":
-            return self.feature_in(features[None]) + self.state_in(state[None])
+            return self.feature_in(features[None]) + self.state_in(jnp.asarray(state)[None])
         both = jnp.concatenate([features, state], axis=-1)
         return _ACTIVATIONS[self.config.activation](self.fusion(both[None]))
 
@@ -152,8 +153,7 @@ def _dropout(x: jax.Array, keys: jax.Array, layer: int, rate: float) -> jax.Arra
     return jnp.where(jnp.moveaxis(keep, 0, 1), x / (1 - rate), 0.0)
 
 
-@flax.struct.dataclass
-class CriticNetworks:
+class CriticNetworks(flax.struct.PyTreeNode):
     """Online and target parameters of one ensemble: an immutable pytree."""
 
     online: nnx.State

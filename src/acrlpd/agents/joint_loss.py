@@ -150,7 +150,7 @@ def compute_targets(
 
 def flow_losses(policy: FlowPolicy, context: Context, batch: Batch, draws: Draws) -> jax.Array:
     """The flow-matching losses [b, T] that cloning and `awr` both weigh."""
-    return policy.flow_matching_loss(context, batch.actions, draws.flow_noise, draws.flow_time)
+    return policy.flow_matching_loss(context, jnp.asarray(batch.actions), draws.flow_noise, draws.flow_time)
 
 
 def compute_sample_weights(
@@ -170,7 +170,7 @@ def compute_sample_weights(
         actions = jnp.concatenate([batch.actions[:, None], candidates], axis=1)
         q = _aggregated_q(algorithm, networks.critics, context, batch.observations, actions)  # [b, 1 + N]
         # Where the critic may not judge the logged chunk, the sample is neither favoured nor held back.
-        advantage = batch.sequence_mask * (q[:, 0] - jnp.mean(q[:, 1:], axis=1))
+        advantage = (q[:, 0] - jnp.mean(q[:, 1:], axis=1)) * batch.sequence_mask
     difficulty = jnp.ones_like(advantage)
     if algorithm.acrlpd.bc_difficulty_weighting:
         difficulty = jnp.sum(flow_loss * batch.valid, axis=1) / jnp.maximum(jnp.sum(batch.valid, axis=1), 1.0)

@@ -10,6 +10,7 @@ import optax
 
 from acrlpd.batch import Batch
 from acrlpd.config import ACRLPDHyperparams, LossWeights, QChunkingConfig
+from acrlpd.models.observation import Array
 
 # The agent carries the weights as arrays, so that a schedule can move them without a new compile.
 jax.tree_util.register_dataclass(
@@ -23,6 +24,8 @@ class Algorithm:
 
     acrlpd: ACRLPDHyperparams
     qchunking: QChunkingConfig
+    # Whether the current observation's images are augmented.
+    augment_images: bool = True
     # Devices that share a batch; only the memory estimate of best-of-N asks.
     data_shards: int = 1
 
@@ -50,13 +53,13 @@ class Algorithm:
             return self.acrlpd.target_entropy
         return -self.acrlpd.target_entropy_multiplier * self.qchunking.action_dim
 
-    def critic_chunks(self, actions: jax.Array) -> jax.Array:
+    def critic_chunks(self, actions: Array) -> jax.Array:
         """What critics see of actions [..., T, a]: the first steps and the real dims, flattened."""
-        chunk = actions[..., : self.critic_action_horizon, : self.qchunking.action_dim]
+        chunk = jnp.asarray(actions)[..., : self.critic_action_horizon, : self.qchunking.action_dim]
         return chunk.reshape(*chunk.shape[:-2], -1)
 
 
-def chunk_return(rewards: jax.Array, valid: jax.Array, discount: float) -> jax.Array:
+def chunk_return(rewards: Array, valid: Array, discount: float) -> jax.Array:
     """Discounted rewards inside the chunk, [b, H] -> [b]."""
     powers = discount ** jnp.arange(rewards.shape[1], dtype=jnp.float32)
     return jnp.sum(rewards * valid[:, : rewards.shape[1]] * powers, axis=1)

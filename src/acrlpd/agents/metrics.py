@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from acrlpd.agents.joint_loss import Record, Targets
 from acrlpd.agents.loss_functions import Algorithm, Normalizers
 from acrlpd.batch import Batch
+from acrlpd.models.observation import Array
 
 Info = dict[str, jax.Array]
 
@@ -46,7 +47,7 @@ def _target_info(algorithm: Algorithm, targets: Targets, alpha: jax.Array) -> In
 def _critic_info(batch: Batch, record: Record, norm: Normalizers) -> Info:
     """Over the windows the critic may learn from."""
 
-    def mean(x: jax.Array) -> jax.Array:
+    def mean(x: Array) -> jax.Array:
         return jnp.sum(x * batch.sequence_mask) / norm.critic
 
     assert record.q is not None and record.td_loss is not None and record.targets is not None

@@ -8,8 +8,7 @@ import optax
 from flax import nnx
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """openpi's fields, in openpi's order; `rl` holds what openpi has no word for."""
 
     step: jax.Array

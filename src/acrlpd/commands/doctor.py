@@ -102,10 +102,11 @@ def check_train_step() -> Check:
         batches = [loader.sample_batch() for _ in range(2)]
     agent = jax.jit(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key))(jax.random.key(0))
     # Two small updates do not repay an optimised program.
-    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else {}
+    on_cpu = jax.default_backend() == "cpu"
+    options: dict[str, str | bool] = {"xla_backend_optimization_level": "0"} if on_cpu else {}
     step = train_step.lower(agent, batches[0], jax.random.key(0)).compile(compiler_options=options)
     before = _sum_of_magnitudes(agent.critics.online)
-    losses = []
+    losses: list[float] = []
     for batch in batches:
         agent, info = step(agent, batch, jax.random.key(len(losses)))
         losses.append(float(info["total_loss"]))

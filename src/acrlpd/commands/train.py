@@ -49,21 +49,24 @@ def main(args: Sequence[str]) -> int:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
     # XLA takes three quarters of a GPU by default; the plan counts on this share.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
-    from acrlpd.training.distributed import DistributedOptions, initialize_distributed
+    from acrlpd.training.distributed import DistributedOptions, PeerError, initialize_distributed
     from acrlpd.training.experiment import run_training_experiment
 
-    initialize_distributed(
-        DistributedOptions(options.distributed, options.coordinator, options.num_processes, options.process_id)
-    )
-    check(config, ignore_plan=options.ignore_plan)
-    return run_training_experiment(
-        config,
-        resume=options.resume,
-        overwrite=options.overwrite,
-        dry_run=options.dry_run,
-        auto_batch=options.auto_batch,
-        allow_changed=options.allow_changed,
-    )
+    try:
+        initialize_distributed(
+            DistributedOptions(options.distributed, options.coordinator, options.num_processes, options.process_id)
+        )
+        check(config, ignore_plan=options.ignore_plan)
+        return run_training_experiment(
+            config,
+            resume=options.resume,
+            overwrite=options.overwrite,
+            dry_run=options.dry_run,
+            auto_batch=options.auto_batch,
+            allow_changed=options.allow_changed,
+        )
+    except PeerError as error:  # nothing is wrong with this process: a message, no traceback
+        raise ConnectionError(str(error)) from error
 
 
 def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:

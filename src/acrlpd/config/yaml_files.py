@@ -77,6 +77,8 @@ def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainC
         name = next((a for a in rest if a.key == "name"), None)
         if name is None:
             raise ConfigError(f"{file_name}: base_config is missing; name the preset to start from")
+        if "environment" in special:
+            raise ConfigError(special["environment"].error("environment changes a preset; base_config is missing"))
         return RLTrainConfig(name=str(name.value)), rest
     ((name_text, assignment),) = names.items()
     environment = special.get("environment")

@@ -31,8 +31,9 @@ _REGISTERED: dict[str, MakeFn | str] = {
 def register_env(name: str, make: MakeFn) -> None:
     """Makes an environment known under a name, or under a pattern such as "kitchen-*".
 
-    Where nobody imports the module that does this, "module:name" does. `make(name, *, cameras, image_size, max_episode_steps)` returns an `Env`. Define it at the top level of
-    a module: parallel environments live in processes of their own, which import it.
+    `make(name, *, cameras, image_size, max_episode_steps)` returns an `Env`. Define it at the top level of
+    a module: parallel environments live in processes of their own, which import it. Where nobody else
+    imports the module that registers, the name "module:name" does.
     """
     _REGISTERED[name] = make
 

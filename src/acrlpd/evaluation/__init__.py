@@ -1,14 +1,20 @@
 """The evaluation protocol: success with its interval, robustness, calibration, reports."""
 
 from acrlpd.evaluation.calibration import Calibration, best_of_n_effect, calibrate
-from acrlpd.evaluation.evaluator import Evaluation, Evaluator, create_env_pool, evaluate_policy, replan_steps
+from acrlpd.evaluation.protocol import (
+    ACRLPDEvaluationProtocol,
+    Evaluation,
+    create_env_pool,
+    evaluate_policy,
+    replan_steps,
+)
 from acrlpd.evaluation.report import print_evaluations, summary_table, write_json
 from acrlpd.evaluation.statistics import Summary, summarize, wilson_interval
 
 __all__ = [
+    "ACRLPDEvaluationProtocol",
     "Calibration",
     "Evaluation",
-    "Evaluator",
     "Summary",
     "best_of_n_effect",
     "calibrate",

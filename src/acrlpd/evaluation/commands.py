@@ -9,7 +9,7 @@ import tyro
 
 if TYPE_CHECKING:
     from acrlpd.config import RLTrainConfig
-    from acrlpd.evaluation.evaluator import Evaluation
+    from acrlpd.evaluation.protocol import Evaluation
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
@@ -77,7 +77,7 @@ def _evaluate(path: Path, options: EvalOptions) -> "dict[str, Evaluation]":
     from acrlpd.config import RLTrainConfig
     from acrlpd.config.tree import from_dict
     from acrlpd.data.norm_stats import load_norm_stats
-    from acrlpd.evaluation.evaluator import Evaluator
+    from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
     from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata
     from acrlpd.training.checkpoints import load_acrlpd_checkpoint, newest_step_directory
 
@@ -93,7 +93,7 @@ def _evaluate(path: Path, options: EvalOptions) -> "dict[str, Evaluation]":
         output = None
         if options.output is not None:
             output = options.output / name.replace("/", "_").replace(" ", "-")
-        with Evaluator(config, norm_stats, num_workers=options.num_workers) as evaluator:
+        with ACRLPDEvaluationProtocol(config, norm_stats, num_workers=options.num_workers) as evaluator:
             named[name] = evaluator.evaluate(agent, robustness=options.robustness, directory=output)
     return named
 

@@ -8,13 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from acrlpd.evaluation.evaluator import Evaluation
+from acrlpd.evaluation.protocol import Evaluation
 from acrlpd.evaluation.statistics import Summary
 
 _DISTURBANCES = {
-    "observation_noise": "observation noise",
+    "obs_noise": "observation noise",
     "action_noise": "action noise",
-    "best_of_n": "best of N",
+    "best_of": "best of",
 }
 
 

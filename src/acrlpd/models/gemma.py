@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from acrlpd.models import lora
+from acrlpd.models.activation_sharding import split_by_sample
 from acrlpd.models.attention import multi_query_attention, shared_context_attention
 from acrlpd.models.pi0_config import GemmaConfig, RematPolicy
 from acrlpd.models.remat import rematerialise
@@ -128,7 +129,7 @@ class Gemma(nnx.Module):
         """Prompt tokens [b, l] to [b, l, width] in the compute dtype, scaled as Gemma does."""
         table = self.embedder.input_embedding[...]
         scale = jnp.sqrt(table.shape[-1]).astype(table.dtype)
-        return (table[tokens] * scale).astype(self.dtype)
+        return split_by_sample((table[tokens] * scale).astype(self.dtype))
 
     def run_prefix(self, x: jax.Array, length: jax.Array, *, kv_only: bool = False) -> tuple[jax.Array | None, KVCache]:
         """Runs expert 0 over x [b, t, width], of which the first `length` [b] tokens are valid.
@@ -245,7 +246,7 @@ def _project(
     condition: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """The first half of a layer on x [..., t, width]: scaled queries [..., t, heads, h], k and v [..., t, h], gate."""
-    y, gate = rms_norm(x, weights["pre_attention_norm"], condition)
+    y, gate = rms_norm(split_by_sample(x), weights["pre_attention_norm"], condition)
     qkv = (y @ weights["qkv"]).reshape(*y.shape[:-1], config.num_heads + 2, config.head_dim)
     q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
     if config.lora:
@@ -280,7 +281,7 @@ def _mix(
     y = hidden @ weights["down"]
     if config.lora:
         y = y + lora.linear_update(hidden, weights["mlp"])
-    return _gated_residual(x, y, gate)
+    return split_by_sample(_gated_residual(x, y, gate))
 
 
 def rms_norm(x: jax.Array, weights: dict[str, Any], condition: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:

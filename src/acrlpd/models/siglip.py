@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from acrlpd.models.activation_sharding import split_by_sample
 from acrlpd.models.attention import full_attention
 from acrlpd.models.pi0_config import RematPolicy, SiglipConfig
 from acrlpd.models.remat import rematerialise
@@ -120,7 +121,7 @@ class Siglip(nnx.Module):
 
 def encoder_block(x: jax.Array, weights: dict) -> jax.Array:
     """One pre-norm layer on [b, tokens, width]; `weights` is one layer's slice of `_EncoderBlock`."""
-    y = layer_norm(x, **weights["LayerNorm_0"])
+    y = layer_norm(split_by_sample(x), **weights["LayerNorm_0"])
     attention = weights["MultiHeadDotProductAttention_0"]
     q, k, v = (
         jnp.einsum("btw,wnh->btnh", y, attention[name]["kernel"].astype(y.dtype))
@@ -132,7 +133,7 @@ def encoder_block(x: jax.Array, weights: dict) -> jax.Array:
     x = x + jnp.einsum("btnh,nhw->btw", y, out["kernel"].astype(y.dtype)) + out["bias"].astype(y.dtype)
     y = layer_norm(x, **weights["LayerNorm_1"])
     y = jax.nn.gelu(_dense(y, **weights["MlpBlock_0"]["Dense_0"]))
-    return x + _dense(y, **weights["MlpBlock_0"]["Dense_1"])
+    return split_by_sample(x + _dense(y, **weights["MlpBlock_0"]["Dense_1"]))
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:

@@ -138,7 +138,8 @@ def create_fsdp_train_step_fn(
         out_shardings=(places, sharding.replicated),
         donate_argnums=0,
     )
-    return step.lower(sharding.abstract(agent), batch, jax.random.key(0)).compile()
+    with jax.set_mesh(sharding.mesh):  # models keep their activations split by sample on it
+        return step.lower(sharding.abstract(agent), batch, jax.random.key(0)).compile()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
 The whole path with images on one GPU: scripted demonstrations, offline RL, online RL, evaluation. The
 policy has pi0's architecture at a fraction of its size and reads prompts as bytes, so nothing needs to
-be downloaded. Collect the demonstrations into `data_dir` first.
+be downloaded. The demonstrations come first:
+
+    acrlpd demos collect --env gym_aloha/AlohaTransferCube-v0 --output ./data/aloha_sim --episodes 200
+    acrlpd data stats --config aloha_sim
 """
 
 from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
-from acrlpd.config.data import DataConfig, RepackConfig
+from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
 from acrlpd.config.optimizers import ConstantSchedule, CosineDecaySchedule
 from acrlpd.config.run import EnvConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
@@ -34,6 +37,8 @@ CONFIG = RLTrainConfig(
             left_wrist_0_rgb="observation.images.left_wrist",
             right_wrist_0_rgb="observation.images.right_wrist",
         ),
+        # The environment's own reward pays more for staying at the last stage than for finishing.
+        rewards=RewardConfig(source="success_column"),
         default_prompt="Transfer cube",
         tokenizer="byte",
     ),

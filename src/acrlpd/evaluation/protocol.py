@@ -73,8 +73,9 @@ class Evaluation:
             "success_rate": summary.success_rate,
             "success_rate_low": summary.interval[0],
             "success_rate_high": summary.interval[1],
-            "episode_return": summary.mean_return,
-            "episode_length": summary.mean_length,
+            "episode_reward_mean": summary.mean_return,
+            "episode_reward_std": summary.std_return,
+            "episode_length_mean": summary.mean_length,
             "episodes": float(summary.episodes),
             "lost_episodes": float(summary.lost_episodes),
         }
@@ -106,11 +107,10 @@ def evaluate_policy(
     return summarize(played, lost_episodes=num_episodes - len(played)), played
 
 
-class Evaluator:
+class ACRLPDEvaluationProtocol:
     """Judges the agents of one config in its environment, which is made once and kept.
 
-    An instance is what the trainer calls: `evaluator(agent, step)` gives numbers to log, with videos and
-    the full record under `directory/<step>`.
+    The trainer calls `run_comprehensive_evaluation`; `evaluate` gives everything at once.
     """
 
     def __init__(
@@ -126,13 +126,16 @@ class Evaluator:
         self._config = rl_config
         self._norm_stats = norm_stats
         self._directory = directory
-        self._evaluations = 0
         self.envs = create_env_pool(rl_config, num_workers=num_workers)
         self.replan_steps = replan_steps(rl_config)
 
-    def __call__(self, agent: ACRLPDPi0Agent, step: int) -> dict[str, float]:
-        robustness = self._config.evaluation.robustness and self._evaluations % _ROBUSTNESS_PERIOD == 0
-        self._evaluations += 1
+    def run_comprehensive_evaluation(self, agent: ACRLPDPi0Agent, step: int) -> dict[str, float]:
+        """The numbers to log at a step of a run; videos and the full record go to `directory/<step>`.
+
+        Whether robustness is measured depends on the step alone, so that a resumed run does the same.
+        """
+        period = _ROBUSTNESS_PERIOD * self._config.training.eval_frequency
+        robustness = self._config.evaluation.robustness and period > 0 and step % period == 0
         directory = None if self._directory is None else self._directory / str(step)
         return self.evaluate(agent, robustness=robustness, directory=directory).metrics()
 
@@ -156,7 +159,7 @@ class Evaluator:
             episodes=tuple(_record(rollout) for rollout in played),
             best_of_n=best_of_n_effect(played),
             calibration=calibrate(played, self._config.data.rewards, discount),
-            robustness=self._robustness(policy, summary) if robustness else {},
+            robustness=self.evaluate_robustness(policy, summary) if robustness else {},
             videos=_write_videos(played, directory, self.envs.spec.fps),
         )
         if directory is not None:
@@ -169,19 +172,19 @@ class Evaluator:
         """The agent as a policy for this environment."""
         return create_agent_policy(agent, self._config, self._norm_stats, self.envs.spec, **options)
 
-    def _robustness(self, policy: AgentPolicy, undisturbed: Summary) -> dict[str, dict[str, Summary]]:
+    def evaluate_robustness(self, policy: AgentPolicy, undisturbed: Summary) -> dict[str, dict[str, Summary]]:
         """The same seeds under noise and with other numbers of candidates."""
         config = self._config.evaluation
         own = policy.num_samples or policy.agent.algorithm.acrlpd.num_action_samples
         result: dict[str, dict[str, Summary]] = {}
-        result["observation_noise"] = {
+        result["obs_noise"] = {
             str(level): self._play(dataclasses.replace(policy, observation_noise=level))[0]
             for level in config.noise_levels
         }
         result["action_noise"] = {
             str(level): self._play(dataclasses.replace(policy, action_noise=level))[0] for level in config.noise_levels
         }
-        result["best_of_n"] = {
+        result["best_of"] = {
             str(n): undisturbed if n == own else self._play(dataclasses.replace(policy, num_samples=n))[0]
             for n in config.best_of_n_values
         }

@@ -13,8 +13,9 @@ from toy_agent import NORM_STATS, toy_agent, toy_config
 from toy_env import seeded_chunks
 
 from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.config import TrainingConfig
 from acrlpd.envs import EnvError, EnvPool
-from acrlpd.evaluation import Evaluator, evaluate_policy, print_evaluations, replan_steps
+from acrlpd.evaluation import ACRLPDEvaluationProtocol, evaluate_policy, print_evaluations, replan_steps
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +24,14 @@ def agent() -> ACRLPDPi0Agent:
 
 
 @pytest.fixture(scope="module")
-def evaluator() -> Iterator[Evaluator]:
-    with Evaluator(toy_config(), NORM_STATS, num_workers=0) as evaluator:
+def evaluator() -> Iterator[ACRLPDEvaluationProtocol]:
+    with ACRLPDEvaluationProtocol(toy_config(), NORM_STATS, num_workers=0) as evaluator:
         yield evaluator
 
 
-def test_the_same_seeds_and_the_same_numbers_every_time(evaluator: Evaluator, agent: ACRLPDPi0Agent) -> None:
+def test_the_same_seeds_and_the_same_numbers_every_time(
+    evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent
+) -> None:
     first, again = evaluator.evaluate(agent), evaluator.evaluate(agent)
     assert first == again
     assert [episode.seed for episode in first.episodes] == list(range(100, 106))
@@ -39,23 +42,23 @@ def test_the_same_seeds_and_the_same_numbers_every_time(evaluator: Evaluator, ag
     assert first.tasks == {"go right": first.summary}
 
 
-def test_robustness_covers_noise_and_candidates(evaluator: Evaluator, agent: ACRLPDPi0Agent) -> None:
+def test_robustness_covers_noise_and_candidates(evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent) -> None:
     evaluation = evaluator.evaluate(agent, robustness=True)
     assert {kind: list(levels) for kind, levels in evaluation.robustness.items()} == {
-        "observation_noise": ["0.1"],
+        "obs_noise": ["0.1"],
         "action_noise": ["0.1"],
-        "best_of_n": ["1", "4"],
+        "best_of": ["1", "4"],
     }
-    assert evaluation.robustness["best_of_n"]["4"] == evaluation.summary  # the agent's own number
+    assert evaluation.robustness["best_of"]["4"] == evaluation.summary  # the agent's own number
     assert all(s.episodes == 6 for levels in evaluation.robustness.values() for s in levels.values())
-    assert evaluation.metrics()["robustness/best_of_n_4"] == evaluation.summary.success_rate
+    assert evaluation.metrics()["robustness/best_of_4"] == evaluation.summary.success_rate
 
 
 def test_the_record_and_the_videos_are_written(agent: ACRLPDPi0Agent, tmp_path: Path) -> None:
     base = toy_config()
     config = dataclasses.replace(base, evaluation=dataclasses.replace(base.evaluation, num_videos=2))
-    with Evaluator(config, NORM_STATS, directory=tmp_path, num_workers=0) as evaluator:
-        metrics = evaluator(agent, 300)
+    with ACRLPDEvaluationProtocol(config, NORM_STATS, directory=tmp_path, num_workers=0) as evaluator:
+        metrics = evaluator.run_comprehensive_evaluation(agent, 300)
     record = json.loads((tmp_path / "300" / "evaluation.json").read_text())
     assert record["success_rate"] == metrics["success_rate"]
     assert {"episodes", "interval", "success_rate", "tasks", "calibration", "per_episode"} <= set(record)
@@ -67,12 +70,18 @@ def test_the_record_and_the_videos_are_written(agent: ACRLPDPi0Agent, tmp_path: 
         assert ("success" in path) == episode["success"]
 
 
-def test_the_trainer_gets_robustness_every_fifth_time(agent: ACRLPDPi0Agent) -> None:
-    base = toy_config()
+def test_the_trainer_gets_robustness_at_every_fifth_evaluation(agent: ACRLPDPi0Agent) -> None:
+    base = toy_config(training=TrainingConfig(eval_frequency=10))
     changed = dataclasses.replace(base.evaluation, robustness=True, num_episodes=2, best_of_n_values=(1,))
-    with Evaluator(dataclasses.replace(base, evaluation=changed), NORM_STATS, num_workers=0) as evaluator:
-        names = [any("robustness" in name for name in evaluator(agent, step)) for step in range(6)]
-    assert names == [True, False, False, False, False, True]
+    config = dataclasses.replace(base, evaluation=changed)
+    with ACRLPDEvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
+        results = {step: evaluator.run_comprehensive_evaluation(agent, step) for step in (40, 50, 60)}
+    assert {step: "robustness/obs_noise_0.1" in metrics for step, metrics in results.items()} == {
+        40: False,
+        50: True,
+        60: False,
+    }
+    assert {"success_rate", "episode_reward_mean", "episode_length_mean"} <= set(results[40])
 
 
 def test_lost_episodes_are_counted_apart() -> None:
@@ -84,21 +93,21 @@ def test_lost_episodes_are_counted_apart() -> None:
             evaluate_policy(envs, seeded_chunks, num_episodes=1, seed=102, replan_steps=3)
 
 
-def test_the_table_says_it_all(evaluator: Evaluator, agent: ACRLPDPi0Agent) -> None:
+def test_the_table_says_it_all(evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent) -> None:
     evaluation = evaluator.evaluate(agent, robustness=True)
     tasks = {"one": evaluation.summary, "two": evaluation.summary}
     out = io.StringIO()
     print_evaluations({"run 7": dataclasses.replace(evaluation, tasks=tasks)}, Console(file=out, width=120))
     text = out.getvalue()
     rate = f"{100 * evaluation.summary.success_rate:.1f} %"
-    for words in ("run 7", rate, "observation noise 0.1", "best of N 4", "two", "candidates' mean"):
+    for words in ("run 7", rate, "observation noise 0.1", "best of 4", "two", "candidates' mean"):
         assert words in text
 
 
 def test_what_cannot_work_is_refused() -> None:
     config = toy_config()
     with pytest.raises(EnvError, match="needs an environment"):
-        Evaluator(dataclasses.replace(config, env=dataclasses.replace(config.env, id=None)), NORM_STATS)
+        ACRLPDEvaluationProtocol(dataclasses.replace(config, env=dataclasses.replace(config.env, id=None)), NORM_STATS)
     eager = dataclasses.replace(config, env=dataclasses.replace(config.env, replan_steps=9))
     with pytest.raises(EnvError, match="exceeds the policy's action_horizon 4"):
         replan_steps(eager)

@@ -1,0 +1,313 @@
+"""Speed of the agent's update on one GPU, with random weights and data.
+
+    python benchmarks/agent_gpu.py                        # all rows, one Markdown table, about 9 minutes
+    python benchmarks/agent_gpu.py --rows state,ensemble  # some of them
+
+Every row runs in a process of its own, so that its peak memory is its own. Needs only jax, flax, optax, rich
+and yaml. `--tiny` runs the same code on a CPU in a minute, as a check of the script.
+
+Rows: `full` and `full_dots` (all of pi0 trains, with full and with dots-saveable rematerialisation), `aloha32`
+and `aloha16` (the aloha preset's frozen backbone at batch 32 and 16), `parts` (the joint step against the sum
+of its necessary parts), `ensemble` (10 critics against 1), `state` and `state_float32` (the paper's
+state-space settings, 200 updates per call).
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / ".device-deps")]
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.94")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config, train_step, train_steps
+from acrlpd.agents.critic_networks import create_critic_networks
+from acrlpd.agents.joint_loss import joint_loss
+from acrlpd.agents.loss_functions import td_loss
+from acrlpd.batch import Batch
+from acrlpd.config import ACRLPDHyperparams, CriticConfig, QChunkingConfig, RLTrainConfig, get_config
+from acrlpd.models.observation import Observation
+from acrlpd.models.pi0_config import Pi0Config
+
+HORIZON, REAL_DIM = 20, 14
+SCANNED = 200  # updates per call of the state-space rows
+ROWS = ("state", "state_float32", "ensemble", "full", "full_dots", "aloha32", "aloha16", "parts")
+
+
+def pi0_config(tiny: bool, *, frozen: bool, remat: str = "full") -> RLTrainConfig:
+    """Full-size pi0, 3 cameras, action_horizon 50, H 20, N 4, 10 steps, awr, 10 critics of 512 x 3."""
+    model = Pi0Config(remat_policy=remat)
+    if tiny:
+        model = Pi0Config(
+            paligemma_variant="dummy",
+            action_expert_variant="dummy",
+            siglip_variant="mu/14",
+            vocab_size=512,
+            image_resolution=(28, 28),
+            remat_policy=remat,
+        )
+    return RLTrainConfig(
+        name="benchmark",
+        model=model,
+        freeze_pi0_backbone=frozen,
+        critic=CriticConfig(num_critics=10, hidden_dims=(512, 512, 512)),
+        acrlpd=ACRLPDHyperparams(actor_loss="awr", num_action_samples=4, sampling_steps=10),
+        qchunking=QChunkingConfig(horizon_length=HORIZON, action_dim=REAL_DIM),
+    )
+
+
+def create_agent(config: RLTrainConfig) -> ACRLPDPi0Agent:
+    """Random weights in the agent's shapes; compiling 50 initialisers would take longer than measuring."""
+    shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return (0.02 * jax.random.normal(key, shape)).astype(dtype)
+
+    def leaf(path: Any, spec: jax.ShapeDtypeStruct) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        if "opt_state" in name or not jnp.issubdtype(spec.dtype, jnp.floating):
+            return jnp.zeros(spec.shape, spec.dtype)
+        if "loss_weights" in name:
+            return jnp.ones(spec.shape, spec.dtype)
+        return normal(jax.random.key(len(name)), spec.shape, spec.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def make_batch(config: RLTrainConfig, batch_size: int) -> Batch:
+    rng = np.random.default_rng(0)
+    spec, actions = config.model.inputs_spec(batch_size)
+    horizon = config.qchunking.horizon_length
+
+    def observation() -> Observation:
+        images = {key: rng.integers(0, 256, image.shape, np.uint8) for key, image in spec.images.items()}
+        prompt = spec.tokenized_prompt
+        return Observation(
+            images=images,
+            image_masks={key: np.ones(batch_size, bool) for key in images},
+            state=rng.normal(size=spec.state.shape).astype(np.float32),
+            tokenized_prompt=None if prompt is None else rng.integers(0, 500, prompt.shape, np.int32),
+            tokenized_prompt_mask=None if prompt is None else np.arange(prompt.shape[1]) < np.full((batch_size, 1), 24),
+        )
+
+    def f32(*shape: int) -> np.ndarray:
+        return np.ones(shape, np.float32)
+
+    return jax.device_put(
+        Batch(
+            observations=observation(),
+            next_observations=observation(),
+            actions=rng.normal(size=actions.shape).astype(np.float32),
+            valid=f32(batch_size, actions.shape[1]),
+            rewards=rng.normal(size=(batch_size, horizon)).astype(np.float32),
+            masks=f32(batch_size, horizon),
+            terminals=0 * f32(batch_size, horizon),
+            next_terminal=0 * f32(batch_size),
+            sequence_mask=f32(batch_size),
+            episode_id=np.zeros(batch_size, np.int32),
+            step_id=np.zeros(batch_size, np.int32),
+        )
+    )
+
+
+def time_calls(call: Callable[[], Any], repeats: int) -> float:
+    """Median seconds of a call, until the device is done; the first two warm up."""
+    seconds = []
+    for _ in range(repeats + 2):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds[2:]))
+
+
+def peak_gib() -> float:
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0) / 2**30
+
+
+def repeat_update(step: Callable[..., Any], agent: ACRLPDPi0Agent, *args: Any) -> Callable[[], Any]:
+    """A call that feeds the agent it returns into the next one, as training does."""
+    box = [agent]
+
+    def call() -> Any:
+        box[0], info = step(box[0], *args)
+        return info
+
+    return call
+
+
+def joint_row(config: RLTrainConfig, batch_size: int, repeats: int) -> dict[str, str]:
+    call = repeat_update(train_step, create_agent(config), make_batch(config, batch_size), jax.random.key(0))
+    seconds = time_calls(call, repeats)
+    return {"time": f"{1e3 * seconds:.0f} ms", "rate": f"{batch_size / seconds:.1f} samples/s"}
+
+
+def parts_row(config: RLTrainConfig, batch_size: int, repeats: int) -> dict[str, str]:
+    """The joint step, and separately: a cloning step, one prefix without gradient, candidates at both ends."""
+    agent, batch, key = create_agent(config), make_batch(config, batch_size), jax.random.key(0)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def bc_step(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> tuple[ACRLPDPi0Agent, jax.Array]:
+        prepared, draws, _ = agent._prepare(batch, rng)
+
+        def loss(params: Any) -> jax.Array:
+            networks = agent.replace(policy_params=params).networks()
+            terms = frozenset({"bc"})
+            return joint_loss(agent.algorithm, networks, agent.loss_weights, prepared, draws, None, terms)[0]
+
+        value, grads = jax.value_and_grad(loss)(agent.policy_params)
+        updates, opt_state = agent.policy_optimizer.tx.update(grads, agent.policy_opt_state, agent.policy_params)
+        params = optax.apply_updates(agent.policy_params, updates)
+        return agent.replace(policy_params=params, policy_opt_state=opt_state).update_ema_parameters(), value
+
+    @jax.jit
+    def prefix(agent: ACRLPDPi0Agent, observation: Observation) -> Any:
+        policy = agent.policy()
+        return policy.encode(policy.preprocess(None, observation, train=False))
+
+    @jax.jit
+    def candidates(agent: ACRLPDPi0Agent, context: Any, noise: jax.Array) -> jax.Array:
+        return agent.policy().denoise(context, noise, num_steps=10)
+
+    noise = jax.random.normal(key, (batch_size, 4, config.model.action_horizon, config.model.action_dim))
+    context = prefix(agent, batch.next_observations)
+    seconds = {
+        "prefix": time_calls(lambda: prefix(agent, batch.next_observations), repeats),
+        "candidates": 2 * time_calls(lambda: candidates(agent, context, noise), repeats),
+    }
+    del context
+    box = [agent]
+    del agent
+
+    def update(step: Callable[..., Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            box[0], result = step(box[0], batch, key)
+            return result
+
+        return call
+
+    seconds["BC step"] = time_calls(update(bc_step), repeats)
+    joint = time_calls(update(train_step), repeats)
+    parts = ", ".join(f"{name} {1e3 * value:.0f}" for name, value in seconds.items())
+    return {
+        "time": f"{1e3 * joint:.0f} ms against {1e3 * sum(seconds.values()):.0f} ms ({parts})",
+        "rate": f"{joint / sum(seconds.values()):.2f} x the sum of its parts",
+    }
+
+
+def ensemble_row(batch_size: int, features: int, repeats: int) -> dict[str, str]:
+    """A critic update and the scoring of 8 candidates, with pi0's feature width."""
+
+    def seconds(num_critics: int) -> float:
+        config = CriticConfig(num_critics=num_critics, hidden_dims=(512, 512, 512))
+        sizes = {"feature_dim": features, "state_dim": 32, "chunk_dim": HORIZON * REAL_DIM}
+        critics = create_critic_networks(config, jax.random.key(0), **sizes)
+        tx = optax.adam(3e-4)
+        keys = jax.random.split(jax.random.key(1), 3)
+        feature, state = (jax.random.normal(keys[i], (batch_size, n)) for i, n in enumerate((features, 32)))
+        chunks = jax.random.normal(keys[2], (batch_size, 8, HORIZON * REAL_DIM))
+
+        def update(carry: Any, _: None) -> Any:
+            critics, opt_state = carry
+            value = jnp.max(critics.online_ensemble.aggregate(critics.online_ensemble(feature, state, chunks)), axis=1)
+
+            def loss(online: Any) -> jax.Array:
+                q = critics.replace(online=online).online_ensemble(feature, state, chunks[:, :1])[:, 0]
+                return jnp.mean(td_loss(q, 0.9 * value, ACRLPDHyperparams()))
+
+            grads = jax.grad(loss)(critics.online)
+            updates, opt_state = tx.update(grads, opt_state)
+            critics = critics.replace(online=optax.apply_updates(critics.online, updates))
+            return (critics.soft_update_target_networks(0.005), opt_state), None
+
+        run = jax.jit(lambda carry: jax.lax.scan(update, carry, length=20)[0])
+        carry = (critics, tx.init(critics.online))
+        return time_calls(lambda: run(carry), repeats) / 20
+
+    one, ten = seconds(1), seconds(10)
+    return {"time": f"{1e3 * ten:.2f} ms against {1e3 * one:.2f} ms", "rate": f"{ten / one:.2f} x one critic"}
+
+
+def state_row(dtype: str, scanned: int, repeats: int, *, tiny: bool) -> dict[str, str]:
+    """obs 37, action 5, H 5, N 32, 10 flow steps, 4 x 512, 2 critics, batch 256."""
+    config = get_config("qc_cube_double")
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
+    if tiny:
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dims=(32, 32)))
+    batch = make_batch(config, config.batch_size)
+    batches = jax.tree.map(lambda x: jnp.broadcast_to(x, (scanned, *x.shape)), batch)
+    call = repeat_update(train_steps, create_agent(config), batches, jax.random.key(0))
+    seconds = time_calls(call, repeats) / scanned
+    return {"time": f"{1e6 * seconds:.0f} us", "rate": f"{1 / seconds:.0f} updates/s"}
+
+
+def run_row(name: str, *, tiny: bool) -> dict[str, str]:
+    repeats = 2 if tiny else 8
+    batch_size, half = (2, 1) if tiny else (32, 16)
+    rows: dict[str, Callable[[], dict[str, str]]] = {
+        "full": lambda: joint_row(pi0_config(tiny, frozen=False), batch_size, repeats),
+        "full_dots": lambda: joint_row(pi0_config(tiny, frozen=False, remat="dots"), batch_size, repeats),
+        "aloha32": lambda: joint_row(pi0_config(tiny, frozen=True), batch_size, repeats),
+        "aloha16": lambda: joint_row(pi0_config(tiny, frozen=True), half, repeats),
+        "parts": lambda: parts_row(pi0_config(tiny, frozen=False), batch_size, repeats),
+        "ensemble": lambda: ensemble_row(batch_size, 64 if tiny else 2048, repeats),
+        "state": lambda: state_row("bfloat16", 2 if tiny else SCANNED, repeats, tiny=tiny),
+        "state_float32": lambda: state_row("float32", 2 if tiny else SCANNED, repeats, tiny=tiny),
+    }
+    start = time.perf_counter()
+    result = rows[name]()
+    return result | {"peak": f"{peak_gib():.1f} GiB", "took": f"{time.perf_counter() - start:.0f} s"}
+
+
+GOALS = {
+    "full": "20 samples/s, goal 28",
+    "full_dots": "20 samples/s, goal 28",
+    "aloha32": "40 samples/s",
+    "aloha16": "peak under 22 GiB",
+    "parts": "at most 1.15 x",
+    "ensemble": "under 2.5 x",
+    "state": "1000 updates/s, goal 2000",
+    "state_float32": "(the same, policy in tf32)",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--tiny", action="store_true")
+    args = parser.parse_args()
+    if args.row:
+        print(json.dumps(run_row(args.row, tiny=args.tiny)))
+        return
+    table = ["| row | time | rate | peak memory | wanted |", "|---|---|---|---|---|"]
+    for row in args.rows.split(","):
+        command = [sys.executable, __file__, "--row", row, *(["--tiny"] if args.tiny else [])]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            error = next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), "see stderr")
+            print(f"{row} failed: {error[:300]}", flush=True)
+            continue
+        result = json.loads(done.stdout.splitlines()[-1])
+        table.append(f"| {row} | {result['time']} | {result['rate']} | {result['peak']} | {GOALS[row]} |")
+        print(table[-1], f"(row took {result['took']})", flush=True)
+    code = "import jax; print(jax.devices()[0].device_kind, '| jax', jax.__version__)"
+    device = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+    print(f"\n{device} | {time.strftime('%Y-%m-%d')}\n\n" + "\n".join(table))
+
+
+if __name__ == "__main__":
+    main()

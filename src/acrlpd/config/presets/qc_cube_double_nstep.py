@@ -1,0 +1,19 @@
+"""Q-chunking's n-step baseline: 5-step returns, but critics and the robot know single actions only.
+
+As `qc_cube_double`, with critics that see the first action of a chunk and a policy that is asked again
+after every step. What it lacks against `qc_cube_double` is the chunk: n-step returns under data of another
+policy are biased, and single actions explore without direction.
+"""
+
+import dataclasses
+
+from acrlpd.config.presets import qc_cube_double
+
+_QC = qc_cube_double.CONFIG
+
+CONFIG = dataclasses.replace(
+    _QC,
+    name="qc_cube_double_nstep",
+    qchunking=dataclasses.replace(_QC.qchunking, critic_action_horizon=1),
+    env=dataclasses.replace(_QC.env, replan_steps=1),
+)
