@@ -8,9 +8,16 @@ Prints a Markdown table. Without --time the compiler does not tune kernels, whic
 """
 
 import argparse
+import datetime
 import os
+import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from acrlpd.batch import Batch
+    from acrlpd.config import RLTrainConfig
 
 FULL = {
     "pi0, batch 32, N 4": {},
@@ -50,7 +57,8 @@ def main() -> None:
         cases = {name: cases[name] for name in TIMED if name in cases}
     cases = {name: changes for name, changes in cases.items() if args.only in name}
     device = jax.devices()[0]
-    print(f"{device.device_kind}, jax {jax.__version__}\n")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    print(f"{device.device_kind}, jax {jax.__version__}, {datetime.date.today()}, commit {commit or 'unknown'}\n")
     print("| case | XLA peak GiB | plan GiB | ratio | state | temp | plan's temp | compile s | step ms | plan ms |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name, changes in cases.items():
@@ -58,7 +66,7 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def config_of(full: bool, changes: dict) -> "object":
+def config_of(full: bool, changes: dict[str, Any]) -> "RLTrainConfig":
     from acrlpd.config import apply_config_overrides, get_config
 
     base = {"batch_size": 32, "training.gradient_accumulation_steps": 1, "acrlpd.num_action_samples": 4}
@@ -75,7 +83,7 @@ def config_of(full: bool, changes: dict) -> "object":
     return apply_config_overrides(apply_config_overrides(config, base), changes)
 
 
-def measure(config: "object", timed: bool) -> list[str]:
+def measure(config: "RLTrainConfig", timed: bool) -> list[str]:
     import jax
 
     from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_step
@@ -115,7 +123,7 @@ def measure(config: "object", timed: bool) -> list[str]:
     return [*columns, f"{(time.perf_counter() - start) / 5 * 1e3:.0f}", f"{plan.step_seconds * 1e3:.0f}"]
 
 
-def batch_spec(config: "object") -> "object":
+def batch_spec(config: "RLTrainConfig") -> "Batch":
     import jax
     import jax.numpy as jnp
 
