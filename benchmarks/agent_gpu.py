@@ -24,9 +24,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-ROOT = pathlib.Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / ".device-deps")]
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.94")
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / ".device-deps"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "src"))
 
 import jax
 import jax.numpy as jnp
@@ -157,7 +156,7 @@ def joint_row(config: RLTrainConfig, batch_size: int, repeats: int) -> dict[str,
 
 def parts_row(config: RLTrainConfig, batch_size: int, repeats: int) -> dict[str, str]:
     """The joint step, and separately: a cloning step, one prefix without gradient, candidates at both ends."""
-    agent, batch, key = create_agent(config), make_batch(config, batch_size), jax.random.key(0)
+    box, batch, key = [create_agent(config)], make_batch(config, batch_size), jax.random.key(0)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def bc_step(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> tuple[ACRLPDPi0Agent, jax.Array]:
@@ -183,24 +182,19 @@ def parts_row(config: RLTrainConfig, batch_size: int, repeats: int) -> dict[str,
         return agent.policy().denoise(context, noise, num_steps=10)
 
     noise = jax.random.normal(key, (batch_size, 4, config.model.action_horizon, config.model.action_dim))
-    context = prefix(agent, batch.next_observations)
+
+    def update(step: Callable[..., Any]) -> Any:
+        box[0], result = step(box[0], batch, key)
+        return result
+
+    context = [prefix(box[0], batch.next_observations)]
     seconds = {
-        "prefix": time_calls(lambda: prefix(agent, batch.next_observations), repeats),
-        "candidates": 2 * time_calls(lambda: candidates(agent, context, noise), repeats),
+        "prefix": time_calls(lambda: prefix(box[0], batch.next_observations), repeats),
+        "candidates": 2 * time_calls(lambda: candidates(box[0], context[0], noise), repeats),
     }
-    del context
-    box = [agent]
-    del agent
-
-    def update(step: Callable[..., Any]) -> Callable[[], Any]:
-        def call() -> Any:
-            box[0], result = step(box[0], batch, key)
-            return result
-
-        return call
-
-    seconds["BC step"] = time_calls(update(bc_step), repeats)
-    joint = time_calls(update(train_step), repeats)
+    context.clear()
+    seconds["BC step"] = time_calls(lambda: update(bc_step), repeats)
+    joint = time_calls(lambda: update(train_step), repeats)
     parts = ", ".join(f"{name} {1e3 * value:.0f}" for name, value in seconds.items())
     return {
         "time": f"{1e3 * joint:.0f} ms against {1e3 * sum(seconds.values()):.0f} ms ({parts})",
@@ -251,7 +245,7 @@ def state_row(dtype: str, scanned: int, repeats: int, *, tiny: bool) -> dict[str
     batches = jax.tree.map(lambda x: jnp.broadcast_to(x, (scanned, *x.shape)), batch)
     call = repeat_update(train_steps, create_agent(config), batches, jax.random.key(0))
     seconds = time_calls(call, repeats) / scanned
-    return {"time": f"{1e6 * seconds:.0f} us", "rate": f"{1 / seconds:.0f} updates/s"}
+    return {"time": f"{1e6 * seconds:.0f} us", "rate": f"{1 / seconds:.4g} updates/s"}
 
 
 def run_row(name: str, *, tiny: bool) -> dict[str, str]:
@@ -296,7 +290,8 @@ def main() -> None:
     table = ["| row | time | rate | peak memory | wanted |", "|---|---|---|---|---|"]
     for row in args.rows.split(","):
         command = [sys.executable, __file__, "--row", row, *(["--tiny"] if args.tiny else [])]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.94", **os.environ}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         if done.returncode:
             error = next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), "see stderr")
             print(f"{row} failed: {error[:300]}", flush=True)

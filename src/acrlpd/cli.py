@@ -37,6 +37,8 @@ COMMANDS = {
     "data": Command("look at, label, convert and prepare datasets", "acrlpd.data.commands", "COMMANDS"),
     "demos": Command("collect demonstrations with scripted experts", "acrlpd.envs.commands", "COMMANDS"),
     "eval": Command("judge checkpoints in their environment", "acrlpd.evaluation.commands"),
+    "export": Command("export a policy for openpi and for serving", "acrlpd.serving.commands", "export_main"),
+    "serve": Command("serve a policy on openpi's protocol", "acrlpd.serving.commands", "serve_main"),
     "plan": Command("memory, FLOPs and step time of a config, before it runs", "acrlpd.commands.plan"),
     "doctor": Command("check this machine and installation", "acrlpd.commands.doctor"),
 }

@@ -226,11 +226,10 @@ def test_critic_only_updates_are_cheaper(agent, batch):
 def test_scanned_updates_equal_single_ones(agent, config):
     batches = [make_batch(config, 16, seed=i) for i in range(3)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
-    scanned, infos = train_steps(copy(agent), stacked, KEY)
+    scanned, scanned_info = train_steps(copy(agent), stacked, KEY)
     for i, batch in enumerate(batches):
         agent, info = train_step(agent, batch, jax.random.fold_in(KEY, i))
-        for name, value in info.items():
-            np.testing.assert_allclose(infos[name][i], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert_trees_close(scanned_info, info, rtol=1e-4, atol=1e-5)
     assert_trees_close(scanned.critics.online, agent.critics.online, rtol=1e-3, atol=1e-5)
     assert int(scanned.step) == 3
 

@@ -33,7 +33,7 @@ _SIMPLE = {
 def pi0_config(directory: pathlib.Path, **overrides: Any) -> RLTrainConfig:
     """A tiny pi0 with one camera, augmented, and data prepared ahead by two threads."""
     config = apply_config_overrides(
-        get_config("debug"), _SIMPLE | {"model.dtype": "float32", "model.remat_policy": "none"}
+        get_config("debug"), _SIMPLE | {"batch_size": 16, "model.dtype": "float32", "model.remat_policy": "none"}
     )
     return _finished(config, directory, overrides)
 
@@ -70,6 +70,16 @@ class Processes:
     def __init__(self, cache: pathlib.Path) -> None:
         self.cache = cache
 
+    def environment(self, devices: int) -> dict[str, str]:
+        return {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(self.cache),
+            # Most of the time goes into compiling, so less is optimised.
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+
     def start(
         self, config: RLTrainConfig, *, devices: int = 1, order: Mapping[str, Any] | None = None, **options: Any
     ) -> "subprocess.Popen[str]":
@@ -78,19 +88,12 @@ class Processes:
         path = directory / f"{config.exp_name}.yaml"
         save_config(config, path)
         request = {"config": str(path), "options": options, **(order or {})}
-        environment = os.environ | {
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(self.cache),
-            # Most of the time goes into compiling, so less is optimised.
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        }
         return subprocess.Popen(
             [sys.executable, str(PROCESS), json.dumps(request)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment,
+            env=self.environment(devices),
         )
 
     def run(self, config: RLTrainConfig, *, timeout: float = 300, **arguments: Any) -> Finished:

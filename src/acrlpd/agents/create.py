@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, traverse_util
 
 from acrlpd.agents.acrlpd_pi0_agent import ACRLPDPi0Agent
 from acrlpd.agents.critic_networks import CriticNetworks, create_critic_networks
@@ -111,8 +111,7 @@ def _load(policy: FlowPolicy, params: Mapping[str, Any]) -> None:
     """Overwrites initial parameters by given ones, which must exist in the policy with the same shape."""
     state = nnx.state(policy)
     known = dict(nnx.to_flat_state(state))
-    given = {tuple(path): value for path, value in nnx.traversals.flatten_mapping(params).items()}
-    for path, value in given.items():
+    for path, value in traverse_util.flatten_dict(dict(params)).items():
         name = "/".join(map(str, path))
         if path not in known:
             raise ValueError(f"policy_params names {name}, which the policy does not have")

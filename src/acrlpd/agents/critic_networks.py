@@ -140,10 +140,10 @@ class _LayerNorm(nnx.Module):
 
 
 def _standardize(x: jax.Array) -> jax.Array:
-    """Zero mean and unit variance over the last axis."""
+    """Zero mean and unit variance over the last axis; both moments in one pass over x."""
     mean = jnp.mean(x, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(variance + 1e-6)
+    variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True) - jnp.square(mean)
+    return (x - mean) * jax.lax.rsqrt(jnp.maximum(variance, 0.0) + 1e-6)
 
 
 def _dropout(x: jax.Array, keys: jax.Array, layer: int, rate: float) -> jax.Array:

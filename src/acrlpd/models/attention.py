@@ -22,7 +22,7 @@ def full_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def multi_query_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
     """Attention of q [b, t, heads, h] (already scaled) over the first `length` [b] of k and v [b, s, h]."""
-    if _has_fused_kernel(q):
+    if _has_fused_kernel(q) and q.shape[1] % 2 == 0 and k.shape[1] % 2 == 0:  # its gradient wants even lengths
         queries = jnp.full_like(length, q.shape[1])
         return jax.nn.dot_product_attention(
             q,
@@ -33,9 +33,7 @@ def multi_query_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.
             key_value_seq_lengths=length,
             implementation="cudnn",
         )
-    logits = _einsum_f32("btgh,bsh->bgts", q, k)
-    probs = jax.nn.softmax(_mask_padding(logits, length), axis=-1).astype(v.dtype)
-    return jnp.einsum("bgts,bsh->btgh", probs, v)
+    return _masked_attention(q, k, v, length)
 
 
 def shared_context_attention(
@@ -49,16 +47,21 @@ def shared_context_attention(
     context_k, context_v, length = context
     if q.shape[1] == 1:
         k, v = (jnp.concatenate(pair, axis=1) for pair in ((k[:, 0], context_k), (v[:, 0], context_v)))
-        return multi_query_attention(q[:, 0], k, v, length + q.shape[2])[:, None]
+        # Few queries over many keys: plain products are faster than a flash kernel here.
+        return _masked_attention(q[:, 0], k, v, length + q.shape[2])[:, None]
     own = _einsum_f32("bntgh,bnsh->bngts", q, k)
     shared = _mask_padding(_einsum_f32("bntgh,bsh->bngts", q, context_k), length)
-    # One softmax over both parts, without joining them.
-    top = jnp.maximum(own.max(axis=-1, keepdims=True), shared.max(axis=-1, keepdims=True))
-    own, shared = (jnp.exp(logits - jax.lax.stop_gradient(top)) for logits in (own, shared))
-    total = own.sum(axis=-1, keepdims=True) + shared.sum(axis=-1, keepdims=True)
-    out = _einsum_f32("bngts,bnsh->bngth", own.astype(v.dtype), v)
-    out += _einsum_f32("bngts,bsh->bngth", shared.astype(v.dtype), context_v)
-    return jnp.moveaxis((out / total).astype(v.dtype), 2, 3)
+    # Two softmaxes, joined by their normalisers: one over both would copy the logits side by side.
+    share = jax.nn.sigmoid(jax.nn.logsumexp(shared, axis=-1) - jax.nn.logsumexp(own, axis=-1))[..., None]
+    own, shared = (jax.nn.softmax(logits, axis=-1).astype(v.dtype) for logits in (own, shared))
+    out = share * _einsum_f32("bngts,bsh->bngth", shared, context_v)
+    out += (1 - share) * _einsum_f32("bngts,bnsh->bngth", own, v)
+    return jnp.moveaxis(out.astype(v.dtype), 2, 3)
+
+
+def _masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
+    logits = _mask_padding(_einsum_f32("btgh,bsh->bgts", q, k), length)
+    return jnp.einsum("bgts,bsh->btgh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v)
 
 
 def _mask_padding(logits: jax.Array, length: jax.Array) -> jax.Array:

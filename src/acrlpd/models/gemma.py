@@ -222,18 +222,19 @@ class Gemma(nnx.Module):
 
 
 def fuse_projections(weights: LayerWeights, dtype: jnp.dtype) -> LayerWeights:
-    """One layer's weights in the compute dtype: q, k and v as one matrix, gate and up as another.
+    """One layer's weights in the compute dtype as plain matrices, q, k and v side by side in one.
 
     Adapters and norms stay as they are: the former are exact only as products of their own.
     """
     heads = jnp.concatenate([weights["q"]["w"], weights["kv"]["w"][:, 0]]).astype(dtype)  # [heads + 2, d, h]
     out, mlp = weights["out"]["w"].astype(dtype), weights["mlp"]
-    gate_up = mlp["gating_einsum"].astype(dtype)  # [2, d, m]
+    gate, up = mlp["gating_einsum"].astype(dtype)  # [d, m] each; joined, their gradients would be copied
     width = heads.shape[1]
     return weights | {
         "qkv": jnp.moveaxis(heads, 0, 1).reshape(width, -1),
         "attn_vec": out.reshape(-1, width),
-        "gate_up": jnp.moveaxis(gate_up, 0, 1).reshape(width, -1),
+        "gate": gate,
+        "up": up,
         "down": mlp["linear"].astype(dtype),
     }
 
@@ -273,7 +274,7 @@ def _mix(
         y = y + lora.einsum_update(f"{letters}gh,ghd->{letters}d", attended, weights["out"], config.lora)
     x = _gated_residual(x, y, gate)
     y, gate = rms_norm(x, weights["pre_ffw_norm"], condition)
-    opened, up = jnp.split(y @ weights["gate_up"], 2, axis=-1)
+    opened, up = y @ weights["gate"], y @ weights["up"]
     if config.lora:
         opened_update, up_update = lora.gating_update(y, weights["mlp"])
         opened, up = opened + opened_update, up + up_update

@@ -99,7 +99,7 @@ def compare_pytree_structures(tree1: Any, tree2: Any, name1: str = "tree1", name
         only_in_first=tuple(path for path in first if path not in second),
         only_in_second=tuple(path for path in second if path not in first),
         changed=tuple(changed),
-        static=same_leaves and jax.tree.structure(tree1) != jax.tree.structure(tree2),
+        static=same_leaves and _structure(tree1) != _structure(tree2),
     )
 
 
@@ -168,6 +168,10 @@ def validate_fsdp_compatibility(
 
 def _leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _structure(tree: Any) -> Any:
+    return jax.tree.structure(tree)
 
 
 def _bytes(array: Any) -> int:

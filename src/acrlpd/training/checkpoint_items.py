@@ -19,6 +19,7 @@ from etils import epath
 from flax import nnx
 
 from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.config import RLTrainConfig
 from acrlpd.models.openpi_checkpoint import openpi_tree
 
 PARAMS = "params"
@@ -42,9 +43,10 @@ class AgentArrays:
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((self.params, self.train_state)))
 
 
-def served_field(agent: ACRLPDPi0Agent, *, serve_average: bool) -> str:
+def served_field(agent: ACRLPDPi0Agent, rl_config: RLTrainConfig) -> str:
     """Which parameters of the policy go into params/."""
-    return "ema_params" if serve_average and agent.ema_params is not None else "policy_params"
+    average = rl_config.openpi_compatibility.enable_ema_for_inference and agent.ema_params is not None
+    return "ema_params" if average else "policy_params"
 
 
 def split_agent(agent: ACRLPDPi0Agent, served: str) -> AgentArrays:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -80,7 +81,7 @@ def load_checkpoint_metadata(step_directory: epath.PathLike) -> dict[str, Any]:
 
 def restore_rng(metadata: Mapping[str, Any]) -> jax.Array:
     """The random key of a run."""
-    data = np.asarray(metadata["rng"]["data"], np.uint32)
+    data = jnp.asarray(metadata["rng"]["data"], jnp.uint32)
     return jax.random.wrap_key_data(data, impl=metadata["rng"]["impl"])
 
 

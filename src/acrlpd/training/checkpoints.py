@@ -72,6 +72,11 @@ class CheckpointWriter:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
         self._running: tuple[int, concurrent.futures.Future[None]] | None = None
         self._on_device: bool | None = None
+        self._copy_on_devices: jax.stages.Compiled | None = None
+
+    def prepare(self, arrays: AgentArrays) -> None:
+        """Compiles what a save needs, so that the first one does not hold up training."""
+        self._copy_on_devices = _compile_copy((arrays.params, arrays.train_state))
 
     def save(
         self,
@@ -101,7 +106,7 @@ class CheckpointWriter:
             raise error
         self.num_failures += 1
         self._failures_in_a_row += 1
-        self._clean_up(step)
+        self._clean_up()
         steps = saved_steps(self.directory)
         kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
         message = f"the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); {kept}"
@@ -135,6 +140,8 @@ class CheckpointWriter:
         assets: Mapping[str, bytes],
         score: float | None,
     ) -> None:
+        if self.num_failures:
+            self._clean_up()
         items: dict[str, Any] = {
             PARAMS: ocp.args.PyTreeSave(arrays.params),
             TRAIN_STATE: ocp.args.PyTreeSave(arrays.train_state),
@@ -162,21 +169,22 @@ class CheckpointWriter:
                 fits = bool(multihost_utils.broadcast_one_to_all(np.asarray(fits)))
             self._on_device = fits
         if self._on_device:
-            return AgentArrays(*_copy_on_devices(tree))
+            if self._copy_on_devices is None:
+                self._copy_on_devices = _compile_copy(tree)
+            return AgentArrays(*self._copy_on_devices(tree))
         tree = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), tree)
         return AgentArrays(*jax.block_until_ready(tree))
 
-    def _clean_up(self, step: int) -> None:
-        """Removes what a failed save left, which may be what fills the disk, and looks at the disk again."""
+    def _clean_up(self) -> None:
+        """Removes what failed saves left, which may be what fills the disk, and looks at the disk again."""
         if jax.process_index() == 0:
-            for path in self.directory.glob(f"{step}.*tmp*"):
-                shutil.rmtree(path, ignore_errors=True)
+            for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)  # parts may still be under way; there is a next time
         self._manager.reload()
 
 
-@jax.jit
-def _copy_on_devices(tree: Any) -> Any:
-    return jax.tree.map(jnp.copy, tree)
+def _compile_copy(tree: Any) -> jax.stages.Compiled:
+    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree)).lower(tree).compile()
 
 
 def _fits_beside_a_step(tree: Any) -> bool:
@@ -206,8 +214,7 @@ def save_acrlpd_checkpoint(
     `assets` are files for openpi by their path below assets/; `state` is what the caller wants to find
     again in run.json; a higher `score` is a better policy.
     """
-    serve_average = rl_config.openpi_compatibility.enable_ema_for_inference
-    served = served_field(agent, serve_average=serve_average)
+    served = served_field(agent, rl_config)
     metadata = create_checkpoint_metadata(rl_config, step, rng=rng, served=served, assets=assets, state=state)
     writer.save(step, split_agent(agent, served), metadata, assets, score)
 

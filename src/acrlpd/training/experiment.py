@@ -13,7 +13,6 @@ from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.data.dataset import norm_stats_dir
 from acrlpd.data.loader import create_acrlpd_data_loader
 from acrlpd.training import run_directory as runs
-from acrlpd.training.checkpoint_items import AgentArrays, served_field, split_agent
 from acrlpd.training.checkpoint_metadata import check_resume
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.out_of_memory import OutOfMemoryError
@@ -94,20 +93,13 @@ def _run(
             return 0
         if is_primary():
             runs.write_run_config(directory, rl_config)
-            _warn_about_space(trainer, directory)
+            runs.warn_about_space(directory, trainer.arrays().num_bytes, rl_config.checkpoints.max_to_keep)
         trainer.train()
         _finish(trainer)
         return 0 if trainer.stopped_by is None else exit_code(trainer.stopped_by)
     finally:
         trainer.close()
         loader.close()
-
-
-def _warn_about_space(trainer: ACRLPDTrainer, directory: pathlib.Path) -> None:
-    agent = trainer.agent
-    assert agent is not None
-    arrays: AgentArrays = split_agent(agent, served_field(agent, serve_average=True))
-    runs.warn_about_space(directory, arrays.num_bytes, trainer.rl_config.checkpoints.max_to_keep)
 
 
 def _finish(trainer: ACRLPDTrainer) -> None:
@@ -130,7 +122,7 @@ def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
 def enable_compilation_cache() -> None:
     """Keeps compiled programs between runs, so that a restart does not compile again."""
     default = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "acrlpd" / "xla"
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", str(default))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

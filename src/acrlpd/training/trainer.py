@@ -14,6 +14,7 @@ from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.loader import ACRLPDDataLoader
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint
+from acrlpd.training.checkpoint_items import AgentArrays, served_field, split_agent
 from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata, restore_rng
 from acrlpd.training.checkpoints import CheckpointWriter, restore_agent, save_acrlpd_checkpoint
 from acrlpd.training.clock import Clock
@@ -94,6 +95,7 @@ class ACRLPDTrainer:
         """The agent at step 0, with the weights that the config names."""
         init_rng, self._rng = jax.random.split(jax.random.key(self.rl_config.seed))
         self.agent = create_initial_agent(self.rl_config, self._sharding, init_rng)
+        self.metrics_log.load_state_dict({"names": [], "window": []}, step=0)
 
     def load_checkpoint(self, step_directory: pathlib.Path) -> None:
         """The run as it was when this checkpoint was written."""
@@ -140,6 +142,11 @@ class ACRLPDTrainer:
                 path = directory / "assets" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
+
+    def arrays(self) -> AgentArrays:
+        """The arrays of the agent as a checkpoint holds them."""
+        agent = self._current_agent()
+        return split_agent(agent, served_field(agent, self.rl_config))
 
     @property
     def wall_time_s(self) -> float:
@@ -209,6 +216,7 @@ class ACRLPDTrainer:
             self._train_steps[update_policy] = create_fsdp_train_step_fn(
                 self._current_agent(), batch, self._sharding, update_policy=update_policy
             )
+        self.writer.prepare(self.arrays())
 
     def _update(self, batch: Batch) -> None:
         """Starts one update; the result is looked at later."""

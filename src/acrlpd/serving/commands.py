@@ -1,0 +1,207 @@
+"""`acrlpd export` and `acrlpd serve`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from acrlpd.config import RLTrainConfig
+    from acrlpd.serving.policy_checkpoint import PolicyCheckpoint
+    from acrlpd.serving.server import PolicyServer
+    from acrlpd.serving.serving_policy import ServingPolicy
+
+Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions:
+    """What to export, and in which form."""
+
+    # A run directory (its newest checkpoint counts) or one of its checkpoints.
+    checkpoint: tyro.conf.Positional[Path]
+    # Directory to make.
+    output: Path
+    # Cost of an action chunk: denoising steps, candidates and critics.
+    level: Literal["fast", "standard", "accurate"] = "standard"
+    # Add LoRA adapters into the weights.
+    merge_lora: Flag = False
+    # Precision of the stored parameters; default: as they were trained.
+    dtype: Literal["bfloat16", "float32"] | None = None
+    # Critics to put beside the policy: as many as the level wants (the best on the run's data), all, or none.
+    critics: Literal["level", "all", "none"] = "level"
+    # Replace an earlier export.
+    overwrite: Flag = False
+
+
+def export_main(args: Sequence[str]) -> int:
+    options = tyro.cli(
+        ExportOptions,
+        args=args,
+        prog="acrlpd export",
+        description="Export a policy to a directory that openpi and acrlpd serve.",
+    )
+    from acrlpd.serving.export import export_policy
+
+    verification = export_policy(
+        options.checkpoint,
+        options.output,
+        level=options.level,
+        merge_adapters=options.merge_lora,
+        dtype=options.dtype,
+        critics=options.critics,
+        overwrite=options.overwrite,
+    )
+    print(f"exported to {options.output}; its README.md says how to serve it")
+    print(
+        f"verified: actions differ from the training policy's by {verification.mean_difference:.2g} on average and "
+        f"{verification.max_difference:.2g} at most (normalised units)"
+    )
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions:
+    """What to serve, and to whom."""
+
+    # An exported directory, a run, a checkpoint of a run, or an openpi checkpoint (with --config).
+    checkpoint: tyro.conf.Positional[Path]
+    # Address to listen on. 0.0.0.0 lets other machines in: use an API key then.
+    host: str = "127.0.0.1"
+    # Port; 0: any free one.
+    port: int = 8000
+    # Candidates per action chunk, and the most that a request may ask for; default: the checkpoint's.
+    best_of_n: int | None = None
+    # Denoising steps; the first is the default, requests may ask for the others. Default: the checkpoint's.
+    num_steps: tuple[int, ...] = ()
+    # Most requests that share one call of the policy.
+    max_batch_size: int = 8
+    # Longest time in milliseconds that a request waits for others to share a call with.
+    max_wait_ms: float = 5.0
+    # Load newer checkpoints of this run as they appear.
+    follow: Path | None = None
+    # Preset or YAML file that describes an openpi checkpoint.
+    config: str | None = None
+    # File with the key that clients must send.
+    api_key_file: Path | None = None
+    # Largest message that is read, in MiB.
+    max_message_mib: float = 32.0
+    # Most clients at a time.
+    max_clients: int = 64
+    # Seconds for a request to be answered.
+    request_timeout_s: float = 30.0
+
+
+def serve_main(args: Sequence[str]) -> int:
+    options = tyro.cli(
+        ServeOptions,
+        args=args,
+        prog="acrlpd serve",
+        description="Serve a policy on openpi's protocol, with best-of-N under its critics.",
+    )
+    import asyncio
+
+    from acrlpd.serving.server import PolicyServer, ServerOptions
+    from acrlpd.training.experiment import enable_compilation_cache, setup_logging
+
+    setup_logging()
+    enable_compilation_cache()
+    api_key = None
+    if options.api_key_file is not None:
+        api_key = options.api_key_file.read_text().strip()
+        if not api_key:
+            raise ValueError(f"--api_key_file: {options.api_key_file} is empty")
+    policy = _load(options.checkpoint, options)
+    server = PolicyServer(
+        policy,
+        ServerOptions(
+            host=options.host,
+            port=options.port,
+            api_key=api_key,
+            max_wait_ms=options.max_wait_ms,
+            max_message_bytes=int(options.max_message_mib * 2**20),
+            max_clients=options.max_clients,
+            request_timeout_s=options.request_timeout_s,
+        ),
+    )
+    asyncio.run(_serve(server, options))
+    return 0
+
+
+async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
+    """Until SIGTERM or Ctrl-C; requests under way are answered first."""
+    import asyncio
+    import logging
+    import signal
+
+    from acrlpd.serving.follow import follow_run
+
+    logger = logging.getLogger(__name__)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await server.start()
+    logger.info("serving on ws://%s:%d (/healthz, /metrics)", options.host, server.port)
+    if options.host not in ("127.0.0.1", "localhost", "::1") and options.api_key_file is None:
+        logger.warning("everybody who reaches %s can use this server; --api_key_file keeps others out", options.host)
+    follower = None
+    if options.follow is not None:
+        run = options.follow.expanduser().absolute()
+        follower = asyncio.create_task(follow_run(server, run, lambda path: _load(path, options)))
+    await stop.wait()
+    logger.info("stopping: answering what is under way")
+    if follower is not None:
+        follower.cancel()
+    await server.drain()
+
+
+def _load(path: Path, options: ServeOptions) -> "ServingPolicy":
+    """Reads, compiles and says what will be served."""
+    import logging
+    import time
+
+    from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
+    from acrlpd.serving.serving_policy import load_serving_policy
+
+    logger = logging.getLogger(__name__)
+    start = time.perf_counter()
+    checkpoint = open_policy_checkpoint(path, None if options.config is None else _config(options.config))
+    policy = load_serving_policy(
+        checkpoint,
+        best_of_n=_best_of_n(checkpoint, options.best_of_n),
+        num_steps=options.num_steps,
+        max_batch_size=options.max_batch_size,
+    )
+    loaded = time.perf_counter()
+    policy.warm_up()
+    logger.info(
+        "%s: best of %d, %s denoising steps; loaded in %.1f s, compiled in %.1f s",
+        checkpoint.directory,
+        policy.limits.best_of_n,
+        " or ".join(map(str, policy.limits.num_steps)),
+        loaded - start,
+        time.perf_counter() - loaded,
+    )
+    return policy
+
+
+def _best_of_n(checkpoint: "PolicyCheckpoint", wanted: int | None) -> int:
+    """Without critics there is nothing to choose by: one candidate, and a word about it."""
+    import logging
+
+    if checkpoint.has_critics:
+        return checkpoint.level.best_of_n if wanted is None else wanted
+    logging.getLogger(__name__).warning(
+        "%s has no critics: one candidate per chunk, no best-of-N%s",
+        checkpoint.directory,
+        "" if wanted in (None, 1) else f" (--best_of_n {wanted} is not possible)",
+    )
+    return 1
+
+
+def _config(name: str) -> "RLTrainConfig":
+    from acrlpd.config import get_config, load_config
+
+    return load_config(name) if name.endswith((".yaml", ".yml")) else get_config(name)

@@ -1,0 +1,50 @@
+"""Which critics to keep when not all can be served: those whose choices the whole ensemble values most."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from acrlpd.config import RLTrainConfig
+from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import draw_noise
+from acrlpd.serving.served_model import ServedModel, candidates_and_values
+
+_NUM_CANDIDATES = 16
+_NUM_OBSERVATIONS = 32
+
+
+def rank_critics(model: ServedModel, observation: Observation, *, num_steps: int, seed: int = 0) -> np.ndarray:
+    """Members of the ensemble, best first.
+
+    A member's score is the value, by the whole ensemble, of the candidates that it alone would choose.
+    """
+    policy = model.policy
+    shape = (observation.state.shape[0], _NUM_CANDIDATES, policy.action_horizon, policy.action_dim)
+    noise = draw_noise(jax.random.key(seed), shape)
+    scores = _scores(model, observation, noise, num_steps=num_steps)
+    return np.argsort(-np.asarray(scores), kind="stable")
+
+
+@partial(jax.jit, static_argnames="num_steps")
+def _scores(model: ServedModel, observation: Observation, noise: jax.Array, *, num_steps: int) -> jax.Array:
+    _, values = candidates_and_values(model, observation, noise, num_steps=num_steps)
+    critics = model.critics
+    assert values is not None and critics is not None
+    by_all = critics.aggregate(values)  # [b, n]
+    chosen = jnp.argmax(values, axis=1)  # [b, E]
+    return jnp.mean(jnp.take_along_axis(by_all, chosen, axis=1), axis=0)
+
+
+def training_observations(rl_config: RLTrainConfig) -> Observation:
+    """Some observations of a run's data; an error says what to do where the data is not here."""
+    try:
+        with create_acrlpd_data_loader(rl_config, _NUM_OBSERVATIONS) as loader:
+            return jax.device_get(loader.sample_batch().observations)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"critics are ranked on the run's data, which cannot be read: {error}\n"
+            "Export where the data is, or keep every critic with --critics all"
+        ) from error

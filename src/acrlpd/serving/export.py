@@ -1,0 +1,193 @@
+"""A directory that stock openpi serves, and that our server can do best-of-N from."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from acrlpd.config import RLTrainConfig, to_dict
+from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
+from acrlpd.models.pi0_config import DType, Pi0Config
+from acrlpd.serving.critic_ranking import rank_critics, training_observations
+from acrlpd.serving.export_readme import write_readme
+from acrlpd.serving.levels import Level, ServingLevel, serving_level
+from acrlpd.serving.merge_lora import merge_lora, merged_config
+from acrlpd.serving.policy_checkpoint import (
+    CRITIC,
+    CRITICS_IN_TREE,
+    EXPORT_FILE,
+    EXPORT_FORMAT,
+    PolicyCheckpoint,
+    nest,
+    open_policy_checkpoint,
+)
+from acrlpd.serving.served_model import ServedModel, choose_actions
+from acrlpd.training.checkpoint_items import ASSETS
+from acrlpd.training.checkpoint_metadata import CheckpointError
+
+Critics = Literal["level", "all", "none"]
+
+# Mean difference of normalised actions between the training policy and its export that rounding explains.
+_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+_VERIFY_BATCH = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """How far the actions of an export are from those of the training policy, in normalised units."""
+
+    mean_difference: float
+    max_difference: float
+    tolerance: float
+
+    def __bool__(self) -> bool:
+        return self.mean_difference <= self.tolerance
+
+
+def export_policy(
+    source: str | pathlib.Path,
+    output: str | pathlib.Path,
+    *,
+    level: Level = "standard",
+    merge_adapters: bool = False,
+    dtype: DType | None = None,
+    critics: Critics = "level",
+    overwrite: bool = False,
+) -> Verification:
+    """Exports a run (its newest checkpoint) or one checkpoint, and compares the result with the source.
+
+    `dtype` None keeps every parameter as it was trained. The directory appears when it is complete and its
+    actions are right, or not at all.
+    """
+    checkpoint = open_policy_checkpoint(source)
+    if checkpoint.kind != "run":
+        raise CheckpointError(f"{checkpoint.directory} is not a checkpoint of a run: there is nothing to export")
+    target = pathlib.Path(output).expanduser().absolute()
+    if target.exists() and not overwrite:
+        raise CheckpointError(f"{target} exists; choose another --output or replace it with --overwrite")
+    if target.exists() and not (target / EXPORT_FILE).is_file():
+        raise CheckpointError(f"--overwrite: {target} is not an exported directory; move it away")
+    temporary = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        _write(checkpoint, temporary, level, merge_adapters, dtype, critics)
+        verification = verify_export(checkpoint.directory, temporary)
+        if not verification:
+            raise CheckpointError(
+                f"the exported policy acts differently: actions differ by {verification.mean_difference:.2g} on "
+                f"average, rounding explains {verification.tolerance:.2g}; nothing was exported"
+            )
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return verification
+
+
+def _write(
+    checkpoint: PolicyCheckpoint,
+    directory: pathlib.Path,
+    level: Level,
+    merge_adapters: bool,
+    dtype: DType | None,
+    critics: Critics,
+) -> None:
+    model, rl_config = checkpoint.load_model(), checkpoint.rl_config
+    serving = serving_level(rl_config, level)
+    members = None
+    if critics == "none":
+        serving = dataclasses.replace(serving, best_of_n=1, num_critics=0)
+    else:
+        members = _choose_members(model, rl_config, serving, critics)
+        serving = dataclasses.replace(serving, num_critics=len(members))
+        _write_critics(model, members, directory)
+        # The config describes what is in the directory; a random subset of targets is for training.
+        critic_config = dataclasses.replace(rl_config.critic, num_critics=len(members), target_subset_size=None)
+        rl_config = dataclasses.replace(rl_config, critic=critic_config)
+    params = model.params
+    if merge_adapters:
+        if not isinstance(rl_config.model, Pi0Config):
+            raise ValueError("--merge_lora: a state-space policy has no adapters")
+        params = merge_lora(params, rl_config.model)
+        rl_config = dataclasses.replace(rl_config, model=merged_config(rl_config.model))
+    if dtype is not None:
+        params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
+    save_openpi_pi0_checkpoint(params, directory)
+    stats = checkpoint.norm_stats_directory
+    if stats is not None:
+        asset_id = stats.relative_to(checkpoint.directory / ASSETS)
+        shutil.copytree(stats, directory / ASSETS / asset_id)
+    content = {
+        "format": EXPORT_FORMAT,
+        "source": str(checkpoint.directory),
+        "step": checkpoint.step,
+        "level": level,
+        "serving": dataclasses.asdict(serving),
+        "critics": None if members is None else [int(member) for member in members],
+        "params_dtype": dtype or "as trained",
+        "config": to_dict(rl_config),
+    }
+    (directory / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
+    write_readme(directory, open_policy_checkpoint(directory), level)
+    if isinstance(rl_config.model, Pi0Config):
+        report = verify_openpi_checkpoint_compatibility(directory, rl_config.model)
+        if not report:
+            raise CheckpointError("openpi would not load the export:\n  " + "\n  ".join(report.problems))
+
+
+def _choose_members(
+    model: ServedModel, rl_config: RLTrainConfig, serving: ServingLevel, critics: Critics
+) -> np.ndarray:
+    """All members, or the level's number of the best; in the order of the ensemble."""
+    if critics == "all" or serving.num_critics >= model.num_critics:
+        return np.arange(model.num_critics)
+    ranking = rank_critics(model, training_observations(rl_config), num_steps=rl_config.acrlpd.sampling_steps)
+    return np.sort(ranking[: serving.num_critics])
+
+
+def _write_critics(model: ServedModel, members: np.ndarray, directory: pathlib.Path) -> None:
+    chosen = jax.tree.map(lambda x: x[members], model.critic_params)  # every array has the ensemble axis first
+    flat = {(*CRITICS_IN_TREE, *map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(chosen)}
+    with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
+        checkpointer.save(directory / CRITIC, nest(flat))
+
+
+def verify_export(source: str | pathlib.Path, export: str | pathlib.Path) -> Verification:
+    """Loads both from disk and compares the candidates that they sample for the same noise."""
+    trained, exported = open_policy_checkpoint(source), open_policy_checkpoint(export)
+    config = trained.rl_config.model
+    rng = np.random.default_rng(0)
+    policy = trained.load_model()
+    shape = (_VERIFY_BATCH, 1, config.action_horizon, config.action_dim)
+    noise = rng.standard_normal(shape, np.float32)
+    observation = jax.tree.map(
+        lambda x: (
+            rng.uniform(-1, 1, x.shape).astype(np.float32) if x.dtype == jnp.float32 else np.ones(x.shape, x.dtype)
+        ),
+        config.inputs_spec(_VERIFY_BATCH)[0],
+    )
+    ones = np.ones(_VERIFY_BATCH, np.int32)
+    num_steps = trained.rl_config.acrlpd.sampling_steps
+    expected = choose_actions(policy, observation, noise, ones, num_steps=num_steps).candidates
+    model = exported.load_model(dtype=_stored_dtype(export))
+    found = choose_actions(model, observation, noise, ones, num_steps=num_steps).candidates
+    difference = np.abs(np.asarray(found, np.float64) - np.asarray(expected, np.float64))
+    rounded = "bfloat16" in (_stored_dtype(export), config.dtype)
+    return Verification(
+        float(difference.mean()), float(difference.max()), _TOLERANCE["bfloat16" if rounded else "float32"]
+    )
+
+
+def _stored_dtype(export: str | pathlib.Path) -> str | None:
+    """The one dtype of an export's parameters; None: as trained."""
+    dtype = json.loads((pathlib.Path(export) / EXPORT_FILE).read_text())["params_dtype"]
+    return None if dtype == "as trained" else dtype

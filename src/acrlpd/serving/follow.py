@@ -1,0 +1,46 @@
+"""Serves newer checkpoints of a run as they appear, without a client noticing more than better actions."""
+
+import asyncio
+import concurrent.futures
+import logging
+import pathlib
+from collections.abc import Callable
+
+from acrlpd.serving.server import PolicyServer
+from acrlpd.serving.serving_policy import ServingPolicy
+from acrlpd.training.run_directory import saved_steps
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 5.0
+
+
+async def follow_run(
+    server: PolicyServer,
+    run: pathlib.Path,
+    load: Callable[[pathlib.Path], ServingPolicy],
+    *,
+    poll_seconds: float = POLL_SECONDS,
+) -> None:
+    """Looks for checkpoints newer than the served one, for as long as it is not cancelled.
+
+    `load` reads a checkpoint and warms it up; it runs in a thread of its own while clients are served. A
+    checkpoint that cannot be served is reported once and left alone.
+    """
+    latest = -1 if server.policy.step is None else server.policy.step
+    loop = asyncio.get_running_loop()
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-reload") as thread:
+        while True:
+            steps = saved_steps(run)
+            if steps and steps[-1] > latest:
+                latest = steps[-1]
+                try:
+                    policy = await loop.run_in_executor(thread, load, run / str(latest))
+                except Exception as error:  # the run may have removed it, or it is of another kind: we go on serving
+                    server.metrics.reloads["error"] += 1
+                    logger.error("step %d cannot be served: %s", latest, error)
+                else:
+                    server.replace_policy(policy)
+                    server.metrics.reloads["ok"] += 1
+                    logger.info("now serving step %d", latest)
+            await asyncio.sleep(poll_seconds)

@@ -1,0 +1,77 @@
+"""openpi's wire format: msgpack, in which a NumPy array is a map with bytes keys.
+
+Messages come from the network, so decoding trusts nothing: an array is only made when dtype, shape and
+number of bytes agree, and only of plain numbers.
+"""
+
+import math
+import re
+from typing import Any
+
+import msgpack
+import numpy as np
+
+_PLAIN_DTYPE = re.compile(r"[<>|=]?[biuf][0-9]{1,2}")
+_MAX_DIMS = 32
+
+
+class MessageError(ValueError):
+    """Bytes that are not a message."""
+
+
+def packb(message: Any) -> bytes:
+    return msgpack.packb(message, default=_encode)
+
+
+def unpackb(data: bytes) -> Any:
+    """The message; arrays are read-only views of `data`."""
+    try:
+        return msgpack.unpackb(data, object_hook=_decode)
+    except MessageError:
+        raise
+    # msgpack has a class for each fault; what it finds in strings and keys are plain Python errors.
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise MessageError(f"the message is not valid msgpack ({reason})") from error
+
+
+def _encode(value: Any) -> Any:
+    if not isinstance(value, (np.ndarray, np.generic)):
+        raise TypeError(f"a message cannot hold {type(value).__name__}")
+    if value.dtype.kind in "VOc":
+        raise TypeError(f"a message cannot hold arrays of {value.dtype}")
+    if isinstance(value, np.ndarray):
+        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+    return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+
+
+def _decode(value: dict[Any, Any]) -> Any:
+    if b"__ndarray__" in value:
+        return _decode_array(value)
+    if b"__npgeneric__" in value:
+        return _decode_scalar(value)
+    return value
+
+
+def _decode_array(value: dict[Any, Any]) -> np.ndarray:
+    dtype, data, shape = _decode_dtype(value), value.get(b"data"), value.get(b"shape")
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(type(n) is int and n >= 0 for n in shape):
+        raise MessageError(f"an array's shape must be a list of sizes; found {str(shape)[:100]}")
+    if not isinstance(data, bytes) or math.prod(shape) * dtype.itemsize != len(data):
+        size = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+        raise MessageError(f"an array of {dtype} {shape} does not fit its data of {size}")
+    return np.ndarray(shape, dtype, data)
+
+
+def _decode_scalar(value: dict[Any, Any]) -> np.generic:
+    dtype, data = _decode_dtype(value), value.get(b"data")
+    if not isinstance(data, (bool, int, float)):
+        raise MessageError(f"a NumPy scalar must be a number; found {type(data).__name__}")
+    return dtype.type(data)
+
+
+def _decode_dtype(value: dict[Any, Any]) -> np.dtype:
+    name = value.get(b"dtype")
+    if not isinstance(name, str) or not _PLAIN_DTYPE.fullmatch(name):
+        raise MessageError(f"arrays must be of plain numbers such as '<f4' or '|u1'; found dtype {str(name)[:100]}")
+    return np.dtype(name)

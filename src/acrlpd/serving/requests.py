@@ -1,0 +1,201 @@
+"""What a client may send: an observation as openpi's robots send it, and options beside it.
+
+Everything is checked before it meets other clients' requests in a batch, so that whatever is wrong with a
+message concerns its sender alone.
+"""
+
+import dataclasses
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from acrlpd.config import RLTrainConfig
+from acrlpd.data import aloha_transforms
+from acrlpd.data.norm_stats import NormStats
+from acrlpd.data.policy_transforms import PolicyTransforms, repack_structure
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.pi0_config import Pi0Config
+
+_MAX_IMAGE_SIDE = 4096
+_MAX_CHARACTERS_PER_TOKEN = 64
+_MAX_SEED = 2**63
+_DROID_GRIPPER = "observation/gripper_position"
+_DROID_STATE = {"observation/joint_position": 7, _DROID_GRIPPER: 1}
+_LIBERO_STATE_DIM = 8
+
+
+class RequestError(ValueError):
+    """A request that cannot be answered, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestOptions:
+    """What a client may ask for beside an action chunk."""
+
+    best_of_n: int
+    num_steps: int
+    seed: int | None  # None: the server draws one
+    return_candidates: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestLimits:
+    """What the server was compiled for."""
+
+    best_of_n: int  # the default, and the most
+    num_steps: tuple[int, ...]  # the default first
+    has_critics: bool
+
+
+def split_options(message: Any, limits: RequestLimits) -> tuple[dict[str, Any], RequestOptions]:
+    """Takes the options out of a message; the rest is the observation."""
+    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+        raise RequestError(f"a request must be a dict with text keys; found {type(message).__name__}")
+    observation = dict(message)
+    best_of_n = _integer(observation, "best_of_n", limits.best_of_n)
+    if not 1 <= best_of_n <= limits.best_of_n:
+        if not limits.has_critics and best_of_n > 1:
+            raise RequestError(f"best_of_n={best_of_n}: the served checkpoint has no critics to choose by; use 1")
+        raise RequestError(
+            f"best_of_n must be from 1 to {limits.best_of_n}, for which this server was started; found {best_of_n}"
+        )
+    num_steps = _integer(observation, "num_steps", limits.num_steps[0])
+    if num_steps not in limits.num_steps:
+        known = ", ".join(map(str, limits.num_steps))
+        raise RequestError(f"num_steps must be one of those this server was started for ({known}); found {num_steps}")
+    seed = None
+    if observation.get("seed") is not None:
+        seed = _integer(observation, "seed", 0)
+        if not 0 <= seed < _MAX_SEED:
+            raise RequestError(f"seed must be from 0 to 2**63 - 1; found {seed}")
+    return_candidates = observation.pop("return_candidates", False)
+    if not isinstance(return_candidates, (bool, np.bool_)):
+        raise RequestError(f"return_candidates must be true or false; found {type(return_candidates).__name__}")
+    observation.pop("seed", None)
+    return observation, RequestOptions(best_of_n, num_steps, seed, bool(return_candidates))
+
+
+def _integer(observation: dict[str, Any], name: str, default: int) -> int:
+    value = observation.pop(name, default)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+        raise RequestError(f"{name} must be an integer; found {type(value).__name__}")
+    return int(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservationSpec:
+    """What the observations of one policy must look like."""
+
+    states: Mapping[str, int | None]  # key -> dims; None: not known
+    cameras: tuple[tuple[str, ...], ...]  # paths of the images that the policy was trained with
+    max_prompt_characters: int | None  # None: the policy does not read prompts
+    prompt_required: bool
+
+    def check(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """The observation with its states as float arrays, if nothing is wrong with it."""
+        states = {key: _checked_state(key, _lookup(observation, (key,)), dims) for key, dims in self.states.items()}
+        for path in self.cameras:
+            _lookup(observation, path)
+        images = observation.get("images", {})
+        if not isinstance(images, dict):
+            raise RequestError(f"images must be a dict of cameras; found {type(images).__name__}")
+        given = {f"images/{name}": image for name, image in images.items()}
+        given |= {"/".join(path): observation[path[0]] for path in self.cameras if len(path) == 1}
+        for name, image in given.items():
+            _check_image(name, image)
+        self._check_prompt(observation)
+        return {**observation, **states}
+
+    def _check_prompt(self, observation: Mapping[str, Any]) -> None:
+        if self.max_prompt_characters is None:
+            return
+        prompt = observation.get("prompt")
+        if prompt is None:
+            if self.prompt_required or "prompt" in observation:
+                raise RequestError("there is no prompt: say what to do in 'prompt'")
+            return
+        if not isinstance(prompt, str):
+            raise RequestError(f"prompt must be text; found {type(prompt).__name__}")
+        if len(prompt) > self.max_prompt_characters:
+            raise RequestError(f"prompt is too long: {len(prompt)} characters")
+
+
+def create_observation_spec(
+    rl_config: RLTrainConfig, transforms: PolicyTransforms, norm_stats: Mapping[str, NormStats] | None
+) -> ObservationSpec:
+    config, model = rl_config.data, rl_config.model
+    structure = repack_structure(config, transforms.cameras)
+    images = structure.get("images", {})
+    cameras: list[tuple[str, ...]] = [("images", name) for name in images]
+    cameras += [(name,) for name in structure if name not in ("images", "actions") and not _is_state(name)]
+    states: dict[str, int | None]
+    if config.robot == "droid":
+        states = dict(_DROID_STATE)
+    elif config.robot == "libero":
+        states = {"observation/state": _LIBERO_STATE_DIM}
+    elif config.robot == "aloha":
+        states = {"state": aloha_transforms.ACTION_DIM}
+    elif isinstance(model, StateFlowPolicyConfig):
+        states = {"state": model.state_dim}
+    else:
+        states = {"state": norm_stats["state"].dim if norm_stats else None}
+    is_pi0 = isinstance(model, Pi0Config)
+    return ObservationSpec(
+        states,
+        tuple(cameras),
+        max_prompt_characters=_MAX_CHARACTERS_PER_TOKEN * model.prompt_len if isinstance(model, Pi0Config) else None,
+        prompt_required=is_pi0 and config.default_prompt is None,
+    )
+
+
+def _is_state(name: str) -> bool:
+    return name in ("state", "observation/state", *_DROID_STATE)
+
+
+def _lookup(observation: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = observation
+    for depth, key in enumerate(path):
+        if not isinstance(value, dict) or key not in value:
+            found = ", ".join(sorted(map(str, value))[:20]) if isinstance(value, dict) else type(value).__name__
+            where = "/".join(path[:depth]) or "the observation"
+            raise RequestError(f"the observation lacks {'/'.join(path)!r}; {where} has: {found or 'nothing'}")
+        value = value[key]
+    return value
+
+
+def _checked_state(name: str, state: Any, dims: int | None) -> np.ndarray:
+    try:
+        array = np.asarray(state)
+    except ValueError:  # lists of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "iuf":
+        raise RequestError(f"{name} must be numbers; found {type(state).__name__}")
+    shape = (1,) if name == _DROID_GRIPPER and array.ndim == 0 else array.shape
+    if len(shape) != 1 or (dims is not None and shape[0] != dims):
+        expected = "one vector" if dims is None else f"{dims} numbers"
+        raise RequestError(f"{name} must be {expected}; found shape {list(array.shape)}")
+    if not np.isfinite(array).all():
+        raise RequestError(f"{name} has NaN or infinite values")
+    return array if array.dtype.kind == "f" else array.astype(np.float32)
+
+
+def _check_image(name: str, image: Any) -> None:
+    if not isinstance(image, np.ndarray):
+        raise RequestError(f"image {name!r} must be an array; found {type(image).__name__}")
+    if image.ndim != 3 or 3 not in (image.shape[0], image.shape[-1]):
+        raise RequestError(f"image {name!r} must be [3, h, w] or [h, w, 3]; found shape {list(image.shape)}")
+    if not 1 <= min(image.shape) <= max(image.shape) <= _MAX_IMAGE_SIDE:
+        raise RequestError(f"image {name!r} must have sides of 1 to {_MAX_IMAGE_SIDE}; found {list(image.shape)}")
+    if image.dtype.kind == "f":
+        if not np.isfinite(image).all():
+            raise RequestError(f"image {name!r} has NaN or infinite values")
+        if image.min() < 0 or image.max() > 1:
+            raise RequestError(
+                f"image {name!r} is float and must lie in [0, 1]; found {image.min():.3g} to {image.max():.3g}"
+            )
+    elif image.dtype != np.uint8:
+        raise RequestError(f"image {name!r} must be uint8, or float in [0, 1]; found {image.dtype}")

@@ -1,0 +1,184 @@
+"""openpi's policy server protocol: websocket frames of msgpack, metadata first, errors as text.
+
+A connection has one request under way at a time, and the number of connections is bounded; so is what the
+server holds in memory. Whatever a client sends, stalls or breaks, only its own connection ends.
+"""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import hmac
+import http
+import logging
+import os
+import time
+from typing import Any
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+from websockets.http11 import Request as HTTPRequest
+from websockets.http11 import Response
+
+from acrlpd.serving.batching import Batcher
+from acrlpd.serving.message_format import MessageError, packb, unpackb
+from acrlpd.serving.metrics import ServerMetrics
+from acrlpd.serving.requests import RequestError
+from acrlpd.serving.serving_policy import Request, ServingPolicy
+
+logger = logging.getLogger(__name__)
+# Port scanners and lost connections are not worth a traceback each.
+_quiet = logging.getLogger(f"{__name__}.connections")
+_quiet.setLevel(logging.CRITICAL)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """Where to listen, and the bounds of what clients can ask of the server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free one
+    api_key: str | None = None
+    # Longest time that a request waits for others to share a call with.
+    max_wait_ms: float = 5.0
+    max_message_bytes: int = 32 * 2**20
+    max_clients: int = 64
+    # For a request to be answered, and for its client to take the answer.
+    request_timeout_s: float = 30.0
+    # For requests under way when the server is told to stop.
+    drain_timeout_s: float = 30.0
+
+
+class PolicyServer:
+    """Serves one policy, which can be replaced while clients are connected."""
+
+    def __init__(self, policy: ServingPolicy, options: ServerOptions | None = None) -> None:
+        self.policy = policy
+        self.metrics = ServerMetrics()
+        self._options = options or ServerOptions()
+        self._clients: set[ServerConnection] = set()
+        self._idle: set[ServerConnection] = set()
+        self._draining = False
+        self._prepare_pool = concurrent.futures.ThreadPoolExecutor(
+            min(4, os.cpu_count() or 1), thread_name_prefix="acrlpd-prepare"
+        )
+
+    async def start(self) -> None:
+        """Listens; the policy should be warm by now."""
+        options = self._options
+        self._batcher = Batcher(
+            max_wait_s=options.max_wait_ms / 1000, expected=lambda: len(self._clients), metrics=self.metrics
+        )
+        self._server: Server = await serve(
+            self._serve_client,
+            options.host,
+            options.port,
+            compression=None,
+            max_size=options.max_message_bytes,
+            max_queue=1,
+            process_request=self._process_request,
+            logger=_quiet,
+        )
+
+    @property
+    def port(self) -> int:
+        return self._server.sockets[0].getsockname()[1]
+
+    def replace_policy(self, policy: ServingPolicy) -> None:
+        """Requests that are being prepared or answered stay with the policy they began with."""
+        self.policy = policy
+
+    async def drain(self) -> None:
+        """Stops: takes no new client, answers what is under way, says goodbye to the others."""
+        self._draining = True
+        self._server.close(close_connections=False)
+        goodbyes = [client.close(CloseCode.GOING_AWAY, "the server is stopping") for client in self._idle]
+        await asyncio.gather(*goodbyes, return_exceptions=True)
+        try:
+            await asyncio.wait_for(self._server.wait_closed(), self._options.drain_timeout_s)
+        except TimeoutError:
+            logger.warning("%d clients did not finish in time", len(self._clients))
+            for client in list(self._clients):
+                client.transport.abort()
+        await self._batcher.close()
+        self._prepare_pool.shutdown()
+
+    # -- one client ----------------------------------------------------------------------------------
+
+    async def _serve_client(self, client: ServerConnection) -> None:
+        self._clients.add(client)
+        try:
+            await client.send(packb(self.policy.metadata()))
+            total_ms: float | None = None
+            while not self._draining:
+                self._idle.add(client)
+                message = await client.recv()
+                self._idle.discard(client)
+                start = time.perf_counter()
+                reply = await self._answer(message, total_ms)
+                await asyncio.wait_for(client.send(reply), self._options.request_timeout_s)
+                total_ms = 1000 * (time.perf_counter() - start)
+                if isinstance(reply, str):
+                    await client.close(CloseCode.INTERNAL_ERROR, "error in the previous frame")
+                    return
+            await client.close(CloseCode.GOING_AWAY, "the server is stopping")
+        except (ConnectionClosed, TimeoutError):
+            client.transport.abort()  # gone, or does not take its answer
+        finally:
+            self._clients.discard(client)
+            self._idle.discard(client)
+
+    async def _answer(self, message: str | bytes, previous_ms: float | None) -> bytes | str:
+        """A packed reply, or text that says what went wrong."""
+        start = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._options.request_timeout_s):
+                request = await asyncio.get_running_loop().run_in_executor(self._prepare_pool, self._prepare, message)
+                reply = await self._batcher.submit(request)
+        except (RequestError, MessageError) as error:
+            self.metrics.requests["bad_request"] += 1
+            return f"bad request: {error}"
+        except TimeoutError:
+            self.metrics.requests["timeout"] += 1
+            return f"no answer within {self._options.request_timeout_s:g} s: the server is overloaded"
+        except Exception as error:  # our bug or the device's trouble: logged here, told there, and on we go
+            self.metrics.requests["error"] += 1
+            logger.exception("a request failed")
+            return f"error in the policy server: {type(error).__name__}: {error}"
+        seconds = time.perf_counter() - start
+        self.metrics.requests["ok"] += 1
+        self.metrics.request_seconds.observe(seconds)
+        reply["server_timing"]["infer_ms"] = 1000 * seconds
+        if previous_ms is not None:
+            reply["server_timing"]["prev_total_ms"] = previous_ms
+        return packb(reply)
+
+    def _prepare(self, message: str | bytes) -> Request:
+        if isinstance(message, str):
+            raise MessageError("expected a binary frame of msgpack, found a text frame")
+        return self.policy.prepare(unpackb(message))
+
+    # -- plain HTTP ----------------------------------------------------------------------------------
+
+    def _process_request(self, client: ServerConnection, request: HTTPRequest) -> Response | None:
+        if request.path == "/healthz":
+            return client.respond(http.HTTPStatus.OK, "OK\n")
+        if not self._authorized(request):
+            self.metrics.refused_connections["unauthorized"] += 1
+            return client.respond(
+                http.HTTPStatus.UNAUTHORIZED, "this server needs the header 'Authorization: Api-Key <key>'\n"
+            )
+        if request.path == "/metrics":
+            text = self.metrics.text(clients=len(self._clients), waiting=len(self._batcher), step=self.policy.step)
+            return client.respond(http.HTTPStatus.OK, text)
+        if len(self._clients) >= self._options.max_clients:
+            self.metrics.refused_connections["full"] += 1
+            return client.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{len(self._clients)} clients are enough\n")
+        return None
+
+    def _authorized(self, request: HTTPRequest) -> bool:
+        key = self._options.api_key
+        if key is None:
+            return True
+        given: Any = request.headers.get("Authorization", "")
+        return hmac.compare_digest(given.encode(), f"Api-Key {key}".encode())

@@ -1,0 +1,110 @@
+"""Tiny served policies, the checkpoints they come from, and a server in a thread."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.config import (
+    ACRLPDHyperparams,
+    CriticConfig,
+    DataConfig,
+    QChunkingConfig,
+    RepackConfig,
+    RLTrainConfig,
+)
+from acrlpd.data.norm_stats import NormStats, save_norm_stats
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.training.checkpoints import CheckpointWriter, save_acrlpd_checkpoint
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+
+STATE_DIM, ACTION_DIM = 3, 2
+NORM_STATS = {
+    "state": NormStats(np.array([0.5, 5.0, 1.0]), np.array([0.3, 3.0, 1.0])),
+    "actions": NormStats(np.array([0.4, 0.0]), np.array([0.5, 1.0])),
+}
+
+
+def state_config(**changes: Any) -> RLTrainConfig:
+    """The smallest thing that can be served: no image, no prompt."""
+    fields: dict[str, Any] = {
+        "name": "small",
+        "model": StateFlowPolicyConfig(state_dim=STATE_DIM, action_dim=ACTION_DIM, action_horizon=4, hidden_dims=(16,)),
+        "critic": CriticConfig(num_critics=5, hidden_dims=(16,), use_pi0_features=False),
+        "acrlpd": ACRLPDHyperparams(num_action_samples=4, sampling_steps=2),
+        "qchunking": QChunkingConfig(horizon_length=3, action_dim=ACTION_DIM),
+        "data": DataConfig(repo_id="fake", asset_id="robot", tokenizer="byte"),
+    }
+    return RLTrainConfig(**(fields | changes))
+
+
+def pi0_config(*, lora: bool = False, **changes: Any) -> RLTrainConfig:
+    """A pi0 with one camera and a prompt."""
+    suffix = "_lora" if lora else ""
+    model = Pi0Config(
+        dtype="float32",
+        paligemma_variant=f"dummy{suffix}",
+        action_expert_variant=f"dummy{suffix}",
+        siglip_variant="mu/14",
+        vocab_size=512,
+        action_dim=8,
+        action_horizon=4,
+        max_token_len=16,
+        image_resolution=(28, 28),
+        image_keys=("base_0_rgb",),
+        remat_policy="none",
+    )
+    data = DataConfig(
+        repo_id="fake",
+        asset_id="lab/robot",
+        repack=RepackConfig(base_0_rgb="observation.images.top"),
+        default_prompt="go",
+        tokenizer="byte",
+    )
+    critic = CriticConfig(num_critics=5, hidden_dims=(16,))
+    return state_config(**({"model": model, "data": data, "critic": critic} | changes))
+
+
+def make_agent(rl_config: RLTrainConfig, seed: int = 0) -> ACRLPDPi0Agent:
+    """Random numbers everywhere, moving average included; nothing is compiled."""
+    abstract = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(rl_config, key), jax.random.key(0))
+    rng = np.random.default_rng(seed)
+
+    def values(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        return jnp.asarray(0.2 * rng.standard_normal(leaf.shape), leaf.dtype)
+
+    return jax.tree.map(values, abstract)
+
+
+def save_run(directory: Path, rl_config: RLTrainConfig, agents: dict[int, ACRLPDPi0Agent]) -> Path:
+    """A run directory with a checkpoint of each agent."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stats = directory.parent / f"{directory.name}-stats"
+    save_norm_stats(stats, NORM_STATS)
+    assets = {f"{rl_config.data.asset_id}/norm_stats.json": (stats / "norm_stats.json").read_bytes()}
+    keep_all = dataclasses.replace(rl_config.checkpoints, max_to_keep=10)
+    writer = CheckpointWriter(directory, dataclasses.replace(rl_config, checkpoints=keep_all))
+    for step, agent in agents.items():
+        save_acrlpd_checkpoint(writer, agent, rl_config, step, rng=jax.random.key(0), assets=assets, state={})
+    writer.close()
+    return directory
+
+
+def pi0_observation(seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """What a robot sends to a policy of `pi0_config`."""
+    rng = np.random.default_rng(seed)
+    image = rng.integers(0, 256, (40, 56, 3), np.uint8)
+    return {"state": rng.standard_normal(STATE_DIM), "images": {"base_0_rgb": image}, "prompt": "go left"} | changes
+
+
+def state_observation(seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """What a robot sends to a policy of `state_config`."""
+    return {"state": np.random.default_rng(seed).standard_normal(STATE_DIM).astype(np.float32)} | changes

@@ -1,0 +1,252 @@
+"""Exports act as the training policy does, and have what openpi and our server need."""
+
+import dataclasses
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from serving_helpers import (
+    GOLDENS,
+    NORM_STATS,
+    STATE_DIM,
+    make_agent,
+    pi0_config,
+    pi0_observation,
+    save_run,
+    state_config,
+    state_observation,
+)
+
+from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.config import DataConfig, RepackConfig, RLTrainConfig, get_config
+from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
+from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.serving.commands import export_main
+from acrlpd.serving.critic_ranking import rank_critics
+from acrlpd.serving.export import export_policy, verify_export
+from acrlpd.serving.levels import ServingLevel, serving_level
+from acrlpd.serving.merge_lora import merge_lora, merged_config
+from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
+from acrlpd.serving.serving_policy import load_serving_policy
+from acrlpd.training.checkpoint_metadata import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def agent() -> ACRLPDPi0Agent:
+    return make_agent(pi0_config())
+
+
+@pytest.fixture(scope="module")
+def run(agent: ACRLPDPi0Agent, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_run(tmp_path_factory.mktemp("runs") / "pi0", pi0_config(), {3: make_agent(pi0_config(), 1), 20: agent})
+
+
+@pytest.fixture(scope="module")
+def state_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = state_config()
+    return save_run(tmp_path_factory.mktemp("runs") / "state", config, {8: make_agent(config)})
+
+
+def flat(params: object) -> dict[str, np.ndarray]:
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+    }
+
+
+def test_an_export_has_openpis_layout_and_the_average(run: Path, agent: ACRLPDPi0Agent, tmp_path: Path) -> None:
+    assert export_main([str(run), "--output", str(tmp_path / "out")]) == 0
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {"params", "assets", "critic", "acrlpd.json", "README.md"}
+    assert verify_openpi_checkpoint_compatibility(out, pi0_config().model)
+    exported = flat(restore_params(out))
+    average = nnx.to_pure_dict(agent.ema_params)
+    assert exported.keys() == flat(average).keys()
+    for name, value in flat(average).items():
+        np.testing.assert_array_equal(exported[name], value)
+    stats = json.loads((out / "assets" / "lab" / "robot" / "norm_stats.json").read_text())
+    assert stats["norm_stats"]["state"]["mean"] == NORM_STATS["state"].mean.tolist()
+    content = json.loads((out / "acrlpd.json").read_text())
+    assert content["step"] == 20 and content["critics"] == [0, 1, 2, 3, 4]
+    readme = (out / "README.md").read_text()
+    assert "serve_policy.py policy:checkpoint --policy.config=YOUR_CONFIG --policy.dir=THIS_DIRECTORY" in readme
+    assert "action_horizon=4" in readme and "asset_id='lab/robot'" in readme
+
+
+def test_an_export_acts_as_the_run(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    verification = export_policy(run / "20", out)
+    assert verification and verification.max_difference < 1e-5
+    message = pi0_observation() | {"seed": 4}
+    replies = []
+    for path in (run, out):
+        policy = load_serving_policy(open_policy_checkpoint(path), best_of_n=4, num_steps=(2,))
+        [reply] = policy.infer([policy.prepare(message)])
+        assert isinstance(reply, dict)
+        replies.append(reply)
+    np.testing.assert_allclose(replies[1]["actions"], replies[0]["actions"], atol=1e-5)
+    np.testing.assert_allclose(replies[1]["best_of_n"]["q_values"], replies[0]["best_of_n"]["q_values"], atol=1e-5)
+    assert not verify_export(run / "3", out)  # another policy is noticed
+
+
+def test_bfloat16_exports_stay_close(run: Path, tmp_path: Path) -> None:
+    verification = export_policy(run, tmp_path / "out", dtype="bfloat16", critics="none")
+    assert 0 < verification.mean_difference < 2e-2
+    assert {array.dtype.name for array in flat(restore_params(tmp_path / "out")).values()} == {"bfloat16"}
+    checkpoint = open_policy_checkpoint(tmp_path / "out")
+    assert not checkpoint.has_critics and checkpoint.level == ServingLevel(2, 1, 0)
+    assert not (tmp_path / "out" / "critic").exists()
+
+
+def test_merged_adapters_act_as_adapters(tmp_path: Path) -> None:
+    config = pi0_config(lora=True)
+    agent = make_agent(config)
+    run = save_run(tmp_path / "lora", config, {5: agent})
+    kept = export_policy(run, tmp_path / "kept", critics="all")
+    merged = export_policy(run, tmp_path / "merged", merge_adapters=True, critics="all")
+    assert kept.max_difference < 1e-5 and merged.max_difference < 1e-3
+    names = flat(restore_params(tmp_path / "merged"))
+    assert not [name for name in names if "lora" in name]
+    assert [name for name in flat(restore_params(tmp_path / "kept")) if "lora" in name]
+    assert isinstance(config.model, Pi0Config)
+    assert verify_openpi_checkpoint_compatibility(tmp_path / "merged", merged_config(config.model))
+    # Adapters do change the actions, so that agreement means something.
+    plain = nnx.from_flat_state(
+        [(path, leaf) for path, leaf in nnx.to_flat_state(nnx.merge_state(agent.ema_params, agent.frozen_params))]
+    )
+    without = jax.tree_util.tree_map_with_path(
+        lambda path, x: x * 0 if "lora" in jax.tree_util.keystr(path) else x, plain
+    )
+    different = merge_lora(without, config.model), merge_lora(plain, config.model)
+    changes = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, different), strict=True)]
+    assert max(changes) > 0.1
+
+
+def test_merging_without_adapters_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no adapters to merge"):
+        export_policy(run, tmp_path / "out", merge_adapters=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fast_keeps_the_critics_that_choose_best(state_run: Path, tmp_path: Path) -> None:
+    export_policy(state_run, tmp_path / "out", level="fast")
+    checkpoint = open_policy_checkpoint(tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "acrlpd.json").read_text())
+    assert checkpoint.level == ServingLevel(num_steps=10, best_of_n=4, num_critics=3)
+    model = open_policy_checkpoint(state_run).load_model()
+    subset = checkpoint.load_model()
+    assert subset.num_critics == 3 and model.num_critics == 5
+    for kept, every in zip(jax.tree.leaves(subset.critic_params), jax.tree.leaves(model.critic_params), strict=True):
+        np.testing.assert_array_equal(kept, every[np.array(content["critics"])])
+
+
+def test_the_ranking_is_by_the_value_of_what_members_choose() -> None:
+    """Brute force: member by member, candidate by candidate."""
+    from acrlpd.models.observation import Observation
+    from acrlpd.serving.served_model import ServedModel
+
+    agent = make_agent(state_config())
+    model = ServedModel(
+        agent.ema_params, agent.critics.online, agent.policy_def, agent.critics.network, agent.algorithm
+    )
+    states = np.random.default_rng(0).standard_normal((6, STATE_DIM)).astype(np.float32)
+    observation = Observation(images={}, image_masks={}, state=states)
+    noise = jax.random.normal(jax.random.key(0), (6, 16, 4, 2))
+    candidates = model.policy.sample_candidates(jax.random.key(1), observation, 16, num_steps=2, noise=noise)
+    critics = model.critics
+    assert critics is not None
+    values = np.asarray(critics(None, states, candidates[:, :, :3].reshape(6, 16, -1)))  # [b, n, E]
+    scores = [np.mean([values[b].min(axis=-1)[values[b, :, member].argmax()] for b in range(6)]) for member in range(5)]
+    ranking = rank_critics(model, observation, num_steps=2)
+    assert ranking.tolist() == np.argsort(-np.array(scores)).tolist()
+
+
+def test_levels_follow_the_robot() -> None:
+    droid, aloha, libero = (get_config(name) for name in ("droid", "aloha", "libero"))
+    critics = [config.critic.num_critics for config in (droid, aloha, libero)]
+    assert serving_level(droid, "standard") == ServingLevel(20, 8, 5)
+    assert serving_level(aloha, "standard") == ServingLevel(15, 12, 4)
+    assert serving_level(libero, "standard") == ServingLevel(10, 16, 8)
+    assert serving_level(aloha, "fast") == ServingLevel(10, 12, 3)
+    assert serving_level(droid, "accurate") == ServingLevel(50, 8, critics[0])
+    assert serving_level(state_config(), "standard") == ServingLevel(2, 4, 5)
+
+
+def test_what_exists_is_replaced_only_when_asked(state_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_policy(state_run, out)
+    with pytest.raises(CheckpointError, match="--overwrite"):
+        export_policy(state_run, out)
+    export_policy(state_run, out, overwrite=True)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(CheckpointError, match="is not an exported directory"):
+        export_policy(state_run, tmp_path / "mine", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
+
+
+def test_without_the_data_critics_cannot_be_ranked(tmp_path: Path) -> None:
+    base = state_config()
+    config = dataclasses.replace(base, data=dataclasses.replace(base.data, repo_id=None, data_dir=str(tmp_path / "no")))
+    run = save_run(tmp_path / "run", config, {1: make_agent(config)})
+    with pytest.raises(ValueError, match="--critics all"):
+        export_policy(run, tmp_path / "out", level="fast")
+    export_policy(run, tmp_path / "out", level="fast", critics="all")
+    assert open_policy_checkpoint(tmp_path / "out").level.num_critics == 5
+
+
+def openpi_config() -> RLTrainConfig:
+    """The model of the golden checkpoint."""
+    model = Pi0Config(
+        dtype="float32",
+        paligemma_variant="dummy",
+        action_expert_variant="dummy",
+        siglip_variant="mu/14",
+        vocab_size=512,
+        action_horizon=10,
+        max_token_len=16,
+        remat_policy="none",
+    )
+    data = DataConfig(tokenizer="byte", default_prompt="go", repack=RepackConfig(base_0_rgb="top"))
+    return pi0_config(model=model, data=data)
+
+
+def test_plain_openpi_checkpoints_are_served_without_critics(tmp_path: Path) -> None:
+    with tarfile.open(GOLDENS / "ckpt_openpi_tiny_pi0_ema.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    [step] = [path.parent for path in tmp_path.rglob("params") if path.parent.name == "100"]
+    with pytest.raises(CheckpointError, match="--config"):
+        open_policy_checkpoint(step)
+    checkpoint = open_policy_checkpoint(step, openpi_config())
+    assert checkpoint.kind == "openpi" and not checkpoint.has_critics and checkpoint.level.best_of_n == 1
+    assert checkpoint.load_norm_stats() is not None
+    shutil.rmtree(step / "assets")
+    with pytest.raises(CheckpointError, match=r"norm_stats\.json"):
+        checkpoint.load_norm_stats()
+    golden = np.load(GOLDENS / "params_pi0.npz")
+    for path, leaf in nnx.to_flat_state(checkpoint.load_model().params):
+        np.testing.assert_array_equal(leaf.get_value(), golden["/".join(path)])
+
+
+def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, state_run: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        open_policy_checkpoint(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="neither an exported directory"):
+        open_policy_checkpoint(tmp_path)
+    export_policy(state_run, tmp_path / "out")
+    with pytest.raises(CheckpointError, match="not a checkpoint of a run"):
+        export_policy(tmp_path / "out", tmp_path / "again")
+    (tmp_path / "out" / "critic" / "_METADATA").unlink()
+    with pytest.raises(CheckpointError, match="damaged or incomplete"):
+        open_policy_checkpoint(tmp_path / "out").load_model()
+
+
+def test_a_state_policy_is_exported_for_our_server(state_run: Path, tmp_path: Path) -> None:
+    export_policy(state_run, tmp_path / "out")
+    assert "openpi has no state-space policy" in (tmp_path / "out" / "README.md").read_text()
+    policy = load_serving_policy(open_policy_checkpoint(tmp_path / "out"))
+    [reply] = policy.infer([policy.prepare(state_observation())])
+    assert isinstance(reply, dict) and reply["actions"].shape == (4, 2)

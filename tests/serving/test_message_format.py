@@ -1,0 +1,93 @@
+"""The wire format is openpi's, byte for byte, and decoding trusts nothing."""
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as nps
+from serving_helpers import GOLDENS
+
+from acrlpd.serving.message_format import MessageError, packb, unpackb
+
+OPENPI_EXAMPLE = {
+    "state": np.arange(3, dtype=np.float32),
+    "images": {"cam_high": np.arange(12, dtype=np.uint8).reshape(3, 2, 2)},
+    "prompt": "hi",
+    "flag": np.True_,
+    "scalar": 1.5,
+    "n": 3,
+    "list": [1, 2.5, None],
+}
+
+
+def test_openpis_bytes() -> None:
+    data = (GOLDENS / "msgpack_example.bin").read_bytes()
+    assert packb(OPENPI_EXAMPLE) == data
+    found = unpackb(data)
+    np.testing.assert_array_equal(found["state"], OPENPI_EXAMPLE["state"])
+    np.testing.assert_array_equal(found["images"]["cam_high"], OPENPI_EXAMPLE["images"]["cam_high"])
+    assert found["flag"] is np.True_ and found["list"] == [1, 2.5, None] and found["prompt"] == "hi"
+
+
+DTYPES = (
+    nps.boolean_dtypes() | nps.integer_dtypes() | nps.unsigned_integer_dtypes() | nps.floating_dtypes(endianness="=")
+)
+
+
+@given(DTYPES.flatmap(lambda dtype: nps.arrays(dtype, nps.array_shapes(min_dims=0, max_dims=4, min_side=0))))
+def test_arrays_survive(array: np.ndarray) -> None:
+    found = unpackb(packb({"x": array}))["x"]
+    assert found.dtype == array.dtype and found.shape == array.shape
+    assert found.tobytes() == array.tobytes() and not found.flags.writeable
+
+
+def array_message(**changes: object) -> bytes:
+    fields = {"__ndarray__": True, "data": bytes(8), "dtype": "<f4", "shape": [2]} | changes
+    return msgpack.packb({key.encode(): value for key, value in fields.items()})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x81\xa1a",
+        packb({"a": 1}) + b"x",
+        msgpack.packb({1: 2}),
+        b"\xa1\xff",
+        b"\x91" * 2000,
+        array_message(shape=[3]),
+        array_message(shape=[-2]),
+        array_message(shape=[2**62, 2**62]),
+        array_message(shape="2"),
+        array_message(shape=[True, 2]),
+        array_message(dtype="O", data=bytes(16)),
+        array_message(dtype="V8", shape=[1]),
+        array_message(dtype="i4,i4", shape=[1]),
+        array_message(dtype="(2,)i4", shape=[1]),
+        array_message(dtype="<c8", shape=[1]),
+        array_message(dtype=None),
+        array_message(data="text"),
+        array_message(dtype="<f3", data=bytes(6)),
+        msgpack.packb({b"__npgeneric__": True, b"data": "x", b"dtype": "<f4"}),
+        msgpack.packb({b"__npgeneric__": True, b"data": 300, b"dtype": "|u1"}),
+    ],
+)
+def test_bad_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(MessageError):
+        unpackb(data)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_never_surprise(data: bytes) -> None:
+    try:
+        unpackb(data)
+    except MessageError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize("value", [np.array([None]), np.array([1j]), np.zeros(1, [("a", "i4")]), object()])
+def test_only_plain_numbers_are_sent(value: object) -> None:
+    with pytest.raises(TypeError, match="a message cannot hold"):
+        packb({"x": value})

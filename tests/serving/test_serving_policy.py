@@ -1,0 +1,214 @@
+"""Observations in, action chunks out: openpi's numbers, the agent's choices, and clear refusals."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from serving_helpers import GOLDENS, NORM_STATS, make_agent, pi0_config, pi0_observation, state_config
+
+from acrlpd.agents import ACRLPDPi0Agent, Algorithm
+from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig
+from acrlpd.data.norm_stats import load_norm_stats
+from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.serving.requests import RequestError
+from acrlpd.serving.served_model import ServedModel, choose_actions
+from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
+
+
+def served(agent: ACRLPDPi0Agent) -> ServedModel:
+    return ServedModel(
+        params=nnx.merge_state(agent.ema_params, agent.frozen_params),
+        critic_params=agent.critics.online,
+        policy_def=agent.policy_def,
+        critic_def=agent.critics.network,
+        algorithm=agent.algorithm,
+    )
+
+
+@pytest.fixture(scope="module")
+def agent() -> ACRLPDPi0Agent:
+    return make_agent(pi0_config())
+
+
+@pytest.fixture(scope="module")
+def policy(agent: ACRLPDPi0Agent) -> ServingPolicy:
+    policy = create_serving_policy(
+        served(agent), pi0_config(), NORM_STATS, best_of_n=6, num_steps=(2, 1), max_batch_size=2, step=7
+    )
+    policy.warm_up()
+    return policy
+
+
+def infer(policy: ServingPolicy, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+    return policy.infer([policy.prepare(message) for message in messages])  # type: ignore[return-value]
+
+
+def test_actions_equal_openpis_policy() -> None:
+    """A whole `Policy.infer` of openpi: transforms, bfloat16 weights, 10 steps, ALOHA's units."""
+    golden = np.load(GOLDENS / "policy_aloha_sim_pi0.npz")
+    params = np.load(GOLDENS / "params_pi0.npz")
+    model = Pi0Config(
+        paligemma_variant="dummy",
+        action_expert_variant="dummy",
+        siglip_variant="mu/14",
+        vocab_size=512,
+        action_horizon=10,
+        max_token_len=32,
+    )
+    data = DataConfig(
+        robot="aloha",
+        adapt_to_pi=True,
+        default_prompt="Transfer cube",
+        tokenizer="byte",
+        repack=RepackConfig(base_0_rgb="observation.images.top"),
+    )
+    config = state_config(model=model, data=data, qchunking=QChunkingConfig(horizon_length=10, action_dim=14))
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: model.create(jax.random.key(0))))
+    leaves = [
+        (path, leaf.replace(jax.numpy.asarray(params["/".join(path)], jax.numpy.bfloat16)))
+        for path, leaf in nnx.to_flat_state(state)
+    ]
+    algorithm = Algorithm(config.acrlpd, config.qchunking)
+    policy = create_serving_policy(
+        ServedModel(nnx.from_flat_state(leaves), None, graphdef, None, algorithm),
+        config,
+        load_norm_stats(GOLDENS / "norm_stats_example"),
+        best_of_n=1,
+        num_steps=(10,),
+    )
+    message = {"state": golden["obs/state"], "images": {"cam_high": golden["obs/images/cam_high"]}}
+    [reply] = policy.infer([policy.prepare(message, golden["noise"])])
+    assert not isinstance(reply, RequestError)
+    assert reply["actions"].dtype == np.float64
+    # Within what openpi's own sampled actions move between versions of jax in bfloat16.
+    np.testing.assert_allclose(reply["actions"], golden["actions"], atol=0.02)
+
+
+def test_the_choice_is_the_agents(agent: ACRLPDPi0Agent, policy: ServingPolicy) -> None:
+    """The same noise through the agent that training evaluates."""
+    request = policy.prepare(pi0_observation(return_candidates=True))
+    key = jax.random.key(3)
+    observation = jax.tree.map(lambda x: x[None], request.observation)
+    expected = jax.jit(lambda a, o: a.best_of_n(key, o, num_samples=6, num_steps=2))(agent, observation)
+    noise = jax.random.normal(jax.random.split(key)[0], (1, *request.noise.shape))
+    found = choose_actions(policy.model, observation, noise, np.array([6]), num_steps=2)
+    np.testing.assert_allclose(found.candidates, expected.candidates, atol=1e-5)
+    np.testing.assert_allclose(found.q_values, expected.q_values, atol=1e-5)
+    np.testing.assert_array_equal(found.index, expected.index)
+    np.testing.assert_allclose(found.actions, expected.actions, atol=1e-5)
+
+
+def test_the_reply_tells_the_choice(policy: ServingPolicy) -> None:
+    [reply] = infer(policy, pi0_observation(seed=5, best_of_n=5, return_candidates=True))
+    chosen = reply["best_of_n"]
+    assert chosen["n"] == len(chosen["q_values"]) == len(reply["candidates"]) == 5
+    assert chosen["q_value"] == max(chosen["q_values"]) == chosen["q_values"][chosen["index"]]
+    assert chosen["q_std"] == pytest.approx(np.std(chosen["q_values"]), rel=1e-5)
+    np.testing.assert_array_equal(reply["actions"], reply["candidates"][chosen["index"]])
+    assert reply["actions"].shape == (4, 2) and reply["checkpoint_step"] == 7
+    assert reply["policy_timing"]["infer_ms"] > 0
+
+
+def test_fewer_candidates_are_the_first_of_many(policy: ServingPolicy) -> None:
+    many, few = infer(
+        policy,
+        pi0_observation(seed=1) | {"seed": 5},
+        pi0_observation(seed=1) | {"seed": 5, "best_of_n": 2},
+    )
+    np.testing.assert_allclose(few["best_of_n"]["q_values"], many["best_of_n"]["q_values"][:2], atol=1e-5)
+
+
+def test_a_seed_repeats_and_the_batch_does_not_matter(policy: ServingPolicy) -> None:
+    message = pi0_observation(seed=1) | {"seed": 11}
+    [alone] = infer(policy, message)
+    together = infer(policy, pi0_observation(seed=2), message)[1]
+    np.testing.assert_allclose(together["actions"], alone["actions"], atol=1e-5)
+    [first], [second] = infer(policy, pi0_observation(seed=1)), infer(policy, pi0_observation(seed=1))
+    assert not np.array_equal(first["actions"], second["actions"])
+
+
+def test_options_never_compile(policy: ServingPolicy) -> None:
+    compiled = choose_actions._cache_size()
+    for n in (1, 2, 6):
+        for steps in (2, 1):
+            for size in (1, 2):
+                infer(policy, *[pi0_observation(best_of_n=n, num_steps=steps)] * size)
+    assert choose_actions._cache_size() == compiled
+
+
+def without(observation: dict[str, Any], *path: str) -> dict[str, Any]:
+    copy = {key: dict(value) if isinstance(value, dict) else value for key, value in observation.items()}
+    node = copy
+    for key in path[:-1]:
+        node = node[key]
+    del node[path[-1]]
+    return copy
+
+
+IMAGE = np.zeros((8, 8, 3), np.uint8)
+BAD = {
+    "not a dict": (["x"], "a request must be a dict"),
+    "no state": (without(pi0_observation(), "state"), "lacks 'state'; the observation has: images, prompt"),
+    "no camera": (without(pi0_observation(), "images", "base_0_rgb"), "lacks 'images/base_0_rgb'"),
+    "no images": (without(pi0_observation(), "images"), "lacks 'images/base_0_rgb'"),
+    "images is no dict": (pi0_observation(images=3), "lacks 'images/base_0_rgb'"),
+    "unknown camera": (pi0_observation(images={"base_0_rgb": IMAGE, "x": IMAGE}), "found \\['x'\\]"),
+    "state dims": (pi0_observation(state=np.zeros(5)), "state must be 3 numbers; found shape \\[5\\]"),
+    "state shape": (pi0_observation(state=np.zeros((1, 3))), "state must be 3 numbers"),
+    "state text": (pi0_observation(state="abc"), "state must be numbers; found str"),
+    "state ragged": (pi0_observation(state=[[1], [2, 3]]), "state must be numbers"),
+    "state NaN": (pi0_observation(state=np.array([0, np.nan, 0])), "state has NaN"),
+    "image NaN": (pi0_observation(images={"base_0_rgb": np.full((8, 8, 3), np.nan)}), "has NaN"),
+    "image range": (pi0_observation(images={"base_0_rgb": np.full((8, 8, 3), 200.0)}), "must lie in \\[0, 1\\]"),
+    "image shape": (pi0_observation(images={"base_0_rgb": IMAGE[0]}), "must be \\[3, h, w\\] or \\[h, w, 3\\]"),
+    "image empty": (pi0_observation(images={"base_0_rgb": IMAGE[:0]}), "must have sides of 1"),
+    "image dtype": (pi0_observation(images={"base_0_rgb": IMAGE.astype(np.int32)}), "must be uint8"),
+    "image text": (pi0_observation(images={"base_0_rgb": "x"}), "must be an array"),
+    "prompt long": (pi0_observation(prompt="a" * 15), "prompt is too long: the policy reads 16 tokens"),
+    "prompt huge": (pi0_observation(prompt="a" * 100_000), "prompt is too long: 100000 characters"),
+    "prompt number": (pi0_observation(prompt=3), "prompt must be text"),
+    "prompt none": (pi0_observation(prompt=None), "there is no prompt"),
+    "best_of_n 0": (pi0_observation(best_of_n=0), "best_of_n must be from 1 to 6"),
+    "best_of_n 7": (pi0_observation(best_of_n=7), "best_of_n must be from 1 to 6"),
+    "best_of_n text": (pi0_observation(best_of_n="4"), "best_of_n must be an integer"),
+    "num_steps": (pi0_observation(num_steps=10), "num_steps must be one of .*2, 1"),
+    "seed": (pi0_observation() | {"seed": -1}, "seed must be from 0"),
+    "candidates": (pi0_observation(return_candidates=1), "return_candidates must be true or false"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests_are_refused(policy: ServingPolicy, name: str) -> None:
+    message, reason = BAD[name]
+    with pytest.raises(RequestError, match=reason):
+        policy.prepare(message)
+
+
+def test_what_is_just_right_is_not_refused(policy: ServingPolicy) -> None:
+    longest = pi0_observation(prompt="a" * 14)  # with its two ends 16 tokens
+    chw = pi0_observation(images={"base_0_rgb": np.zeros((3, 8, 8), np.float32)}, state=[1, 2, 3])
+    default_prompt = without(pi0_observation(), "prompt")
+    replies = [infer(policy, message)[0] for message in (longest, chw, default_prompt)]
+    assert all(reply["actions"].shape == (4, 2) for reply in replies)
+
+
+def test_actions_that_are_not_finite_are_not_sent(policy: ServingPolicy) -> None:
+    broken = jax.tree.map(lambda x: x * np.nan, policy.model.params)
+    sick = dataclasses.replace(policy, model=policy.model.replace(params=broken))
+    [reply] = sick.infer([sick.prepare(pi0_observation())])
+    assert isinstance(reply, RequestError)
+    assert "not finite" in str(reply)
+
+
+def test_without_critics_there_is_no_choice(policy: ServingPolicy) -> None:
+    model = policy.model.replace(critic_params=None, critic_def=None)
+    with pytest.raises(ValueError, match="best_of_n=6 needs critics"):
+        create_serving_policy(model, pi0_config(), NORM_STATS, best_of_n=6, num_steps=(2,))
+    plain = create_serving_policy(model, pi0_config(), NORM_STATS, best_of_n=1, num_steps=(2,))
+    [reply] = infer(plain, pi0_observation())
+    assert reply["best_of_n"] == {"n": 1, "index": 0}
+    with pytest.raises(RequestError, match="no critics to choose by"):
+        plain.prepare(pi0_observation(best_of_n=2))
