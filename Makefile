@@ -19,22 +19,31 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # The stamps make a second call free, and let it work offline.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
 $(VENV)/installed: pyproject.toml | $(BIN)/python
 	@echo "==> installing acrlpd"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/installed-dev: pyproject.toml | $(BIN)/python
-	@echo "==> installing acrlpd with the dev extra"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+$(VENV)/installed-sim: pyproject.toml | $(BIN)/python
+	@echo "==> installing acrlpd with the simulators"
+	@$(PIP) --editable '.[sim]'
 	@touch $@ $(VENV)/installed
+
+# openpi-client asks for numpy 1 but works with numpy 2: only without its dependencies can it be tested with.
+$(VENV)/installed-dev: pyproject.toml | $(BIN)/python
+	@echo "==> installing acrlpd with the simulators, the server and the development tools"
+	@$(PIP) --editable '.[sim,serve,dev]'
+	@$(PIP) --no-deps openpi-client
+	@touch $@ $(VENV)/installed-sim $(VENV)/installed
 
 install: $(VENV)/installed
 	@echo "==> $(BIN)/acrlpd is ready"
 
 install-dev: $(VENV)/installed-dev
 
-quickstart: $(VENV)/installed
+quickstart: $(VENV)/installed-sim
 	@echo "==> acrlpd train --config quickstart"
 	@$(BIN)/acrlpd train --config quickstart --exp_name quickstart --overwrite
 
