@@ -1,6 +1,7 @@
 """Small configs and random batches for agents."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -21,6 +22,16 @@ from acrlpd.config import (
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
 from acrlpd.models.pi0_config import Pi0Config
+
+# Here it is compiling that takes the time, so XLA is asked to try less hard; the numbers are the same.
+QUICK = {"xla_backend_optimization_level": 0}
+quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
+
+
+def quick_call(step: Any, *args: Any, **static: Any) -> Any:
+    """One call of a jitted function, compiled like `quick_jit`."""
+    return step.lower(*args, **static).compile(compiler_options=QUICK)(*args)
+
 
 # T = 4 steps of 3 dims, of which critics see H = 3 steps of 2 dims: every cut shows.
 STATE_MODEL = StateFlowPolicyConfig(state_dim=6, action_dim=3, action_horizon=4, hidden_dims=(32,))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import make_config, random_like, tiny_pi0
+from agent_helpers import make_config, quick_jit, random_like, tiny_pi0
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.agents.best_of_n import candidate_bytes, candidates_at_once, mean_distance, select
@@ -37,7 +37,7 @@ def test_strategies_choose_the_same_actions(model, top_k):
     if model == "pi0":
         config = make_config(num_action_samples=N, model=tiny_pi0())
     agent, observation = build(config)
-    sample = jax.jit(lambda agent, key: agent.best_of_n(key, observation))
+    sample = quick_jit(lambda agent, key: agent.best_of_n(key, observation))
     results = {
         strategy: sample(with_best_of_n(agent, strategy=strategy, chunk_size=5, top_k=top_k), jax.random.key(1))
         for strategy in (("parallel", "chunked") if model == "pi0" else ("parallel", "chunked", "sequential"))
@@ -54,7 +54,7 @@ def test_strategies_choose_the_same_actions(model, top_k):
 
 def test_sample_actions_returns_the_candidate_with_the_largest_value(agent):
     agent, observation = agent
-    result = jax.jit(lambda a, key: a.best_of_n(key, observation))(agent, jax.random.key(2))
+    result = quick_jit(lambda a, key: a.best_of_n(key, observation))(agent, jax.random.key(2))
     for b in range(3):
         best = int(np.argmax(result.q_values[b]))
         assert int(result.index[b]) == best
@@ -63,7 +63,7 @@ def test_sample_actions_returns_the_candidate_with_the_largest_value(agent):
 
 def test_values_are_those_of_the_online_critics_on_the_candidates(agent):
     agent, observation = agent
-    result = agent.best_of_n(jax.random.key(2), observation, num_samples=2)
+    result = quick_jit(lambda a: a.best_of_n(jax.random.key(2), observation, num_samples=2))(agent)
     policy = agent.policy(use_ema=True)
     context = policy.encode(policy.preprocess(None, observation, train=False))
     ensemble = agent.critics.online_ensemble

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import make_batch, make_config, random_like
+from agent_helpers import make_batch, make_config, quick_jit, random_like
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.agents.joint_loss import Draws, draw
@@ -30,11 +30,11 @@ def gradients(agent, batch, *names):
     def all_of_them(parts):
         return [jax.grad(loss)(parts, name) for name in names]
 
-    return jax.jit(all_of_them)({name: getattr(agent, name) for name in PARTS})
+    return quick_jit(all_of_them)({name: getattr(agent, name) for name in PARTS})
 
 
 def evaluate(agent, batch, name):
-    return jax.jit(lambda agent: getattr(agent, name)(batch, KEY))(agent)
+    return quick_jit(lambda agent: getattr(agent, name)(batch, KEY))(agent)
 
 
 def noise_of(batch, num_samples=4) -> Draws:
@@ -123,7 +123,7 @@ def test_awr_is_cloning_weighted_by_exponentiated_advantage():
         losses = policy.flow_matching_loss(context, batch.actions, draws.flow_noise, draws.flow_time)
         return q_data - q_mean, losses
 
-    advantage, losses = map(np.asarray, jax.jit(parts)(agent))
+    advantage, losses = map(np.asarray, quick_jit(parts)(agent))
     alpha = float(np.exp(jax.tree.leaves(agent.temperature_params)[0]))
     weights = np.minimum(np.exp(np.asarray(batch.sequence_mask) * advantage / alpha), 1.5)
     assert np.any(weights == 1.5) and np.any(weights < 1.5)
@@ -149,7 +149,7 @@ def test_cloning_ignores_steps_outside_the_episode():
             policy.encode(batch.observations), batch.actions, draws.flow_noise, draws.flow_time
         )
 
-    losses, valid = np.asarray(jax.jit(by_hand)(agent)), np.asarray(batch.valid)
+    losses, valid = np.asarray(quick_jit(by_hand)(agent)), np.asarray(batch.valid)
     np.testing.assert_allclose(loss, np.sum(losses * valid) / np.sum(valid), rtol=1e-5)
     hard, _ = evaluate(build(make_config(bc_difficulty_weighting=True)), batch, "compute_bc_loss")
     weights = np.sum(losses * valid, axis=1, keepdims=True) / np.sum(valid, axis=1, keepdims=True)
@@ -165,8 +165,8 @@ def test_policy_gradient_matches_finite_differences():
         return agent.replace(policy_params=params).compute_actor_loss(batch, KEY)[0]
 
     params = agent.policy_params
-    value = jax.jit(loss)
-    grads = jax.jit(jax.grad(loss))(params)
+    value = quick_jit(loss)
+    grads = quick_jit(jax.grad(loss))(params)
     rng = np.random.default_rng(0)
     direction = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), params)
     slope = sum(float(jnp.vdot(g, d)) for g, d in zip(*map(jax.tree.leaves, (grads, direction)), strict=True))
@@ -193,7 +193,7 @@ def test_best_of_n_clones_the_best_candidate():
         best = jnp.stack([candidates[b, jnp.argmax(q[b])] for b in range(6)])
         return jnp.mean(policy.flow_matching_loss(context, best, draws.actor_noise, draws.actor_time))
 
-    np.testing.assert_allclose(evaluate(agent, batch, "compute_actor_loss")[0], jax.jit(by_hand)(agent), rtol=1e-5)
+    np.testing.assert_allclose(evaluate(agent, batch, "compute_actor_loss")[0], quick_jit(by_hand)(agent), rtol=1e-5)
 
 
 def test_critic_target_uses_the_best_candidate_and_the_target_critics():
@@ -201,7 +201,7 @@ def test_critic_target_uses_the_best_candidate_and_the_target_critics():
     agent, batch = build(config), make_batch(config, 6)
     _, info = evaluate(agent, batch, "compute_critic_loss")
 
-    @jax.jit
+    @quick_jit
     def values(agent):
         policy, state = agent.policy(), batch.next_observations.state
         noise = noise_of(batch).next_noise
@@ -232,14 +232,14 @@ def test_samples_without_a_known_target_do_not_train_the_critic():
     unusable = batch.sequence_mask == 0
     assert bool(jnp.any(unusable))
     garbage = jnp.where(unusable[:, None], 1e6, batch.rewards)
-    loss = jax.jit(lambda agent, batch: agent.compute_critic_loss(batch, KEY)[0])
+    loss = quick_jit(lambda agent, batch: agent.compute_critic_loss(batch, KEY)[0])
     np.testing.assert_array_equal(loss(agent, batch), loss(agent, batch.replace(rewards=garbage)))
 
 
 def test_padded_dims_and_later_steps_do_not_reach_the_critic():
     config = make_config()
     agent, batch = build(config), make_batch(config, 8)
-    loss = jax.jit(lambda agent, batch: agent.compute_critic_loss(batch, KEY)[0])
+    loss = quick_jit(lambda agent, batch: agent.compute_critic_loss(batch, KEY)[0])
     changed = batch.actions.at[:, 3:].add(7.0).at[..., 2:].add(7.0)
     np.testing.assert_array_equal(loss(agent, batch), loss(agent, batch.replace(actions=changed)))
     seen = batch.actions.at[:, 2, 1].add(7.0)

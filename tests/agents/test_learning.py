@@ -6,7 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from agent_helpers import make_config
+from agent_helpers import make_config, quick_call, quick_jit
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_steps
 from acrlpd.batch import Batch
@@ -44,9 +44,9 @@ def make_transitions(states, next_states, actions, rewards, terminals) -> Batch:
 
 def learn(config, data: Batch, *, updates: int, batch_size: int):
     """Uniformly drawn batches, all updates in one call."""
-    agent = jax.jit(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key))(jax.random.key(0))
+    agent = quick_jit(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key))(jax.random.key(0))
     rows = np.random.default_rng(0).integers(0, len(data.actions), (updates, batch_size))
-    return train_steps(agent, jax.tree.map(lambda x: jnp.asarray(x)[rows], data), jax.random.key(1))
+    return quick_call(train_steps, agent, jax.tree.map(lambda x: jnp.asarray(x)[rows], data), jax.random.key(1))
 
 
 def walk_chain(state: int, chunk: tuple[float, ...]) -> tuple[int, list[float], list[float]]:
@@ -131,7 +131,7 @@ def test_best_of_n_finds_the_better_mode_and_cloning_does_not():
 
     observations = observation(np.zeros((500, 1)))
 
-    @functools.partial(jax.jit, static_argnums=1)
+    @functools.partial(quick_jit, static_argnums=1)
     def sample(agent, n):
         return agent.sample_actions(jax.random.key(2), observations, num_samples=n)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import assert_trees_identical, make_batch, make_config, random_like, tiny_pi0
+from agent_helpers import QUICK, assert_trees_identical, make_batch, make_config, quick_jit, random_like, tiny_pi0
 from flax import nnx
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_step
@@ -34,12 +34,6 @@ def build(config):
         temperature_opt_state=agent.temperature_optimizer.tx.init(agent.temperature_params),
         loss_weights=jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), config.acrlpd.loss_weights),
     )
-
-
-def compile_step(agent, batch):
-    """Compiled with little effort: here it is compiling that takes the time."""
-    options = {"xla_backend_optimization_level": 0}
-    return train_step.lower(agent, batch, KEY).compile(compiler_options=options)
 
 
 def paths(state):
@@ -74,7 +68,7 @@ def test_updates(name):
     config = CONFIGS[name]
     agent, batch = build(config), make_batch(config, 4)
     old = jax.tree.map(jnp.copy, agent)
-    step = compile_step(agent, batch)
+    step = train_step.lower(agent, batch, KEY).compile(compiler_options=QUICK)
     for i in range(2):
         agent, info = step(agent, batch, jax.random.key(i))
     assert all(np.isfinite(value) for value in info.values())
@@ -133,8 +127,7 @@ def test_critic_gradient_reaches_the_policy_only_when_configured():
         def loss(params):
             return agent.replace(policy_params=params).compute_critic_loss(batch, KEY)[0]
 
-        options = {"xla_backend_optimization_level": 0}
-        grads = jax.jit(jax.grad(loss), compiler_options=options)(agent.policy_params)
+        grads = quick_jit(jax.grad(loss))(agent.policy_params)
         return {"/".join(map(str, path)): float(jnp.max(jnp.abs(leaf[...]))) for path, leaf in nnx.to_flat_state(grads)}
 
     make = functools.partial(make_config, model=tiny_pi0(), num_action_samples=2)

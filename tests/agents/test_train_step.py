@@ -12,6 +12,8 @@ from agent_helpers import (
     assert_trees_identical,
     make_batch,
     make_config,
+    quick_call,
+    quick_jit,
     random_like,
     replace_acrlpd,
 )
@@ -119,7 +121,7 @@ def test_same_key_and_batch_give_the_same_bits(agent, batch):
 
 
 def test_reported_losses_are_the_computed_ones(agent, batch):
-    loss, expected = jax.jit(lambda a, b: a.compute_loss(b, KEY))(agent, batch)
+    loss, expected = quick_jit(lambda a, b: a.compute_loss(b, KEY))(agent, batch)
     _, info = train_step(agent, batch, KEY)
     for name, value in expected.items():
         np.testing.assert_allclose(info[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -160,7 +162,7 @@ def test_accumulated_gradients_equal_the_large_batch(changes):
     params = Params(agent.policy_params, agent.critics.online, agent.temperature_params)
     draws = draw(KEY, batch, 4)
 
-    @functools.partial(jax.jit, static_argnums=1)
+    @functools.partial(quick_jit, static_argnums=1)
     def gradients(params, parts):
         loss, record, norm, grads = compute_gradients(
             agent.algorithm, agent.networks, params, agent.loss_weights, batch, draws, KEY, ALL_TERMS, parts
@@ -172,7 +174,7 @@ def test_accumulated_gradients_equal_the_large_batch(changes):
 
 def test_accumulation_inside_the_step(batch, agent):
     whole, whole_info = train_step(agent, batch, KEY)
-    accumulated, info = train_step(build(make_config(accumulation=4)), batch, KEY)
+    accumulated, info = quick_call(train_step, build(make_config(accumulation=4)), batch, KEY)
     assert_trees_close(info, whole_info, rtol=2e-4, atol=2e-6)
     # After one step Adam's first moment is the clipped gradient; the parameters only show its sign.
     for name in ("policy_opt_state", "critic_opt_state"):
@@ -201,7 +203,7 @@ def test_non_finite_gradients_are_skipped_and_counted(agent, batch):
 
 def test_critic_only_updates_leave_the_policy_alone(agent, batch):
     old = copy(agent)
-    new, info = train_step(agent, batch, KEY, update_policy=False)
+    new, info = quick_call(train_step, agent, batch, KEY, update_policy=False)
     assert_trees_identical(
         (new.policy_params, new.ema_params, new.policy_opt_state),
         (old.policy_params, old.ema_params, old.policy_opt_state),
@@ -226,7 +228,7 @@ def test_critic_only_updates_are_cheaper(agent, batch):
 def test_scanned_updates_equal_single_ones(agent, config):
     batches = [make_batch(config, 16, seed=i) for i in range(3)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
-    scanned, scanned_info = train_steps(copy(agent), stacked, KEY)
+    scanned, scanned_info = quick_call(train_steps, copy(agent), stacked, KEY)
     for i, batch in enumerate(batches):
         agent, info = train_step(agent, batch, jax.random.fold_in(KEY, i))
     assert_trees_close(scanned_info, info, rtol=1e-4, atol=1e-5)

@@ -1,12 +1,20 @@
 """Tiny served policies, the checkpoints they come from, and a server in a thread."""
 
+import asyncio
+import concurrent.futures
 import dataclasses
+import http.client
+import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.config import (
@@ -20,6 +28,10 @@ from acrlpd.config import (
 from acrlpd.data.norm_stats import NormStats, save_norm_stats
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.serving.message_format import packb, unpackb
+from acrlpd.serving.served_model import ServedModel
+from acrlpd.serving.server import PolicyServer, ServerOptions
+from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
 from acrlpd.training.checkpoints import CheckpointWriter, save_acrlpd_checkpoint
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
@@ -108,3 +120,81 @@ def pi0_observation(seed: int = 0, **changes: Any) -> dict[str, Any]:
 def state_observation(seed: int = 0, **changes: Any) -> dict[str, Any]:
     """What a robot sends to a policy of `state_config`."""
     return {"state": np.random.default_rng(seed).standard_normal(STATE_DIM).astype(np.float32)} | changes
+
+
+def served_model(agent: ACRLPDPi0Agent) -> ServedModel:
+    """What is served of an agent."""
+    return ServedModel(
+        params=nnx.merge_state(agent.ema_params, agent.frozen_params),
+        critic_params=agent.critics.online,
+        policy_def=agent.policy_def,
+        critic_def=agent.critics.network,
+        algorithm=agent.algorithm,
+    )
+
+
+def state_policy(seed: int = 0, **options: Any) -> ServingPolicy:
+    """A warm policy of `state_config`."""
+    config = state_config()
+    options = {"best_of_n": 4, "num_steps": (2, 1), "max_batch_size": 8} | options
+    policy = create_serving_policy(served_model(make_agent(config, seed)), config, NORM_STATS, **options)
+    policy.warm_up()
+    return policy
+
+
+class RunningServer:
+    """A server with its own event loop in a thread, on a free port of the loopback interface."""
+
+    def __init__(self, policy: ServingPolicy, **options: Any) -> None:
+        self._policy, self._options = policy, ServerOptions(port=0, **options)
+
+    def __enter__(self) -> "RunningServer":
+        started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
+        self._thread.start()
+        assert started.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def _run(self, started: threading.Event) -> None:
+        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self.server = PolicyServer(self._policy, self._options)
+        await self.server.start()
+        started.set()
+        await self._stop.wait()
+        await self.server.drain()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.server.port}"
+
+    def connect(self, **options: Any) -> Connection:
+        """A plain websocket that has taken the metadata."""
+        connection = connect(self.url, compression=None, max_size=None, **options).__enter__()
+        connection.recv(timeout=30)
+        return connection
+
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        """Status and text of a plain HTTP request."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def ask(connection: Connection, message: Any) -> Any:
+    """The reply, or the text of an error."""
+    connection.send(message if isinstance(message, (bytes, str)) else packb(message))
+    reply = connection.recv(timeout=60)
+    return reply if isinstance(reply, str) else unpackb(reply)

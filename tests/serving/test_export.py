@@ -239,7 +239,7 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, state_run: Path) -> N
     export_policy(state_run, tmp_path / "out")
     with pytest.raises(CheckpointError, match="not a checkpoint of a run"):
         export_policy(tmp_path / "out", tmp_path / "again")
-    (tmp_path / "out" / "critic" / "_METADATA").unlink()
+    (tmp_path / "out" / "critic" / "manifest.ocdbt").unlink()
     with pytest.raises(CheckpointError, match="damaged or incomplete"):
         open_policy_checkpoint(tmp_path / "out").load_model()
 

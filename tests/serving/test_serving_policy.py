@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from serving_helpers import GOLDENS, NORM_STATS, make_agent, pi0_config, pi0_observation, state_config
+from serving_helpers import GOLDENS, NORM_STATS, make_agent, pi0_config, pi0_observation, served_model, state_config
 
 from acrlpd.agents import ACRLPDPi0Agent, Algorithm
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig
@@ -18,16 +18,6 @@ from acrlpd.serving.served_model import ServedModel, choose_actions
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
 
 
-def served(agent: ACRLPDPi0Agent) -> ServedModel:
-    return ServedModel(
-        params=nnx.merge_state(agent.ema_params, agent.frozen_params),
-        critic_params=agent.critics.online,
-        policy_def=agent.policy_def,
-        critic_def=agent.critics.network,
-        algorithm=agent.algorithm,
-    )
-
-
 @pytest.fixture(scope="module")
 def agent() -> ACRLPDPi0Agent:
     return make_agent(pi0_config())
@@ -36,7 +26,7 @@ def agent() -> ACRLPDPi0Agent:
 @pytest.fixture(scope="module")
 def policy(agent: ACRLPDPi0Agent) -> ServingPolicy:
     policy = create_serving_policy(
-        served(agent), pi0_config(), NORM_STATS, best_of_n=6, num_steps=(2, 1), max_batch_size=2, step=7
+        served_model(agent), pi0_config(), NORM_STATS, best_of_n=6, num_steps=(2, 1), max_batch_size=2, step=7
     )
     policy.warm_up()
     return policy

@@ -162,35 +162,31 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
         return agent, info | update_info | {"total_loss": loss}
 
     def _apply_gradients(self, params: Params, grads: Params) -> tuple["ACRLPDPi0Agent", Info]:
-        """Steps every optimizer that has a gradient; if one of the gradients is not finite, none."""
+        """Steps every optimizer that has a gradient, targets and average; nothing if a gradient is not finite."""
         norms = {name: global_norm(getattr(grads, name)) for name in ("policy", "critic", "temperature")}
+        finite = jnp.isfinite(sum(norms.values()))
+        step = functools.partial(_step, enabled=finite)
         changed: dict[str, Any] = {}
         if params.policy is not None:
-            changed["policy_params"], changed["policy_opt_state"] = _step(
+            changed["policy_params"], changed["policy_opt_state"] = step(
                 self.policy_optimizer, grads.policy, self.policy_opt_state, params.policy
             )
-        online, changed["critic_opt_state"] = _step(
+        online, changed["critic_opt_state"] = step(
             self.critic_optimizer, grads.critic, self.critic_opt_state, params.critic
         )
-        changed["critics"] = self.critics.replace(online=online)
         if params.temperature is not None:
-            changed["temperature_params"], changed["temperature_opt_state"] = _step(
+            changed["temperature_params"], changed["temperature_opt_state"] = step(
                 self.temperature_optimizer, grads.temperature, self.temperature_opt_state, params.temperature
             )
-        agent = self.replace(**changed).update_target_networks()
-        if params.policy is not None:
-            agent = agent.update_ema_parameters()
-
-        finite = jnp.isfinite(sum(norms.values()))
-        names = (*changed, "ema_params")
-        kept = jax.tree.map(
-            functools.partial(jnp.where, finite),
-            {name: getattr(agent, name) for name in names},
-            {name: getattr(self, name) for name in names},
-        )
         agent = self.replace(
-            step=self.step + 1, skipped_updates=self.skipped_updates + (1 - finite.astype(jnp.int32)), **kept
+            step=self.step + 1,
+            skipped_updates=self.skipped_updates + (1 - finite.astype(jnp.int32)),
+            critics=self.critics.replace(online=online),
+            **changed,
         )
+        agent = agent.update_target_networks(enabled=finite)
+        if params.policy is not None:
+            agent = agent.update_ema_parameters(enabled=finite)
         return agent, self._update_info(agent, norms, finite)
 
     def _update_info(self, agent: "ACRLPDPi0Agent", norms: dict[str, jax.Array], finite: jax.Array) -> Info:
@@ -205,16 +201,18 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
             "skipped_updates": agent.skipped_updates,
         }
 
-    def update_target_networks(self) -> "ACRLPDPi0Agent":
+    def update_target_networks(self, *, enabled: jax.Array | bool = True) -> "ACRLPDPi0Agent":
         """Moves the target critics a little towards the online ones."""
-        return self.replace(critics=self.critics.soft_update_target_networks(self.algorithm.acrlpd.target_update_tau))
+        tau = jnp.where(enabled, self.algorithm.acrlpd.target_update_tau, 0.0)
+        return self.replace(critics=self.critics.soft_update_target_networks(tau))
 
-    def update_ema_parameters(self) -> "ACRLPDPi0Agent":
+    def update_ema_parameters(self, *, enabled: jax.Array | bool = True) -> "ACRLPDPi0Agent":
         """Moves the policy's moving average towards its parameters, if there is one."""
         decay = self.algorithm.acrlpd.ema_decay
         if decay is None or self.ema_params is None:
             return self
-        average = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, self.ema_params, self.policy_params)
+        keep, add = jnp.where(enabled, decay, 1.0), jnp.where(enabled, 1 - decay, 0.0)
+        average = jax.tree.map(lambda old, new: keep * old + add * new, self.ema_params, self.policy_params)
         return self.replace(ema_params=average)
 
     # -- acting --------------------------------------------------------------------------------------
@@ -325,8 +323,10 @@ def _like(state: nnx.State | None, template: nnx.State) -> nnx.State:
     return nnx.from_flat_state({path: flat[path] for path, _ in nnx.to_flat_state(template)})
 
 
-def _step(optimizer: Optimizer, grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, Any]:
-    updates, opt_state = optimizer.tx.update(grads, opt_state, params)
+def _step(
+    optimizer: Optimizer, grads: Any, opt_state: optax.OptState, params: Any, *, enabled: jax.Array
+) -> tuple[Any, optax.OptState]:
+    updates, opt_state = optimizer.tx.update(grads, opt_state, params, enabled=enabled)
     return optax.apply_updates(params, updates), opt_state
 
 

@@ -173,7 +173,7 @@ class CriticNetworks(flax.struct.PyTreeNode):
         """Whether the policy's features are worth pooling for these critics."""
         return self.online_ensemble.feature_dim > 0
 
-    def soft_update_target_networks(self, tau: float) -> "CriticNetworks":
+    def soft_update_target_networks(self, tau: float | jax.Array) -> "CriticNetworks":
         """target <- (1 - tau) * target + tau * online."""
         target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, self.target, self.online)
         return self.replace(target=target)

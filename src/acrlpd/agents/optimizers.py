@@ -7,6 +7,7 @@ one config have equal pytrees and share one compiled step.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,12 @@ Schedule = Callable[[jax.Array], jax.Array]
 class Optimizer:
     """A gradient transformation and the schedule inside it, which metrics report. Static in a pytree."""
 
-    tx: optax.GradientTransformation
+    tx: optax.GradientTransformationExtraArgs
     schedule: Schedule
 
     def learning_rate(self, opt_state: optax.OptState) -> jax.Array:
         """The rate of the next update; the schedule's index is the optimizer's own update count."""
-        adam_state = opt_state[1][0]  # chain(clip, adamw); adamw is itself a chain that starts with Adam
+        adam_state = opt_state[1][0]  # chain(clip, chain(Adam, decay, schedule)), openpi's layout
         return jnp.asarray(self.schedule(adam_state.count), jnp.float32)
 
 
@@ -53,10 +54,64 @@ def create_lr_schedule(config: LRSchedule) -> Schedule:
 
 @functools.cache
 def create_optimizer(config: AdamW, lr_schedule: LRSchedule) -> Optimizer:
-    """AdamW after clipping by global norm, as openpi has it: the decay is on every parameter."""
+    """AdamW after clipping by global norm, as openpi has it: the decay is on every parameter.
+
+    Its `update` takes one more argument, `enabled`: where it is False the updates are zero and the state
+    comes back as it was. Choosing between the old and the new state afterwards would say the same, but
+    keep both in memory.
+    """
     schedule = create_lr_schedule(lr_schedule)
     tx = optax.chain(
         optax.clip_by_global_norm(config.clip_gradient_norm),
-        optax.adamw(schedule, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay),
+        optax.chain(
+            _scale_by_adam(config),
+            optax.add_decayed_weights(config.weight_decay),
+            _scale_by_schedule(schedule),
+        ),
     )
     return Optimizer(tx=tx, schedule=schedule)
+
+
+def _scale_by_adam(config: AdamW) -> optax.GradientTransformationExtraArgs:
+    """optax's Adam, with optax's state, that can be told to stand still."""
+
+    def init(params: Any) -> optax.ScaleByAdamState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params))
+
+    def update(
+        grads: Any, state: optax.ScaleByAdamState, params: Any = None, *, enabled: jax.Array | bool = True, **_: Any
+    ) -> tuple[Any, optax.ScaleByAdamState]:
+        def average(decay: float, old: Any, new: Any) -> Any:
+            keep, add = jnp.where(enabled, decay, 1.0), jnp.where(enabled, 1 - decay, 0.0)
+            return jax.tree.map(lambda o, n: keep * o + add * jnp.where(enabled, n, 0.0), old, new)
+
+        mu = average(config.b1, state.mu, grads)
+        nu = average(config.b2, state.nu, jax.tree.map(jnp.square, grads))
+        count = optax.safe_increment(state.count)
+        first, second = 1 - config.b1**count, 1 - config.b2**count
+        updates = jax.tree.map(lambda m, v: (m / first) / (jnp.sqrt(v / second) + config.eps), mu, nu)
+        return updates, optax.ScaleByAdamState(jnp.where(enabled, count, state.count), mu, nu)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _scale_by_schedule(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
+    """Minus the learning rate, or 0."""
+
+    def init(params: Any) -> optax.ScaleByScheduleState:
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    def update(
+        updates: Any,
+        state: optax.ScaleByScheduleState,
+        params: Any = None,
+        *,
+        enabled: jax.Array | bool = True,
+        **_: Any,
+    ) -> tuple[Any, optax.ScaleByScheduleState]:
+        step_size = jnp.where(enabled, -schedule(state.count), 0.0)
+        count = jnp.where(enabled, optax.safe_increment(state.count), state.count)
+        return jax.tree.map(lambda u: step_size * u, updates), optax.ScaleByScheduleState(count)
+
+    return optax.GradientTransformationExtraArgs(init, update)

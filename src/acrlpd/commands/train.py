@@ -49,6 +49,7 @@ def main(args: Sequence[str]) -> int:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
     # XLA takes three quarters of a GPU by default; the plan counts on this share.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
+    from acrlpd.training.demonstrations import collect_missing_demonstrations
     from acrlpd.training.distributed import DistributedOptions, PeerError, initialize_distributed
     from acrlpd.training.experiment import run_training_experiment
 
@@ -56,6 +57,7 @@ def main(args: Sequence[str]) -> int:
         initialize_distributed(
             DistributedOptions(options.distributed, options.coordinator, options.num_processes, options.process_id)
         )
+        collect_missing_demonstrations(config)
         check(config, ignore_plan=options.ignore_plan)
         return run_training_experiment(
             config,

@@ -12,7 +12,7 @@ from acrlpd.config.algorithm import (
     LossWeights,
     QChunkingConfig,
 )
-from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
+from acrlpd.config.data import DataConfig, DemonstrationsConfig, RepackConfig, RewardConfig
 from acrlpd.config.environments import load_training_config
 from acrlpd.config.optimizers import (
     AdamW,
@@ -49,6 +49,7 @@ __all__ = [
     "CosineDecaySchedule",
     "CriticConfig",
     "DataConfig",
+    "DemonstrationsConfig",
     "EnvConfig",
     "EvaluationConfig",
     "FSDPConfig",

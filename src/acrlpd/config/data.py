@@ -54,6 +54,20 @@ class RewardConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DemonstrationsConfig:
+    """Episodes by the scripted expert of env.id, collected by `acrlpd train` if data_dir does not exist yet."""
+
+    # How many; 0: none, data_dir must be there.
+    num_episodes: int = 0
+    # Quality of the expert (`acrlpd demos list`): expert, noisy, mixed or play.
+    quality: str = "mixed"
+    # Steps after which an episode is cut; None: the environment's own limit.
+    max_episode_steps: int | None = None
+    # Seed of the episodes.
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class DataConfig:
     """One dataset and its way to the policy."""
 
@@ -65,6 +79,7 @@ class DataConfig:
     robot: Robot = "generic"
     repack: RepackConfig = dataclasses.field(default_factory=RepackConfig)
     rewards: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+    demonstrations: DemonstrationsConfig = dataclasses.field(default_factory=DemonstrationsConfig)
 
     # Norm statistics are read from and written to <assets_dir>/<asset_id>/norm_stats.json.
     assets_dir: str = "./assets"

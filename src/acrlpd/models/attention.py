@@ -12,12 +12,14 @@ _MASKED = -2.3819763e38
 
 
 def full_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Unmasked multi-head attention on [b, t, heads, head_dim]; softmax in the compute dtype."""
+    """Unmasked multi-head attention on [b, t, heads, head_dim]; logits in the compute dtype."""
     if _has_fused_kernel(q):
         return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
     q = q / jnp.sqrt(q.shape[-1]).astype(q.dtype)
     logits = jnp.einsum("btnh,bsnh->bnts", q, k)
-    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits, axis=-1), v)
+    # Some compilers would add up a bfloat16 softmax in bfloat16.
+    probs = jax.nn.softmax(logits.astype(jnp.float32), axis=-1).astype(v.dtype)
+    return jnp.einsum("bnts,bsnh->btnh", probs, v)
 
 
 def multi_query_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
@@ -61,7 +63,8 @@ def shared_context_attention(
 
 def _masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
     logits = _mask_padding(_einsum_f32("btgh,bsh->bgts", q, k), length)
-    return jnp.einsum("bgts,bsh->btgh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v)
+    probs = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
+    return _einsum_f32("bgts,bsh->btgh", probs, v).astype(v.dtype)
 
 
 def _mask_padding(logits: jax.Array, length: jax.Array) -> jax.Array:
@@ -77,6 +80,6 @@ def _has_fused_kernel(q: jax.Array) -> bool:
 
 def _einsum_f32(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """An einsum that accumulates and returns float32, whatever the operands are."""
-    if jax.default_backend() == "cpu":  # XLA lacks some bfloat16 x bfloat16 -> float32 products there
+    if jax.default_backend() == "cpu":  # XLA lacks some of these products there, or adds them up in bfloat16
         return jnp.einsum(equation, a.astype(jnp.float32), b.astype(jnp.float32))
     return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32)

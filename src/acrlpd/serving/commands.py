@@ -106,16 +106,16 @@ def serve_main(args: Sequence[str]) -> int:
     from acrlpd.serving.server import PolicyServer, ServerOptions
     from acrlpd.training.experiment import enable_compilation_cache, setup_logging
 
-    setup_logging()
-    enable_compilation_cache()
     api_key = None
     if options.api_key_file is not None:
         api_key = options.api_key_file.read_text().strip()
         if not api_key:
             raise ValueError(f"--api_key_file: {options.api_key_file} is empty")
-    policy = _load(options.checkpoint, options)
+    checkpoint = _open(options.checkpoint, options)
+    setup_logging()
+    enable_compilation_cache()
     server = PolicyServer(
-        policy,
+        _load(checkpoint, options),
         ServerOptions(
             host=options.host,
             port=options.port,
@@ -149,7 +149,7 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     follower = None
     if options.follow is not None:
         run = options.follow.expanduser().absolute()
-        follower = asyncio.create_task(follow_run(server, run, lambda path: _load(path, options)))
+        follower = asyncio.create_task(follow_run(server, run, lambda path: _load(_open(path, options), options)))
     await stop.wait()
     logger.info("stopping: answering what is under way")
     if follower is not None:
@@ -157,17 +157,21 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     await server.drain()
 
 
-def _load(path: Path, options: ServeOptions) -> "ServingPolicy":
+def _open(path: Path, options: ServeOptions) -> "PolicyCheckpoint":
+    from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
+
+    return open_policy_checkpoint(path, None if options.config is None else _config(options.config))
+
+
+def _load(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
     """Reads, compiles and says what will be served."""
     import logging
     import time
 
-    from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
     from acrlpd.serving.serving_policy import load_serving_policy
 
     logger = logging.getLogger(__name__)
     start = time.perf_counter()
-    checkpoint = open_policy_checkpoint(path, None if options.config is None else _config(options.config))
     policy = load_serving_policy(
         checkpoint,
         best_of_n=_best_of_n(checkpoint, options.best_of_n),

@@ -162,11 +162,10 @@ def _write_critics(model: ServedModel, members: np.ndarray, directory: pathlib.P
 
 
 def verify_export(source: str | pathlib.Path, export: str | pathlib.Path) -> Verification:
-    """Loads both from disk and compares the candidates that they sample for the same noise."""
+    """Loads both from disk and compares the actions that they sample for the same noise."""
     trained, exported = open_policy_checkpoint(source), open_policy_checkpoint(export)
     config = trained.rl_config.model
     rng = np.random.default_rng(0)
-    policy = trained.load_model()
     shape = (_VERIFY_BATCH, 1, config.action_horizon, config.action_dim)
     noise = rng.standard_normal(shape, np.float32)
     observation = jax.tree.map(
@@ -175,12 +174,13 @@ def verify_export(source: str | pathlib.Path, export: str | pathlib.Path) -> Ver
         ),
         config.inputs_spec(_VERIFY_BATCH)[0],
     )
-    ones = np.ones(_VERIFY_BATCH, np.int32)
-    num_steps = trained.rl_config.acrlpd.sampling_steps
-    expected = choose_actions(policy, observation, noise, ones, num_steps=num_steps).candidates
-    model = exported.load_model(dtype=_stored_dtype(export))
-    found = choose_actions(model, observation, noise, ones, num_steps=num_steps).candidates
-    difference = np.abs(np.asarray(found, np.float64) - np.asarray(expected, np.float64))
+    actions = []
+    for checkpoint, dtype in ((trained, None), (exported, _stored_dtype(export))):
+        policy = checkpoint.load_model(dtype=dtype).replace(critic_params=None, critic_def=None)
+        ones = np.ones(_VERIFY_BATCH, np.int32)
+        choice = choose_actions(policy, observation, noise, ones, num_steps=trained.rl_config.acrlpd.sampling_steps)
+        actions.append(np.asarray(choice.actions, np.float64))
+    difference = np.abs(actions[0] - actions[1])
     rounded = "bfloat16" in (_stored_dtype(export), config.dtype)
     return Verification(
         float(difference.mean()), float(difference.max()), _TOLERANCE["bfloat16" if rounded else "float32"]

@@ -260,6 +260,11 @@ def restore_agent(step_directory: pathlib.Path, abstract_agent: ACRLPDPi0Agent, 
 
     The devices may be others than those it was saved from.
     """
+    if getattr(abstract_agent, served) is None:
+        raise CheckpointError(
+            f"{step_directory} holds a moving average of the policy, for which this config has no place: set "
+            f"acrlpd.ema_decay"
+        )
     wanted = split_agent(abstract_agent, served)
     items = {PARAMS: wanted.params, TRAIN_STATE: wanted.train_state}
     restored = {name: _restore_item(step_directory / name, tree) for name, tree in items.items()}

@@ -1,10 +1,12 @@
 """One run from config to summary: directory, devices, data, weights or checkpoint, training."""
 
+import contextlib
 import logging
 import os
 import pathlib
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +14,7 @@ import jax
 from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.data.dataset import norm_stats_dir
 from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.data.norm_stats import load_norm_stats
 from acrlpd.training import run_directory as runs
 from acrlpd.training.checkpoint_metadata import check_resume
 from acrlpd.training.distributed import barrier, is_primary
@@ -21,6 +24,8 @@ from acrlpd.training.signals import exit_code
 from acrlpd.training.trainer import ACRLPDTrainer, EvalFn
 
 logger = logging.getLogger(__name__)
+
+EVALUATIONS = "evaluations"
 
 
 def run_training_experiment(
@@ -77,9 +82,14 @@ def _run(
         compatibility = check_resume(directory / str(steps[-1]), rl_config, assets, allow_changed)
         if compatibility.changed:
             logger.warning("resuming with changes:\n%s", compatibility.describe(compatibility.changed))
-    loader = create_acrlpd_data_loader(rl_config, device_sharding=sharding.data)
-    trainer = ACRLPDTrainer(rl_config, loader, sharding, directory, assets=assets, eval_fn=eval_fn)
-    try:
+    with contextlib.ExitStack() as stack:
+        loader = stack.enter_context(create_acrlpd_data_loader(rl_config, device_sharding=sharding.data))
+        if eval_fn is None:
+            eval_fn = _create_eval_fn(rl_config, directory, stack)
+        # A dry run leaves no trace.
+        written = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) if dry_run else directory
+        trainer = ACRLPDTrainer(rl_config, loader, sharding, written, assets=assets, eval_fn=eval_fn)
+        stack.callback(trainer.close)
         if steps:
             trainer.load_checkpoint(directory / str(steps[-1]))
             logger.info("resuming %s after step %d", directory, trainer.step)
@@ -97,9 +107,20 @@ def _run(
         trainer.train()
         _finish(trainer)
         return 0 if trainer.stopped_by is None else exit_code(trainer.stopped_by)
-    finally:
-        trainer.close()
-        loader.close()
+
+
+def _create_eval_fn(rl_config: RLTrainConfig, directory: pathlib.Path, stack: contextlib.ExitStack) -> EvalFn | None:
+    """Evaluation in the config's environment, where there is one; it is closed with the stack."""
+    if rl_config.env.id is None or not rl_config.training.eval_frequency:
+        return None
+    if jax.process_count() > 1:
+        logger.warning("evaluation in %s needs a single process; use `acrlpd eval`", rl_config.env.id)
+        return None
+    from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
+
+    norm_stats = load_norm_stats(norm_stats_dir(rl_config.data)) if read_assets(rl_config) else None
+    protocol = ACRLPDEvaluationProtocol(rl_config, norm_stats, directory=directory / EVALUATIONS)
+    return stack.enter_context(protocol).run_comprehensive_evaluation
 
 
 def _finish(trainer: ACRLPDTrainer) -> None:

@@ -6,6 +6,11 @@ from collections.abc import Iterator
 import jax
 
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.plan import estimate_memory
+from acrlpd.config.plan.plan import smallest_change
+
+# Share of the predicted peak that a change must get below to be worth a try.
+_NOTICEABLE = 0.9
 
 
 class OutOfMemoryError(ValueError):
@@ -29,17 +34,21 @@ def answer_out_of_memory(rl_config: RLTrainConfig, is_first_step: bool) -> Itera
             raise
         steps = next_accumulation(rl_config, jax.device_count())
         reason = str(error).partition("\n")[0]
-        if steps is None:
-            advice = (
-                "Micro-batches cannot get smaller: shard over more devices (fsdp.fsdp_devices), recompute "
-                "more (model.remat_policy=full) or lower batch_size. `acrlpd plan` shows what each saves"
-            )
-        else:
-            advice = (
-                f"Smallest change with the same updates: --gradient_accumulation_steps {steps} (now "
-                f"{rl_config.training.gradient_accumulation_steps}); --auto_batch does it by itself"
-            )
-        raise OutOfMemoryError(f"the first step does not fit into memory: {reason}\n{advice}", steps) from error
+        raise OutOfMemoryError(
+            f"the first step does not fit into memory: {reason}\n{_advice(rl_config, steps)}", steps
+        ) from error
+
+
+def _advice(rl_config: RLTrainConfig, accumulation: int | None) -> str:
+    """The plan's smallest change that takes a noticeable part off the peak it had predicted."""
+    num_devices = jax.device_count()
+    peak = estimate_memory(rl_config, num_devices).peak
+    changes = smallest_change(rl_config, num_devices, _NOTICEABLE * peak)
+    automatic = "" if accumulation is None else "; --auto_batch raises gradient_accumulation_steps by itself"
+    if changes is None:
+        return f"No change of layout takes much off it: use more or larger devices{automatic}"
+    flags = " ".join(f"--{name} {value}" for name, value in changes.items())
+    return f"Smallest change that helps, by the plan: {flags}{automatic}"
 
 
 def next_accumulation(rl_config: RLTrainConfig, num_devices: int) -> int | None:

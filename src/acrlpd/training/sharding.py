@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.plan import make_plan
 
 BATCH_AXIS = "batch"
 FSDP_AXIS = "fsdp"
@@ -140,6 +141,14 @@ def create_fsdp_train_step_fn(
     )
     with jax.set_mesh(sharding.mesh):  # models keep their activations split by sample on it
         return step.lower(sharding.abstract(agent), batch, jax.random.key(0)).compile()
+
+
+def optimize_fsdp_memory(rl_config: RLTrainConfig, num_devices: int, device_memory_gib: float) -> dict[str, Any]:
+    """The smallest change of layout, by dotted name, with which an update fits; empty if it fits as it is."""
+    plan = make_plan(rl_config, num_devices=num_devices, device_memory_gib=device_memory_gib)
+    if plan.suggestion is None:
+        raise ValueError(plan.verdict)
+    return plan.suggestion
 
 
 @dataclasses.dataclass(frozen=True)

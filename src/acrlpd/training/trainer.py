@@ -83,6 +83,7 @@ class ACRLPDTrainer:
         self._rng = jax.random.key(rl_config.seed)
         self._train_steps: dict[bool, TrainStepFn] = {}  # by whether the policy is updated
         self._in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
+        self._progress: Progress | None = None
         self._signals = StopSignals()
         self._agreed_stop = AgreedStop(MAX_IN_FLIGHT)
         self._started = time.monotonic()
@@ -158,19 +159,20 @@ class ACRLPDTrainer:
     def train(self) -> ACRLPDPi0Agent:
         """Runs the offline phase to its end, or to a signal, and saves."""
         last_step = self.rl_config.training.offline_steps
-        with self._signals, Progress("offline", self.step, last_step, enabled=is_primary()) as progress:
+        self._progress = Progress("offline", self.step, last_step, enabled=is_primary())
+        with self._signals, self._progress:
             while self.step < last_step and not self._is_over():
-                self.train_epoch(self.step // self.steps_per_epoch, last_step, progress)
-            self._collect(leave=0, progress=progress)
+                self.train_epoch(self.step // self.steps_per_epoch, last_step)
+            self._collect(leave=0)
             if self.stopped_by is None and self.metrics_log.has_open_line:
-                self._write_line(self.step, progress)
+                self._write_line(self.step)
             if self.step != self._last_saved_step:
                 self.save_checkpoint()
             with self.clock.measure("checkpoint"):
                 self.writer.wait()
         return self._current_agent()
 
-    def train_epoch(self, epoch: int, last_step: int, progress: Progress) -> None:
+    def train_epoch(self, epoch: int, last_step: int) -> None:
         """Updates on one filling of the data loader's memory, about one look at each of its steps."""
         training = self.rl_config.training
         if self._loader.state_dict()["pool_seed"] != epoch:
@@ -181,7 +183,7 @@ class ACRLPDTrainer:
             with self.clock.measure("data_wait"):
                 batch = self._loader.sample_batch()
             self._update(batch)
-            self._collect(leave=MAX_IN_FLIGHT, progress=progress)
+            self._collect(leave=MAX_IN_FLIGHT)
             score = None
             if training.eval_frequency and self.step % training.eval_frequency == 0:
                 score = self.evaluate().get(SCORE_METRIC)
@@ -234,18 +236,18 @@ class ACRLPDTrainer:
             logger.info("first step %.1f s after the run was started", time.monotonic() - self._started)
             self.clock.restart()
 
-    def _collect(self, leave: int, progress: Progress | None = None) -> None:
+    def _collect(self, leave: int) -> None:
         """Takes the metrics of finished updates off the devices; waits until only `leave` are under way."""
         while len(self._in_flight) > leave:
             step, info = self._in_flight.popleft()
             is_due = self.metrics_log.add(step, jax.device_get(info))
             self.clock.count_step()
             if is_due:
-                self._write_line(step, progress)
-            if progress is not None:
-                progress.advance(step)
+                self._write_line(step)
+            if self._progress is not None:
+                self._progress.advance(step)
 
-    def _write_line(self, step: int, progress: Progress | None) -> None:
+    def _write_line(self, step: int) -> None:
         timing: dict[str, float | None] = dict(self.clock.read())
         if timing:
             steps_per_s = timing["steps_per_s"]
@@ -253,8 +255,8 @@ class ACRLPDTrainer:
             timing["samples_per_s"] = steps_per_s * self.rl_config.batch_size
             timing["mfu"] = model_flops_utilization(self.rl_config, steps_per_s)
         line = self.metrics_log.write_line(step, timing)
-        if progress is not None:
-            progress.show(line)
+        if self._progress is not None:
+            self._progress.show(line)
 
     def _is_over(self) -> bool:
         """Whether the phase ends before its last step: everyone stops at a signal, or nothing improves."""

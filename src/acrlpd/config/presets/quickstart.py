@@ -5,7 +5,7 @@ reward -1 until success. Runs on 2 cores without a GPU and without a download.
 """
 
 from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
-from acrlpd.config.data import DataConfig, RewardConfig
+from acrlpd.config.data import DataConfig, DemonstrationsConfig, RewardConfig
 from acrlpd.config.optimizers import AdamW, ConstantSchedule
 from acrlpd.config.run import EnvConfig, EvaluationConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
@@ -37,6 +37,7 @@ CONFIG = RLTrainConfig(
         data_dir="./data/quickstart",
         asset_id="quickstart",
         rewards=RewardConfig(kind="minus_one_zero"),
+        demonstrations=DemonstrationsConfig(num_episodes=80, max_episode_steps=100),
         default_prompt="move the cube",
         tokenizer="byte",
     ),

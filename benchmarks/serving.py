@@ -1,0 +1,233 @@
+"""What serving costs: overhead over the bare policy call, batching of 8 clients, best-of-16 at full size.
+
+Run on an otherwise idle machine:  python benchmarks/serving.py [--full]
+`--full` adds the full-size pi0 with random weights and needs one GPU. Prints a Markdown table; `--smoke` does the
+same in seconds with numbers that mean nothing. Clients are processes of their own on the loopback interface.
+"""
+
+import argparse
+import asyncio
+import concurrent.futures
+import dataclasses
+import datetime
+import multiprocessing
+import os
+import platform
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from websockets.sync.client import connect
+
+from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.config import CriticConfig, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config
+from acrlpd.data.norm_stats import NormStats
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.serving.message_format import packb, unpackb
+from acrlpd.serving.served_model import ServedModel
+from acrlpd.serving.server import PolicyServer, ServerOptions
+from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
+
+CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    what: str
+    result: str
+    wanted: str
+
+
+def three_camera_config(model: Pi0Config) -> RLTrainConfig:
+    data = DataConfig(tokenizer="byte", default_prompt="go", repack=RepackConfig(*CAMERAS))
+    return RLTrainConfig(
+        name="serving", model=model, data=data, qchunking=QChunkingConfig(horizon_length=10, action_dim=14)
+    )
+
+
+def small_config() -> RLTrainConfig:
+    """A policy so cheap that the server's share can be seen beside it; it is sent images but does not look."""
+    return RLTrainConfig(
+        name="small",
+        model=StateFlowPolicyConfig(state_dim=14, action_dim=14, action_horizon=10, hidden_dims=(64,)),
+        critic=CriticConfig(num_critics=2, hidden_dims=(64,), use_pi0_features=False),
+        qchunking=QChunkingConfig(horizon_length=10, action_dim=14),
+    )
+
+
+def make_policy(config: RLTrainConfig, state_dim: int, action_dim: int, **options: Any) -> ServingPolicy:
+    """Random weights in the shapes of the config, in the precision that is served."""
+    abstract = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+    dtype = jnp.dtype(config.model.dtype)
+    key = iter(range(1_000_000))
+
+    def weights(x: jax.ShapeDtypeStruct, dtype: Any) -> jax.Array:
+        return 0.02 * jax.random.normal(jax.random.key(next(key)), x.shape, dtype)
+
+    params = nnx.merge_state(abstract.policy_params, abstract.frozen_params)
+    model = ServedModel(
+        params=jax.tree.map(lambda x: weights(x, dtype), params),
+        critic_params=jax.tree.map(lambda x: weights(x, jnp.float32), abstract.critics.online),
+        policy_def=abstract.policy_def,
+        critic_def=abstract.critics.network,
+        algorithm=abstract.algorithm,
+    )
+    dims = {"state": state_dim, "actions": action_dim}
+    stats = {key: NormStats(np.zeros(dim), np.ones(dim)) for key, dim in dims.items()}
+    policy = create_serving_policy(model, config, stats, **options)
+    policy.warm_up()
+    return policy
+
+
+@contextmanager
+def serving(policy: ServingPolicy, **options: Any) -> Iterator[int]:
+    """A server in a thread of this process; its port."""
+    started, stop = threading.Event(), asyncio.Event()
+    state: dict[str, Any] = {}
+
+    async def run() -> None:
+        server = PolicyServer(policy, ServerOptions(port=0, **options))
+        await server.start()
+        state.update(port=server.port, loop=asyncio.get_running_loop())
+        started.set()
+        await stop.wait()
+        await server.drain()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    started.wait()
+    yield state["port"]
+    state["loop"].call_soon_threadsafe(stop.set)
+    thread.join()
+
+
+def drive(port: int, observation: dict[str, Any], count: int) -> list[float]:
+    """Round trips of one client, in seconds, one after the other."""
+    message, times = packb(observation), []
+    with connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None) as connection:
+        connection.recv()
+        for _ in range(count + 3):
+            start = time.perf_counter()
+            connection.send(message)
+            reply = connection.recv()
+            times.append(time.perf_counter() - start)
+            if isinstance(reply, str):
+                raise RuntimeError(reply)
+            unpackb(reply)
+    return times[3:]
+
+
+def bare_calls(policy: ServingPolicy, observation: dict[str, Any], count: int) -> list[float]:
+    """The same work without a server: transforms, sampling, outputs."""
+    times = []
+    for _ in range(count + 3):
+        start = time.perf_counter()
+        policy.infer([policy.prepare(observation)])
+        times.append(time.perf_counter() - start)
+    return times[3:]
+
+
+def camera_observation() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    images = {camera: rng.integers(0, 256, (224, 224, 3), np.uint8) for camera in CAMERAS}
+    return {"state": np.zeros(14, np.float32), "images": images, "prompt": "go"}
+
+
+def overhead(pool: concurrent.futures.Executor, count: int) -> Row:
+    """Server and client take turns with bare calls, so that a slow moment hits both."""
+    policy = make_policy(small_config(), 14, 14, best_of_n=1, num_steps=(1,))
+    served: list[float] = []
+    bare: list[float] = []
+    with serving(policy) as port:
+        for _ in range(5):
+            served += pool.submit(drive, port, camera_observation(), count // 5).result()
+            bare += bare_calls(policy, camera_observation(), count // 5)
+    difference = 1000 * (statistics.median(served) - statistics.median(bare))
+    return Row(
+        "server overhead, 3 images of 224, median",
+        f"{difference:.2f} ms (served {1000 * statistics.median(served):.2f}, bare "
+        f"{1000 * statistics.median(bare):.2f}; p95 {1000 * np.quantile(served, 0.95):.2f} and "
+        f"{1000 * np.quantile(bare, 0.95):.2f})",
+        "< 3 ms",
+    )
+
+
+def throughput(pool: concurrent.futures.Executor, policy: ServingPolicy, observation: Any, count: int) -> float:
+    """Requests per second of 8 clients."""
+    with serving(policy) as port:
+        list(pool.map(drive, [port] * 8, [observation] * 8, [3] * 8))
+        start = time.perf_counter()
+        list(pool.map(drive, [port] * 8, [observation] * 8, [count] * 8))
+        return 8 * (count + 3) / (time.perf_counter() - start)
+
+
+def batching(pool: concurrent.futures.Executor, count: int) -> list[Row]:
+    config = get_config("quickstart")
+    policy = make_policy(config, 20, 5, best_of_n=8, num_steps=(5,), max_batch_size=8)
+    observation = {"state": np.zeros(20, np.float32)}
+    alone = dataclasses.replace(policy, max_batch_size=1)
+    one_by_one = throughput(pool, alone, observation, count)
+    batched = throughput(pool, policy, observation, count)
+    return [
+        Row(
+            "8 clients, tiny pi0, best of 8: batched against one by one",
+            f"{batched / one_by_one:.2f} x ({batched:.0f} and {one_by_one:.0f} requests/s)",
+            ">= 2 x on a CPU",
+        )
+    ]
+
+
+def full_size(pool: concurrent.futures.Executor, count: int) -> list[Row]:
+    config = three_camera_config(Pi0Config())
+    policy = make_policy(config, 14, 14, best_of_n=16, num_steps=(10,), max_batch_size=8)
+    with serving(policy) as port:
+        times = pool.submit(drive, port, camera_observation(), count).result()
+    alone = dataclasses.replace(policy, max_batch_size=1)
+    one_by_one = throughput(pool, alone, camera_observation(), count // 4)
+    batched = throughput(pool, policy, camera_observation(), count // 4)
+    return [
+        Row(
+            "full-size pi0, 3 cameras, best of 16, 10 steps, end to end",
+            f"{1000 * statistics.median(times):.1f} ms median, {1000 * np.quantile(times, 0.95):.1f} ms p95",
+            "< 60 ms on an H200",
+        ),
+        Row(
+            "8 clients, full-size pi0, best of 16: batched against one by one",
+            f"{batched / one_by_one:.2f} x ({batched:.0f} and {one_by_one:.0f} requests/s)",
+            ">= 3 x",
+        ),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--smoke", action="store_true")
+    args = parser.parse_args()
+    count = 20 if args.smoke else 200
+    # Spawned, not forked: clients must not share this process' JAX.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(8, mp_context=context) as pool:
+        rows = [overhead(pool, count), *batching(pool, count)]
+        if args.full:
+            rows += full_size(pool, count)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    device = jax.devices()[0].device_kind
+    print(f"# Serving, {datetime.date.today()}, commit {commit}{' (smoke)' if args.smoke else ''}\n")
+    print(f"{device}, {os.cpu_count()} cores, Python {platform.python_version()}, jax {jax.__version__}\n")
+    print("| what | result | wanted |\n|---|---|---|")
+    for row in rows:
+        print(f"| {row.what} | {row.result} | {row.wanted} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The server from outside: its protocol, its bounds, and what it does about clients that misbehave."""
+
+import dataclasses
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from serving_helpers import RunningServer, ask, state_observation
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from acrlpd.serving.message_format import packb, unpackb
+from acrlpd.serving.serving_policy import ServingPolicy
+
+
+@pytest.fixture(scope="module")
+def server(policy: ServingPolicy) -> Any:
+    with RunningServer(policy) as running:
+        yield running
+
+
+def test_metadata_comes_first_then_replies(server: RunningServer, policy: ServingPolicy) -> None:
+    with connect(server.url, compression=None) as connection:
+        metadata = unpackb(connection.recv())
+        assert metadata == policy.metadata()
+        assert metadata["best_of_n"] == 4 and metadata["num_steps"] == [2, 1] and metadata["observation"] == ["state"]
+        first = ask(connection, state_observation(seed=1) | {"seed": 3})
+        second = ask(connection, state_observation(seed=1) | {"seed": 3})
+    [expected] = policy.infer([policy.prepare(state_observation(seed=1) | {"seed": 3})])
+    assert isinstance(expected, dict)
+    np.testing.assert_array_equal(first["actions"], expected["actions"])
+    np.testing.assert_array_equal(second["actions"], expected["actions"])
+    assert first["best_of_n"] == expected["best_of_n"]
+    assert first["server_timing"]["infer_ms"] >= first["policy_timing"]["infer_ms"] > 0
+    assert "prev_total_ms" not in first["server_timing"]
+    assert second["server_timing"]["prev_total_ms"] >= first["server_timing"]["infer_ms"]
+
+
+def test_health_and_metrics(server: RunningServer) -> None:
+    assert server.get("/healthz") == (200, "OK\n")
+    with server.connect() as connection:
+        ask(connection, state_observation())
+        status, text = server.get("/metrics")
+    assert status == 200
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert int(values['acrlpd_requests_total{result="ok"}']) >= 1
+    assert int(values["acrlpd_request_seconds_count"]) == int(values['acrlpd_requests_total{result="ok"}'])
+    assert values['acrlpd_request_seconds_bucket{le="+Inf"}'] == values["acrlpd_request_seconds_count"]
+    assert float(values["acrlpd_infer_seconds_sum"]) > 0
+    assert int(values["acrlpd_clients"]) >= 1 and values["acrlpd_checkpoint_step"] == "-1"
+    families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families)) == 9
+
+
+def test_concurrent_clients_share_calls_and_keep_their_own_answers(
+    server: RunningServer, policy: ServingPolicy
+) -> None:
+    results: dict[int, list[dict[str, Any]]] = {}
+    ready = threading.Barrier(6)
+
+    def client(number: int) -> None:
+        with server.connect() as connection:
+            ready.wait()
+            messages = [state_observation(number, best_of_n=1 + number % 4) | {"seed": number}] * 8
+            results[number] = [ask(connection, message) for message in messages]
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert max(reply["server_timing"]["batch_size"] for replies in results.values() for reply in replies) > 1
+    for number, replies in results.items():
+        request = policy.prepare(state_observation(number, best_of_n=1 + number % 4) | {"seed": number})
+        [expected] = policy.infer([request])
+        assert isinstance(expected, dict)
+        for reply in replies:
+            np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-5)
+            assert reply["best_of_n"]["n"] == 1 + number % 4
+
+
+def test_clients_with_other_steps_are_not_mixed(server: RunningServer, policy: ServingPolicy) -> None:
+    def answers(num_steps: int, found: list[Any]) -> None:
+        with server.connect() as connection:
+            found += [ask(connection, state_observation(num_steps=num_steps) | {"seed": 1}) for _ in range(10)]
+
+    one: list[Any] = []
+    two: list[Any] = []
+    threads = [threading.Thread(target=answers, args=args) for args in ((1, one), (2, two))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for num_steps, found in ((1, one), (2, two)):
+        [expected] = policy.infer([policy.prepare(state_observation(num_steps=num_steps) | {"seed": 1})])
+        assert isinstance(expected, dict) and len(found) == 10
+        for reply in found:
+            np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (b"\xc1", "not valid msgpack"),
+        ("hello", "found a text frame"),
+        (packb({"state": np.zeros(9)}), "state must be 3 numbers"),
+        (packb({"sate": np.zeros(3)}), "lacks 'state'; the observation has: sate"),
+        (packb([1, 2]), "a request must be a dict"),
+    ],
+)
+def test_errors_are_text_and_end_one_connection_only(server: RunningServer, message: Any, reason: str) -> None:
+    with server.connect() as good, server.connect() as bad:
+        answer = ask(bad, message)
+        assert isinstance(answer, str) and reason in answer
+        with pytest.raises(ConnectionClosed) as closed:
+            bad.recv(timeout=10)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1011
+        assert "actions" in ask(good, state_observation())
+
+
+def test_huge_messages_are_refused(policy: ServingPolicy) -> None:
+    with RunningServer(policy, max_message_bytes=10_000) as server, server.connect() as good:
+        with server.connect() as bad, pytest.raises(ConnectionClosed) as closed:
+            bad.send(packb({"state": np.zeros(100_000)}))
+            bad.recv(timeout=10)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+        assert "actions" in ask(good, state_observation())
+
+
+def test_an_api_key_is_asked_for(policy: ServingPolicy) -> None:
+    with RunningServer(policy, api_key="secret") as server:
+        for headers in ({}, {"Authorization": "Api-Key wrong"}, {"Authorization": "secret"}):
+            with pytest.raises(InvalidStatus) as refused:
+                server.connect(additional_headers=headers)
+            assert refused.value.response.status_code == 401
+        assert server.get("/healthz")[0] == 200
+        assert server.get("/metrics")[0] == 401
+        key = {"Authorization": "Api-Key secret"}
+        with server.connect(additional_headers=key) as connection:
+            assert "actions" in ask(connection, state_observation())
+        status, text = server.get("/metrics", **key)
+        assert status == 200 and 'reason="unauthorized"} 4' in text
+
+
+def test_the_number_of_clients_is_bounded(policy: ServingPolicy) -> None:
+    with RunningServer(policy, max_clients=2) as server, server.connect() as first, server.connect():
+        with pytest.raises(InvalidStatus) as refused:
+            server.connect()
+        assert refused.value.response.status_code == 503
+        assert "actions" in ask(first, state_observation())
+
+
+def test_clients_that_stall_or_vanish_disturb_nobody(server: RunningServer) -> None:
+    address = ("127.0.0.1", server.server.port)
+    silent = socket.create_connection(address)  # never says anything
+    half = server.connect()
+    half.socket.sendall(b"\x82\xfe\x10\x00abcd half a frame")  # 4096 bytes announced
+    deaf = server.connect()
+    for _ in range(20):  # asks without ever reading the answers
+        deaf.send(packb(state_observation(return_candidates=True)))
+    gone = server.connect()
+    gone.send(packb(state_observation()))
+    gone.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    gone.socket.close()  # reset, not closed, with a request under way
+    with server.connect() as good:
+        start = time.monotonic()
+        for _ in range(20):
+            assert "actions" in ask(good, state_observation())
+        assert time.monotonic() - start < 20
+    silent.close()
+    half.socket.close()
+    deaf.socket.close()
+
+
+def slow(policy: ServingPolicy, seconds: float) -> ServingPolicy:
+    """The same policy with a transform that takes its time."""
+
+    def inputs(data: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(seconds)
+        return policy.inputs(data)
+
+    return dataclasses.replace(policy, inputs=inputs)
+
+
+def test_requests_time_out(policy: ServingPolicy) -> None:
+    with RunningServer(slow(policy, 1.0), request_timeout_s=0.2) as server, server.connect() as connection:
+        assert "no answer within 0.2 s" in ask(connection, state_observation())
+        assert server.server.metrics.requests["timeout"] == 1
+
+
+def test_stopping_answers_what_is_under_way(policy: ServingPolicy) -> None:
+    with RunningServer(slow(policy, 0.5)) as server:
+        idle, busy = server.connect(), server.connect()
+        busy.send(packb(state_observation()))
+        time.sleep(0.1)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        assert "actions" in unpackb(busy.recv(timeout=10))
+        for connection in (idle, busy):
+            with pytest.raises(ConnectionClosed) as closed:
+                connection.recv(timeout=10)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+        stopping.join(30)
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", int(server_port(idle))), timeout=2)
+
+
+def server_port(connection: Any) -> int:
+    return connection.remote_address[1]
+
+
+def test_trouble_on_the_device_is_told_and_survived(policy: ServingPolicy) -> None:
+    broken = dataclasses.replace(policy, outputs=lambda data: 1 / 0)  # type: ignore[arg-type, return-value]
+    with RunningServer(broken) as server:
+        with server.connect() as connection:
+            assert "error in the policy server: ZeroDivisionError" in ask(connection, state_observation())
+        server.loop.call_soon_threadsafe(server.server.replace_policy, policy)
+        with server.connect() as connection:
+            assert "actions" in ask(connection, state_observation())

@@ -1,0 +1,120 @@
+"""10,000 random and mutated messages: each is answered, and the server goes on as if nothing had happened."""
+
+import asyncio
+import random
+from typing import Any
+
+import numpy as np
+from serving_helpers import RunningServer, state_observation
+from websockets.asyncio.client import ClientConnection, connect
+
+from acrlpd.serving.message_format import packb, unpackb
+from acrlpd.serving.serving_policy import ServingPolicy
+
+NUM_MESSAGES = 10_000
+NUM_CLIENTS = 8
+
+ODD_VALUES = [
+    None,
+    True,
+    -1,
+    2**63,
+    1e300,
+    float("nan"),
+    "",
+    "x" * 1000,
+    b"\x00",
+    [],
+    [[1], [2, 3]],
+    {},
+    {"a": {"b": [1]}},
+    np.zeros(0),
+    np.zeros((3, 1)),
+    np.full(3, np.inf),
+    np.array(3),
+    np.zeros(3, np.int8),
+    np.zeros(3, bool),
+    np.float16(2),
+]
+KEYS = ["state", "images", "prompt", "best_of_n", "num_steps", "seed", "return_candidates", "actions", "x"]
+
+
+def random_message(rng: random.Random) -> bytes | str:
+    """A good message with something done to it, or none at all."""
+    message: dict[str, Any] = state_observation(rng.randrange(100), best_of_n=2, num_steps=1) | {"seed": 1}
+    kind = rng.randrange(5)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(200))
+    if kind == 1:
+        for _ in range(rng.randrange(1, 4)):
+            message[rng.choice(KEYS)] = rng.choice(ODD_VALUES)
+        return packb({key: value for key, value in message.items() if rng.random() > 0.1})
+    data = bytearray(packb(message))
+    if kind == 2:
+        for _ in range(rng.randrange(1, 6)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+    elif kind == 3:
+        del data[rng.randrange(len(data)) :]
+    else:
+        place = rng.randrange(len(data))
+        data[place : place + rng.randrange(4)] = rng.randbytes(rng.randrange(8))
+    return bytes(data) if rng.random() > 0.02 else data.hex()
+
+
+async def hostile_client(url: str, rng: random.Random, count: int, answers: dict[str, int]) -> None:
+    connection: ClientConnection | None = None
+    for _ in range(count):
+        if connection is None:
+            connection = await connect(url, compression=None)
+            await connection.recv()
+        await connection.send(random_message(rng))
+        reply = await asyncio.wait_for(connection.recv(), 60)
+        if isinstance(reply, str):
+            answers["refused"] += 1
+            assert reply.startswith("bad request: "), reply
+            connection.transport.abort()  # the server closes it anyway
+            connection = None
+        else:
+            answers["accepted"] += 1
+            assert np.isfinite(unpackb(reply)["actions"]).all()
+    if connection is not None:
+        await connection.close()
+
+
+async def good_client(url: str, expected: np.ndarray, stop: asyncio.Event) -> int:
+    count = 0
+    async with connect(url, compression=None) as connection:
+        await connection.recv()
+        while not stop.is_set():
+            await connection.send(packb(state_observation(7) | {"seed": 7}))
+            reply = await connection.recv()
+            assert isinstance(reply, bytes)
+            np.testing.assert_allclose(unpackb(reply)["actions"], expected, atol=1e-5)
+            count += 1
+            await asyncio.sleep(0.02)
+    return count
+
+
+def test_hostile_messages_never_take_the_server_down(policy: ServingPolicy) -> None:
+    [expected] = policy.infer([policy.prepare(state_observation(7) | {"seed": 7})])
+    assert isinstance(expected, dict)
+    answers = {"accepted": 0, "refused": 0}
+
+    async def attack(url: str) -> int:
+        stop = asyncio.Event()
+        good = asyncio.create_task(good_client(url, expected["actions"], stop))
+        share = NUM_MESSAGES // NUM_CLIENTS
+        await asyncio.gather(
+            *(hostile_client(url, random.Random(number), share, answers) for number in range(NUM_CLIENTS))
+        )
+        stop.set()
+        return await good
+
+    with RunningServer(policy, max_wait_ms=0.0) as server:
+        undisturbed = asyncio.run(attack(server.url))
+        metrics = server.server.metrics
+        assert server.get("/healthz") == (200, "OK\n")
+    assert sum(answers.values()) == NUM_MESSAGES
+    assert answers["refused"] > 1000 and answers["accepted"] > 100 and undisturbed > 10
+    assert metrics.requests["error"] == metrics.requests["timeout"] == 0
+    assert metrics.requests["bad_request"] == answers["refused"]

@@ -1,0 +1,176 @@
+"""What lies in a step directory: a stock openpi checkpoint, and the run beside it."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from training_helpers import pi0_config, state_config
+
+from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.config import RLTrainConfig
+from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
+from acrlpd.training.checkpoint_metadata import CheckpointError
+from acrlpd.training.checkpoints import (
+    CheckpointWriter,
+    SaveFailedError,
+    load_acrlpd_checkpoint,
+    save_acrlpd_checkpoint,
+)
+from acrlpd.training.run_directory import saved_steps
+from acrlpd.training.sharding import abstract_train_state, create_fsdp_sharding_strategy
+
+ASSETS = {"lerobot/some_robot/norm_stats.json": b'{"norm_stats": {}}'}
+
+
+def make_agent(config: RLTrainConfig) -> ACRLPDPi0Agent:
+    """Any numbers will do; drawing them is faster than compiling the initialisation."""
+    abstract = abstract_train_state(config, create_fsdp_sharding_strategy(config))
+    random = np.random.default_rng(0)
+
+    def draw(x: jax.ShapeDtypeStruct) -> jax.Array:
+        return jax.device_put(random.normal(size=x.shape).astype(x.dtype), x.sharding)
+
+    return jax.tree.map(draw, abstract)
+
+
+def save(config: RLTrainConfig, agent: ACRLPDPi0Agent, directory: pathlib.Path, *steps: int, scores: dict = {}) -> None:  # noqa: B006
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = CheckpointWriter(directory, config)
+    for step in steps:
+        save_acrlpd_checkpoint(
+            writer, agent, config, step, rng=jax.random.key(0), assets=ASSETS, state={}, score=scores.get(step)
+        )
+    writer.wait()
+    writer.close()
+
+
+@pytest.fixture(scope="module", params=["ema", "no ema", "ema not served", "frozen"])
+def saved(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path]:
+    overrides = {
+        "ema": {},
+        "no ema": {"acrlpd__ema_decay": None},
+        "ema not served": {"openpi_compatibility__enable_ema_for_inference": False},
+        "frozen": {"freeze_pi0_backbone": True},
+    }[request.param]
+    directory = tmp_path_factory.mktemp("run")
+    config = pi0_config(directory, **overrides)
+    agent = make_agent(config)
+    save(config, agent, directory, 10)
+    return config, agent, directory / "10"
+
+
+def test_openpi_finds_its_parameters(saved: tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path]) -> None:
+    config, agent, directory = saved
+    assert verify_openpi_checkpoint_compatibility(directory, config.model)
+    average = config.openpi_compatibility.enable_ema_for_inference and agent.ema_params is not None
+    expected = nnx.merge_state(agent.ema_params if average else agent.policy_params, agent.frozen_params)
+    found = restore_params(directory)
+    leaves = dict(nnx.traversals.flatten_mapping(found))
+    assert len(leaves) == len(jax.tree.leaves(expected))
+    for path, variable in nnx.to_flat_state(expected):
+        np.testing.assert_array_equal(leaves[path], variable.get_value())
+        assert leaves[path].dtype == variable.get_value().dtype
+
+
+def test_files_are_those_that_openpi_looks_for(
+    saved: tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path],
+) -> None:
+    directory = saved[2]
+    assert (directory / "assets/lerobot/some_robot/norm_stats.json").read_bytes() == b'{"norm_stats": {}}'
+    metadata = json.loads((directory / "params" / "_METADATA").read_text())
+    assert metadata["use_zarr3"] is False
+    assert all(eval_path(key)[0] == "params" and eval_path(key)[-1] == "value" for key in metadata["tree_metadata"])
+    assert (directory / "params" / "manifest.ocdbt").exists()
+    assert not list(directory.rglob("*.pkl"))
+
+
+def eval_path(key: str) -> list[str]:
+    return [part.strip("' ") for part in key.strip("()").split(",") if part.strip()]
+
+
+def test_the_agent_comes_back_bit_for_bit(
+    saved: tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path],
+) -> None:
+    _, agent, directory = saved
+    found, step = load_acrlpd_checkpoint(directory)
+    assert step == 10
+    assert jax.tree.structure(found) == jax.tree.structure(agent)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(agent), strict=True):
+        assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
+
+
+def test_no_array_is_stored_twice(saved: tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path]) -> None:
+    _, agent, directory = saved
+    stored = 0
+    for item in ("params", "train_state"):
+        stored += len(json.loads((directory / item / "_METADATA").read_text())["tree_metadata"])
+    assert stored == len(jax.tree.leaves(agent))
+
+
+def test_newest_best_and_periodic_checkpoints_stay(tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path, checkpoints__keep_period=40)
+    scores = {10: 0.1, 20: 0.9, 30: 0.5, 50: 0.3}
+    save(config, make_agent(config), tmp_path, 10, 20, 30, 40, 50, 60, scores=scores)
+    assert saved_steps(tmp_path) == [20, 40, 60]
+    # Another process goes on and remembers which was best.
+    save(config, make_agent(config), tmp_path, 70, 80, scores={70: 0.8})
+    assert saved_steps(tmp_path) == [20, 40, 80]
+    save(config, make_agent(config), tmp_path, 90, 100, scores={90: 0.95})
+    assert saved_steps(tmp_path) == [40, 80, 90, 100]
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path)
+    save(config, make_agent(config), tmp_path, 10)
+    wider = state_config(tmp_path, critic__hidden_dims=(32, 64))
+    with pytest.raises(
+        CheckpointError, match=r"mu/hidden/0/bias: shape \(2, 32\) in the checkpoint, \(2, 64\) in this"
+    ):
+        load_acrlpd_checkpoint(tmp_path, wider)
+    with pytest.raises(CheckpointError, match=r"set acrlpd\.ema_decay"):
+        load_acrlpd_checkpoint(tmp_path, state_config(tmp_path, acrlpd__ema_decay=None))
+
+
+def test_a_damaged_checkpoint_is_called_damaged(tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path)
+    save(config, make_agent(config), tmp_path, 10)
+    (tmp_path / "10" / "train_state" / "_METADATA").unlink()
+    with pytest.raises(CheckpointError, match="train_state"):
+        load_acrlpd_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        load_acrlpd_checkpoint(tmp_path / "elsewhere")
+
+
+def test_the_writer_gives_up_after_failures_in_a_row(tmp_path: pathlib.Path) -> None:
+    """The directory is gone, as when a disk was unmounted; a success in between starts the count anew."""
+    config = state_config(tmp_path, checkpoints__max_failures=2)
+    directory = tmp_path / "run"
+    directory.mkdir()
+    writer, agent = CheckpointWriter(directory, config), make_agent(config)
+
+    def save_step(step: int) -> None:
+        save_acrlpd_checkpoint(writer, agent, config, step, rng=jax.random.key(0), assets={}, state={})
+        writer.wait()
+
+    directory.rename(tmp_path / "unmounted")
+    (tmp_path / "run").write_text("not a directory")
+    save_step(1)
+    assert writer.num_failures == 1
+    (tmp_path / "run").unlink()
+    (tmp_path / "unmounted").rename(directory)
+    save_step(2)
+    directory.rename(tmp_path / "unmounted")
+    (tmp_path / "run").write_text("not a directory")
+    save_step(3)
+    with pytest.raises(SaveFailedError, match=r"step 4 .*failure 2 in a row"):
+        save_step(4)
+    assert writer.num_failures == 3
+    (tmp_path / "run").unlink()
+    (tmp_path / "unmounted").rename(directory)
+    assert saved_steps(directory) == [2]
+    writer.close()

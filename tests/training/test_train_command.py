@@ -1,0 +1,94 @@
+"""`acrlpd train` from the command line, on real datasets of both kinds, to the files of a run."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tarfile
+
+import pytest
+from training_helpers import Processes, arrays_of, metrics_of, state_config
+
+from acrlpd.config import load_config, save_config
+from acrlpd.training.run_directory import run_directory, saved_steps
+
+DATASETS = pathlib.Path(__file__).parents[1] / "data" / "datasets"
+
+
+def acrlpd(processes: Processes, cwd: pathlib.Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "acrlpd.cli", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=processes.environment(devices=1),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("dataset", ["aloha_v30", "aloha_hdf5_sim_raw"])
+def test_a_run_on_a_dataset(dataset: str, processes: Processes, tmp_path: pathlib.Path) -> None:
+    """Statistics, a dry run, the run, and every file that it leaves."""
+    with tarfile.open(DATASETS / f"{dataset}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    config = state_config(
+        tmp_path / "checkpoints",
+        exp_name="first",
+        model__state_dim=14,
+        model__action_dim=14,
+        qchunking__action_dim=14,
+        data__repo_id=None,
+        data__data_dir=str(tmp_path / dataset),
+        data__assets_dir=str(tmp_path / "assets"),
+        data__asset_id="lab/robot",
+        offline_steps=6,
+        save_frequency=3,
+        log_frequency=2,
+    )
+    save_config(config, tmp_path / "experiment.yaml")
+    run = ("train", "--config", "experiment.yaml")
+    if dataset == "aloha_hdf5_sim_raw":  # HDF5 does not say what succeeded
+        assert acrlpd(processes, tmp_path, "data", "label", dataset, "--success", "0-1").returncode == 0
+
+    refused = acrlpd(processes, tmp_path, *run)
+    assert refused.returncode == 2
+    assert "norm statistics" in refused.stderr
+    made = acrlpd(processes, tmp_path, "data", "stats", "--config", "experiment.yaml")
+    assert made.returncode == 0, made.stderr
+
+    dry = acrlpd(processes, tmp_path, *run, "--dry_run")
+    assert dry.returncode == 0, dry.stderr
+    assert "no step was made" in dry.stderr
+    directory = run_directory(config)
+    assert not directory.exists()
+
+    trained = acrlpd(processes, tmp_path, *run)
+    assert trained.returncode == 0, trained.stderr
+    assert load_config(directory / "config.yaml") == config
+    assert [line["step"] for line in metrics_of(directory)] == [2, 4, 6]
+    assert saved_steps(directory) == [6]
+    stats = (tmp_path / "assets/lab/robot/norm_stats.json").read_bytes()
+    assert (directory / "6/assets/lab/robot/norm_stats.json").read_bytes() == stats
+    assert arrays_of(directory / "6")[".step"] == 6
+    summary = json.loads((directory / "summary.json").read_text())
+    assert (summary["status"], summary["final_step"]) == ("finished", 6)
+    assert summary["last_metrics"]["step"] == 6
+    assert summary["wall_time_s"] > 0
+    assert set(summary["time_s"]) == {"data_wait", "step", "checkpoint", "evaluation"}
+
+    again = acrlpd(processes, tmp_path, *run)
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    assert "--overwrite" in again.stderr
+
+
+def test_quickstart_offline(processes: Processes, tmp_path: pathlib.Path) -> None:
+    """Nothing is there: demonstrations are collected, statistics made, and the policy trained on them."""
+    pytest.importorskip("ogbench")
+    arguments = ("--offline_steps", "2", "--training.log-frequency", "1", "--batch_size", "8")
+    few = ("--data.demonstrations.num-episodes", "2", "--data.demonstrations.max-episode-steps", "20")
+    trained = acrlpd(processes, tmp_path, "train", "--config", "quickstart", *arguments, *few)
+    assert trained.returncode == 0, trained.stderr
+    directory = tmp_path / "checkpoints/quickstart/default"
+    assert [line["step"] for line in metrics_of(directory)] == [1, 2]
+    assert (directory / "2/assets/quickstart/norm_stats.json").exists()
