@@ -126,6 +126,17 @@ def drive(port: int, observation: dict[str, Any], count: int) -> list[float]:
     return times[3:]
 
 
+def process_id(_: int) -> int:
+    time.sleep(0.05)
+    return os.getpid()
+
+
+def wake(pool: concurrent.futures.Executor) -> None:
+    """Waits until all eight client processes have imported what they need."""
+    while len(set(pool.map(process_id, range(32)))) < 8:
+        pass
+
+
 def bare_calls(policy: ServingPolicy, observation: dict[str, Any], count: int) -> list[float]:
     """The same work without a server: transforms, sampling, outputs."""
     times = []
@@ -164,7 +175,6 @@ def overhead(pool: concurrent.futures.Executor, count: int) -> Row:
 def throughput(pool: concurrent.futures.Executor, policy: ServingPolicy, observation: Any, count: int) -> float:
     """Requests per second of 8 clients."""
     with serving(policy) as port:
-        list(pool.map(drive, [port] * 8, [observation] * 8, [3] * 8))
         start = time.perf_counter()
         list(pool.map(drive, [port] * 8, [observation] * 8, [count] * 8))
         return 8 * (count + 3) / (time.perf_counter() - start)
@@ -217,6 +227,7 @@ def main() -> None:
     # Spawned, not forked: clients must not share this process' JAX.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(8, mp_context=context) as pool:
+        wake(pool)
         rows = [overhead(pool, count), *batching(pool, count)]
         if args.full:
             rows += full_size(pool, count)

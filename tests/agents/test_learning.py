@@ -6,7 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from agent_helpers import make_config, quick_call, quick_jit
+from agent_helpers import make_config, quick_jit
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_steps
 from acrlpd.batch import Batch
@@ -46,7 +46,7 @@ def learn(config, data: Batch, *, updates: int, batch_size: int):
     """Uniformly drawn batches, all updates in one call."""
     agent = quick_jit(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key))(jax.random.key(0))
     rows = np.random.default_rng(0).integers(0, len(data.actions), (updates, batch_size))
-    return quick_call(train_steps, agent, jax.tree.map(lambda x: jnp.asarray(x)[rows], data), jax.random.key(1))
+    return train_steps(agent, jax.tree.map(lambda x: jnp.asarray(x)[rows], data), jax.random.key(1))
 
 
 def walk_chain(state: int, chunk: tuple[float, ...]) -> tuple[int, list[float], list[float]]:
@@ -85,12 +85,12 @@ def test_critic_converges_to_the_optimal_chunk_values():
         one_hot[states], one_hot[np.asarray(ends)], actions, np.asarray(rewards), np.asarray(terminals)
     )
     config = make_config(
-        model=StateFlowPolicyConfig(state_dim=GOAL + 1, action_dim=1, action_horizon=horizon, hidden_dims=(32, 32)),
+        model=StateFlowPolicyConfig(state_dim=GOAL + 1, action_dim=1, action_horizon=horizon, hidden_dims=(32,)),
         qchunking=QChunkingConfig(horizon_length=horizon, action_dim=1),
         critic={"num_critics": 2, "hidden_dims": (64, 64), "q_aggregation": "mean"},
         loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
         num_action_samples=16,
-        sampling_steps=3,
+        sampling_steps=2,
         discount=DISCOUNT,
         target_update_tau=0.02,
         learning_rate=2e-3,

@@ -5,6 +5,7 @@ Given one JSON object: the config file, what `run_training_experiment` takes, an
 
 import json
 import os
+import pathlib
 import resource
 import signal
 import sys
@@ -15,6 +16,7 @@ ORDER = json.loads(sys.argv[1])
 
 from acrlpd.config import load_config  # noqa: E402
 from acrlpd.data.loader import ACRLPDDataLoader  # noqa: E402
+from acrlpd.training import distributed  # noqa: E402
 from acrlpd.training.distributed import DistributedOptions, initialize_distributed  # noqa: E402
 from acrlpd.training.experiment import run_training_experiment  # noqa: E402
 from acrlpd.training.trainer import ACRLPDTrainer  # noqa: E402
@@ -24,6 +26,10 @@ def before_step(step: int) -> None:
     """Called before the batch of every step is taken."""
     if ORDER.get("report_steps"):
         print(f"step {step}", flush=True)
+    if step == 0 and "memory_headroom_bytes" in ORDER:
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + ORDER["memory_headroom_bytes"]
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     if step == ORDER.get("kill_before_step"):
         os.kill(os.getpid(), signal.SIGKILL)
     if step == ORDER.get("signal_before_step"):
@@ -34,7 +40,8 @@ def before_step(step: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (ORDER["file_limit_bytes"], resource.RLIM_INFINITY))
     if step == ORDER.get("unlimit_files_before_step"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    time.sleep(ORDER.get("sleep_s", 0.0))
+    if step >= ORDER.get("sleep_from_step", 0):
+        time.sleep(ORDER.get("sleep_s", 0.0))
 
 
 TRAINERS: list[ACRLPDTrainer] = []
@@ -62,8 +69,7 @@ def evaluate(_agent: Any, step: int) -> dict[str, float]:
 
 
 def main() -> int:
-    if "memory_limit_bytes" in ORDER:
-        resource.setrlimit(resource.RLIMIT_AS, (ORDER["memory_limit_bytes"],) * 2)
+    distributed.HEARTBEAT_TIMEOUT_S = 10  # the tests do not want to wait as long as a real run
     initialize_distributed(DistributedOptions(**ORDER.get("distributed", {})))
     watch_steps()
     config = load_config(ORDER["config"])

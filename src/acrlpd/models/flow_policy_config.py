@@ -40,30 +40,25 @@ class StateFlowPolicyConfig:
 
         return StateFlowPolicy(self, rngs=nnx.Rngs(rng))
 
-    def inputs_spec(self, batch_size: int = 1) -> "tuple[Observation, jax.ShapeDtypeStruct]":
+    def inputs_spec(self, batch_size: int = 1) -> "tuple[Observation, jax.Array]":
         """Shapes and dtypes of an (observation, actions) pair."""
         import jax
+
+        return jax.eval_shape(lambda: (self.fake_obs(batch_size), self.fake_act(batch_size)))
+
+    def fake_obs(self, batch_size: int = 1) -> "Observation":
+        """An observation of ones, for shape checks and compile-time warm-up."""
         import jax.numpy as jnp
 
         from acrlpd.models.observation import Observation
 
-        state = jax.ShapeDtypeStruct((batch_size, self.state_dim), jnp.float32)
-        actions = jax.ShapeDtypeStruct((batch_size, self.action_horizon, self.action_dim), jnp.float32)
-        return Observation(images={}, image_masks={}, state=state), actions
-
-    def fake_obs(self, batch_size: int = 1) -> "Observation":
-        """An observation of ones, for shape checks and compile-time warm-up."""
-        import jax
-        import jax.numpy as jnp
-
-        return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), self.inputs_spec(batch_size)[0])
+        return Observation(images={}, image_masks={}, state=jnp.ones((batch_size, self.state_dim), jnp.float32))
 
     def fake_act(self, batch_size: int = 1) -> "jax.Array":
         """Actions of ones, to go with `fake_obs`."""
         import jax.numpy as jnp
 
-        spec = self.inputs_spec(batch_size)[1]
-        return jnp.ones(spec.shape, spec.dtype)
+        return jnp.ones((batch_size, self.action_horizon, self.action_dim), jnp.float32)
 
     def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
         """Selects the parameters that do not train: none, there is no backbone here to freeze."""

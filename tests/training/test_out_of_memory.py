@@ -1,0 +1,70 @@
+"""A first step that does not fit, for real: the process may not use much more memory than it has."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from training_helpers import Processes, state_config
+
+from acrlpd.config import RLTrainConfig, load_config
+from acrlpd.training.out_of_memory import OutOfMemoryError, answer_out_of_memory, next_accumulation
+from acrlpd.training.run_directory import run_directory, saved_steps
+
+# The first step wants 2.2 GiB; with two micro-batches it is 0.8 GiB, and two steps may be under way at once.
+LIMIT = {"memory_headroom_bytes": 17 * 2**27}
+
+
+def hungry_config(directory: pathlib.Path) -> RLTrainConfig:
+    return state_config(
+        directory,
+        offline_steps=2,
+        save_frequency=2,
+        log_frequency=1,
+        batch_size=2**14,
+        acrlpd__num_action_samples=8,
+        acrlpd__sampling_steps=1,
+        acrlpd__best_of_n__strategy="parallel",
+        model__hidden_dims=(256, 256),
+        critic__hidden_dims=(256, 256),
+    )
+
+
+def test_the_answer_names_the_smallest_change(tmp_path: pathlib.Path) -> None:
+    config = hungry_config(tmp_path)
+    with pytest.raises(OutOfMemoryError) as error, answer_out_of_memory(config, is_first_step=True):
+        jnp.zeros(2**50)
+    assert error.value.next_accumulation == 2
+    message = str(error.value)
+    assert "the first step does not fit into memory: RESOURCE_EXHAUSTED" in message
+    assert "by the plan: --training.gradient_accumulation_steps 2; --auto_batch" in message
+
+
+def test_a_later_step_and_other_errors_are_left_alone(tmp_path: pathlib.Path) -> None:
+    config = hungry_config(tmp_path)
+    with pytest.raises(jax.errors.JaxRuntimeError), answer_out_of_memory(config, is_first_step=False):
+        jnp.zeros(2**50)
+    with pytest.raises(ZeroDivisionError), answer_out_of_memory(config, is_first_step=True):
+        1 // 0
+
+
+def test_auto_batch_keeps_the_batch_and_raises_accumulation(processes: Processes, tmp_path: pathlib.Path) -> None:
+    config = hungry_config(tmp_path)
+    result = processes.run(config, order=LIMIT, auto_batch=True)
+    assert result.returncode == 0, result.output
+    assert "--auto_batch: trying gradient_accumulation_steps=2" in result.output
+    used = load_config(run_directory(config) / "config.yaml")
+    assert used.training.gradient_accumulation_steps > 1
+    assert used.batch_size == config.batch_size
+    assert saved_steps(run_directory(config)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "now", "devices", "expected"),
+    [(8, 1, 1, 2), (8, 2, 1, 4), (12, 1, 4, 3), (8, 8, 1, None), (8, 1, 8, None)],
+)
+def test_micro_batches_come_out_even_on_every_device(
+    batch_size: int, now: int, devices: int, expected: int | None, tmp_path: pathlib.Path
+) -> None:
+    config = state_config(tmp_path, batch_size=batch_size, gradient_accumulation_steps=now)
+    assert next_accumulation(config, devices) == expected
