@@ -49,7 +49,7 @@ quickstart: $(VENV)/installed-sim
 
 test: $(VENV)/installed-dev
 	@echo "==> running the tests"
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m slow

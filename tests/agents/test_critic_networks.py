@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import random_like
+from agent_helpers import quick_jit, random_like
 from flax import nnx
 
 from acrlpd.agents import create_critic_networks
@@ -84,7 +84,8 @@ def reference(critics, features, state, chunks, member):
 def test_every_member_is_a_network_of_its_own(changes):
     critics = build(**changes)
     features, state, chunks = inputs()
-    q = critics.online_ensemble(*(jnp.asarray(x, jnp.float32) for x in (features, state, chunks)))
+    arrays = (jnp.asarray(x, jnp.float32) for x in (features, state, chunks))
+    q = quick_jit(lambda *x: critics.online_ensemble(*x))(*arrays)
     assert q.shape == (5, 3, 3)
     for member in range(3):
         expected = reference(critics, features, state, chunks, member)
@@ -105,7 +106,7 @@ def test_targets_can_use_a_random_subset():
     q = jnp.asarray([1.0, 2.0, 3.0, 4.0, 5.0])
     ensemble = build(num_critics=5, q_aggregation="min", target_subset_size=2).online_ensemble
     keys = jax.random.split(jax.random.key(0), 300)
-    values = np.asarray(jax.vmap(lambda key: ensemble.aggregate_target(q, key))(keys))
+    values = np.asarray(quick_jit(jax.vmap(lambda key: ensemble.aggregate_target(q, key)))(keys))
     # The smaller of two different members: never the largest, and each at its share of the 10 pairs.
     shares = [np.mean(values == value) for value in (1, 2, 3, 4, 5)]
     np.testing.assert_allclose(shares, [0.4, 0.3, 0.2, 0.1, 0.0], atol=0.09)
@@ -151,9 +152,10 @@ def test_dropout_keeps_the_mean_and_is_off_without_keys():
     critics = build(dropout_rate=0.5, use_layer_norm=False, activation="relu", hidden_dims=(64,))
     features, state, chunks = (jnp.asarray(x, jnp.float32) for x in inputs(b=1, n=1))
     ensemble = critics.online_ensemble
-    still = ensemble(features, state, chunks)
     keys = jax.random.split(jax.random.key(0), 4000)
-    dropped = jax.vmap(lambda key: ensemble(features, state, chunks, key[None]))(keys)
+    still, dropped = quick_jit(lambda *x: (ensemble(*x), jax.vmap(lambda key: ensemble(*x, key[None]))(keys)))(
+        features, state, chunks
+    )
     assert float(jnp.std(dropped)) > 0.1
     # One hidden layer is linear in its dropout, so the mean over masks is the network without it.
     error = np.abs(np.mean(dropped, axis=0) - still) / (np.std(dropped, axis=0) / math.sqrt(len(keys)))
@@ -164,8 +166,9 @@ def test_dropout_of_a_sample_does_not_depend_on_its_neighbours():
     ensemble = build(dropout_rate=0.3).online_ensemble
     features, state, chunks = (jnp.asarray(x, jnp.float32) for x in inputs(b=6))
     keys = jax.random.split(jax.random.key(0), 6)
-    together = ensemble(features, state, chunks, keys)
-    alone = ensemble(features[3:4], state[3:4], chunks[3:4], keys[3:4])
+    together, alone = quick_jit(
+        lambda *x: (ensemble(*x), ensemble(*(part[3:4] for part in x)))  # all samples, and one of them
+    )(features, state, chunks, keys)
     np.testing.assert_allclose(together[3:4], alone, rtol=1e-5, atol=1e-6)
 
 

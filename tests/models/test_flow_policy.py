@@ -1,5 +1,6 @@
 """The state-space flow policy against a network written out, and as a flow that can be learned."""
 
+import functools
 import subprocess
 import sys
 
@@ -11,6 +12,9 @@ import pytest
 from flax import nnx
 
 from acrlpd.models import FlowPolicy, Observation, StateFlowPolicyConfig
+
+# Compiling takes longer than running here, so XLA is asked to try less hard.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 CONFIG = StateFlowPolicyConfig(state_dim=4, action_dim=2, action_horizon=3, hidden_dims=(16, 8))
 
@@ -50,12 +54,17 @@ def test_is_one_network_over_state_chunk_and_time(policy):
 def test_is_a_flow_policy_with_the_common_interface(policy):
     assert isinstance(policy, FlowPolicy)
     observation, actions = CONFIG.fake_obs(3), CONFIG.fake_act(3)
-    assert policy.compute_loss(jax.random.key(0), observation, actions, train=True).shape == (3, 3)
-    assert policy.sample_actions(jax.random.key(0), observation).shape == (3, 3, 2)
-    noise = jax.random.normal(jax.random.key(1), (3, 4, 3, 2))
-    candidates = policy.sample_candidates(jax.random.key(0), observation, 4, noise=noise)
+    key, noise = jax.random.key(0), np.random.default_rng(0).normal(size=(3, 4, 3, 2)).astype(np.float32)
+    loss = jax.eval_shape(lambda key: policy.compute_loss(key, observation, actions, train=True), key)
+    assert loss.shape == (3, 3)
+    assert jax.eval_shape(lambda key: policy.sample_actions(key, observation), key).shape == (3, 3, 2)
+    candidates, alone = quick_jit(
+        lambda noise: (
+            policy.sample_candidates(key, observation, 4, noise=noise),
+            policy.sample_actions(key, observation, noise=noise[:, 2]),
+        )
+    )(noise)
     assert candidates.shape == (3, 4, 3, 2)
-    alone = policy.sample_actions(jax.random.key(0), observation, noise=noise[:, 2])
     np.testing.assert_allclose(candidates[:, 2], alone, rtol=1e-5, atol=1e-6)
 
 
@@ -64,7 +73,8 @@ def test_rematerialised_sampling_is_the_same(policy):
     noise = jax.random.normal(jax.random.key(1), (2, 1, 3, 2))
 
     def value_and_grad(remat):
-        return jax.value_and_grad(lambda x: jnp.sum(policy.denoise(context, x, num_steps=3, remat=remat) ** 2))(noise)
+        loss = lambda x: jnp.sum(policy.denoise(context, x, num_steps=3, remat=remat) ** 2)  # noqa: E731
+        return quick_jit(jax.value_and_grad(loss))(noise)
 
     for stored, recomputed in zip(value_and_grad(False), value_and_grad(True), strict=True):
         np.testing.assert_allclose(stored, recomputed, rtol=1e-5, atol=1e-6)
@@ -98,10 +108,7 @@ def test_learns_a_conditional_distribution():
         return (optax.apply_updates(params, updates), opt_state), None
 
     keys = jax.random.split(jax.random.key(1), 600)
-    train = jax.jit(
-        lambda carry: jax.lax.scan(step, carry, keys)[0], compiler_options={"xla_backend_optimization_level": 0}
-    )
-    params, _ = train((params, tx.init(params)))
+    params, _ = quick_jit(lambda carry: jax.lax.scan(step, carry, keys)[0])((params, tx.init(params)))
     states = np.asarray([[1.0], [-1.0]])
     samples = nnx.merge(graphdef, params).sample_candidates(jax.random.key(2), observe(states), 50)
     np.testing.assert_allclose(np.mean(samples, axis=(1, 2, 3)), [0.5, -0.5], atol=0.05)
