@@ -28,7 +28,7 @@ from flax import nnx
 from websockets.sync.client import connect
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
-from acrlpd.config import CriticConfig, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config
+from acrlpd.config import CriticConfig, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig
 from acrlpd.data.norm_stats import NormStats
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.models.pi0_config import Pi0Config
@@ -181,15 +181,14 @@ def throughput(pool: concurrent.futures.Executor, policy: ServingPolicy, observa
 
 
 def batching(pool: concurrent.futures.Executor, count: int) -> list[Row]:
-    config = get_config("quickstart")
-    policy = make_policy(config, 20, 5, best_of_n=8, num_steps=(5,), max_batch_size=8)
-    observation = {"state": np.zeros(20, np.float32)}
+    policy = make_policy(small_config(), 14, 14, best_of_n=16, num_steps=(10,), max_batch_size=8)
+    observation = {"state": np.zeros(14, np.float32)}
     alone = dataclasses.replace(policy, max_batch_size=1)
     one_by_one = throughput(pool, alone, observation, count)
     batched = throughput(pool, policy, observation, count)
     return [
         Row(
-            "8 clients, tiny pi0, best of 8: batched against one by one",
+            "8 clients, state-space policy, best of 16: batched against one by one",
             f"{batched / one_by_one:.2f} x ({batched:.0f} and {one_by_one:.0f} requests/s)",
             ">= 2 x on a CPU",
         )

@@ -1,26 +1,23 @@
 """One small warm policy for all server tests."""
 
 from collections.abc import Iterator
+from typing import Any
 
-import jax
 import pytest
 
-pytest.importorskip("msgpack", reason="the server needs msgpack and websockets: pip install 'acrlpd[serve]'")
-pytest.importorskip("websockets", reason="the server needs msgpack and websockets: pip install 'acrlpd[serve]'")
 
-from serving_helpers import state_policy
-
-from acrlpd.serving.serving_policy import ServingPolicy
-
-
-@pytest.fixture(scope="package", autouse=True)
-def compile_quickly() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def quickly_compiled() -> Iterator[None]:
     """Most of the time here would go into optimising programs that run a few times."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    from serving_helpers import quick_compiles
+
+    with quick_compiles():
+        yield
 
 
 @pytest.fixture(scope="session")
-def policy() -> ServingPolicy:
-    return state_policy()
+def policy() -> Any:
+    from serving_helpers import quick_compiles, state_policy
+
+    with quick_compiles():
+        return state_policy()

@@ -5,14 +5,19 @@ import concurrent.futures
 import dataclasses
 import http.client
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
+
+pytest.importorskip("websockets", reason="websockets is missing: pip install 'acrlpd[serve]'")
+
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
@@ -43,6 +48,16 @@ NORM_STATS = {
 }
 
 
+@contextmanager
+def quick_compiles() -> Iterator[None]:
+    """XLA without most of its optimisations."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
 def state_config(**changes: Any) -> RLTrainConfig:
     """The smallest thing that can be served: no image, no prompt."""
     fields: dict[str, Any] = {
@@ -56,13 +71,12 @@ def state_config(**changes: Any) -> RLTrainConfig:
     return RLTrainConfig(**(fields | changes))
 
 
-def pi0_config(*, lora: bool = False, **changes: Any) -> RLTrainConfig:
+def pi0_config(**changes: Any) -> RLTrainConfig:
     """A pi0 with one camera and a prompt."""
-    suffix = "_lora" if lora else ""
     model = Pi0Config(
         dtype="float32",
-        paligemma_variant=f"dummy{suffix}",
-        action_expert_variant=f"dummy{suffix}",
+        paligemma_variant="dummy",
+        action_expert_variant="dummy",
         siglip_variant="mu/14",
         vocab_size=512,
         action_dim=8,

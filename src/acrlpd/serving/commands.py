@@ -43,8 +43,11 @@ def export_main(args: Sequence[str]) -> int:
         prog="acrlpd export",
         description="Export a policy to a directory that openpi and acrlpd serve.",
     )
+    import logging
+
     from acrlpd.serving.export import export_policy
 
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
     verification = export_policy(
         options.checkpoint,
         options.output,
@@ -149,7 +152,9 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     follower = None
     if options.follow is not None:
         run = options.follow.expanduser().absolute()
-        follower = asyncio.create_task(follow_run(server, run, lambda path: _load(_open(path, options), options)))
+        limits = server.policy.limits  # what clients were told holds for later checkpoints too
+        same = dataclasses.replace(options, best_of_n=limits.best_of_n, num_steps=limits.num_steps)
+        follower = asyncio.create_task(follow_run(server, run, lambda path: _load(_open(path, same), same)))
     await stop.wait()
     logger.info("stopping: answering what is under way")
     if follower is not None:

@@ -29,11 +29,12 @@ async def follow_run(
     """
     latest = -1 if server.policy.step is None else server.policy.step
     loop = asyncio.get_running_loop()
-    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-reload") as thread:
+    thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-reload")
+    try:
         while True:
-            steps = saved_steps(run)
-            if steps and steps[-1] > latest:
-                latest = steps[-1]
+            newest = max(saved_steps(run), default=-1)
+            if newest > latest:
+                latest = newest
                 try:
                     policy = await loop.run_in_executor(thread, load, run / str(latest))
                 except Exception as error:  # the run may have removed it, or it is of another kind: we go on serving
@@ -44,3 +45,5 @@ async def follow_run(
                     server.metrics.reloads["ok"] += 1
                     logger.info("now serving step %d", latest)
             await asyncio.sleep(poll_seconds)
+    finally:
+        thread.shutdown(wait=False)  # a checkpoint that is being read must not hold up a server that stops

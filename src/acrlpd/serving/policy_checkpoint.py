@@ -21,7 +21,7 @@ from acrlpd.config.tree import from_dict
 from acrlpd.data.dataset import norm_stats_dir
 from acrlpd.data.norm_stats import NormStats, load_norm_stats
 from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi
-from acrlpd.serving.levels import ServingLevel, serving_level
+from acrlpd.serving.levels import ServingLevel
 from acrlpd.serving.served_model import ServedModel
 from acrlpd.training.checkpoint_items import ASSETS, PARAMS, RUN, RUN_FILE, TRAIN_STATE
 from acrlpd.training.checkpoint_metadata import CheckpointError, load_checkpoint_metadata
@@ -146,7 +146,7 @@ def _open_openpi_checkpoint(directory: pathlib.Path, rl_config: RLTrainConfig | 
             f"{directory} is an openpi checkpoint, which does not say what model and robot it is for: name the "
             "config with --config, for example --config aloha"
         )
-    level = dataclasses.replace(serving_level(rl_config, "standard"), best_of_n=1, num_critics=0)
+    level = ServingLevel(rl_config.acrlpd.sampling_steps, best_of_n=1, num_critics=0)
     step = int(directory.name) if directory.name.isdigit() else None
     return PolicyCheckpoint(directory, "openpi", rl_config, level, step, has_critics=False)
 
