@@ -1,4 +1,4 @@
-"""Speed of the full-size pi0 on one GPU, with random weights: the rows of benchmarks/model.md.
+"""Speed of the full-size pi0 on one GPU, with random weights: the rows of benchmarks/model_gpu-2026-11-15.md.
 
     python benchmarks/model_gpu.py                     # all rows, one Markdown table
     python benchmarks/model_gpu.py --rows bc_full,sample1 --profile

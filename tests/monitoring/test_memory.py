@@ -36,7 +36,7 @@ def test_the_report_tells_moments_in_order() -> None:
     assert lines[0].startswith("before: ")
     assert lines[1].startswith("after init: ")
     assert lines[2].split()[0] == "policy_params"
-    assert "0.004 GiB on a device" in lines[2]
+    assert "4.0 MiB on a device" in lines[2]
 
 
 def test_an_agent_is_a_state() -> None:

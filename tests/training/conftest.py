@@ -1,4 +1,4 @@
-import pathlib
+import os
 
 import pytest
 from training_helpers import Processes
@@ -6,9 +6,9 @@ from training_helpers import Processes
 
 @pytest.fixture(scope="session")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Processes:
-    return Processes(tmp_path_factory.mktemp("xla_cache"))
-
-
-@pytest.fixture
-def checkpoint_dir(tmp_path: pathlib.Path) -> pathlib.Path:
-    return tmp_path / "checkpoints"
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # workers compile for each other
+        base = base.parent
+    cache = base / "xla_cache"
+    cache.mkdir(exist_ok=True)
+    return Processes(cache)

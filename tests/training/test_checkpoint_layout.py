@@ -174,3 +174,17 @@ def test_the_writer_gives_up_after_failures_in_a_row(tmp_path: pathlib.Path) -> 
     (tmp_path / "unmounted").rename(directory)
     assert saved_steps(directory) == [2]
     writer.close()
+
+
+def test_a_copy_that_does_not_fit_on_the_devices_goes_to_the_host(tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path)
+    agent, writer = make_agent(config), CheckpointWriter(tmp_path, config)
+    writer._on_device = False
+    save_acrlpd_checkpoint(writer, agent, config, 10, rng=jax.random.key(0), assets={}, state={})
+    expected = [np.array(leaf) for leaf in jax.tree.leaves(agent)]
+    jax.tree.map(lambda x: x.delete(), agent)  # as the next step would
+    writer.wait()
+    writer.close()
+    found, _ = load_acrlpd_checkpoint(tmp_path)
+    for left, right in zip(jax.tree.leaves(found), expected, strict=True):
+        np.testing.assert_array_equal(left, right)

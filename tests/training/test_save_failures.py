@@ -34,3 +34,11 @@ def test_too_many_failures_in_a_row_end_the_run(processes: Processes, tmp_path: 
     resumed = processes.run(config, resume=True)
     assert resumed.returncode == 0, resumed.output
     assert saved_steps(directory) == [100]
+
+
+def test_a_run_whose_last_checkpoint_is_missing_has_not_succeeded(processes: Processes, tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path, offline_steps=20, save_frequency=10)
+    result = processes.run(config, order=FULL)
+    assert result.returncode != 0
+    assert "failure 3 in a row" in result.output  # it was tried again
+    assert saved_steps(run_directory(config)) == [10]

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-logger = logging.getLogger(__name__)
+from acrlpd.config.plan.plan import format_bytes
 
-_GIB = 2**30
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +24,11 @@ class DeviceMemory:
     host: int  # resident memory of this process
 
     def __str__(self) -> str:
-        host = f"host {self.host / _GIB:.2f} GiB"
+        host = f"host {format_bytes(self.host)}"
         if self.in_use is None or self.peak is None:
             return f"device memory not reported by this backend, {host}"
-        limit = "" if self.limit is None else f" of {self.limit / _GIB:.2f}"
-        return f"device {self.in_use / _GIB:.2f}{limit} GiB, peak {self.peak / _GIB:.2f} GiB, {host}"
+        limit = "" if self.limit is None else f" of {format_bytes(self.limit)}"
+        return f"device {format_bytes(self.in_use)}{limit}, peak {format_bytes(self.peak)}, {host}"
 
 
 def device_memory() -> DeviceMemory:
@@ -86,8 +86,8 @@ class GPUMemoryMonitor:
             lines.append(f"{name}: {memory}")
             width = max(map(len, components), default=0)
             lines += [
-                f"  {part:<{width}}  {c.device_bytes / _GIB:9.3f} GiB on a device, "
-                f"{c.total_bytes / _GIB:9.3f} in all, {c.num_arrays} arrays"
+                f"  {part:<{width}}  {format_bytes(c.device_bytes):>10} on a device, "
+                f"{format_bytes(c.total_bytes):>10} in all, {c.num_arrays} arrays"
                 for part, c in components.items()
             ]
         return "\n".join(lines)

@@ -49,6 +49,11 @@ def served_field(agent: ACRLPDPi0Agent, rl_config: RLTrainConfig) -> str:
     return "ema_params" if average else "policy_params"
 
 
+def served_params(agent: ACRLPDPi0Agent, rl_config: RLTrainConfig) -> nnx.State:
+    """All parameters of the policy as they go into params/."""
+    return nnx.merge_state(getattr(agent, served_field(agent, rl_config)), agent.frozen_params)
+
+
 def split_agent(agent: ACRLPDPi0Agent, served: str) -> AgentArrays:
     policy = nnx.merge_state(getattr(agent, served), agent.frozen_params)
     rest = agent.replace(**{served: None, "frozen_params": None})

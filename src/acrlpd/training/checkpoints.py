@@ -63,6 +63,7 @@ class CheckpointWriter:
 
     def __init__(self, directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
         self.directory = directory
+        self.newest_step: int | None = None  # that is complete on disk
         self.num_failures = 0  # over the run
         self._failures_in_a_row = 0
         self._max_failures = rl_config.checkpoints.max_failures
@@ -100,6 +101,7 @@ class CheckpointWriter:
         error = future.exception()
         if error is None:
             self._failures_in_a_row = 0
+            self.newest_step = step
             logger.info("saved checkpoint %s", self.directory / str(step))
             return
         if not isinstance(error, Exception):
@@ -171,7 +173,12 @@ class CheckpointWriter:
         if self._on_device:
             if self._copy_on_devices is None:
                 self._copy_on_devices = _compile_copy(tree)
-            return AgentArrays(*self._copy_on_devices(tree))
+            try:
+                return AgentArrays(*self._copy_on_devices(tree))
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error) or jax.process_count() > 1:
+                    raise
+                self._on_device = False  # something else has grown since
         tree = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), tree)
         return AgentArrays(*jax.block_until_ready(tree))
 

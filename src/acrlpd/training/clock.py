@@ -50,5 +50,5 @@ class Clock:
         }
 
     def totals(self) -> dict[str, float]:
-        """Seconds per activity over the run of this process, up to the last reading."""
-        return {name: round(total, 3) for name, total in self._totals.items()}
+        """Seconds per activity in this process; of updates, up to the last reading."""
+        return {name: round(total + self._spent.get(name, 0.0), 3) for name, total in self._totals.items()}

@@ -124,8 +124,11 @@ def _create_eval_fn(rl_config: RLTrainConfig, directory: pathlib.Path, stack: co
 
 
 def _finish(trainer: ACRLPDTrainer) -> None:
-    stopped_by = trainer.stopped_by
-    status = "finished" if stopped_by is None else f"stopped by {signal.Signals(stopped_by).name}"
+    status = "finished"
+    if trainer.stopped_by is not None:
+        status = f"stopped by {signal.Signals(trainer.stopped_by).name}"
+    elif trainer.step < trainer.rl_config.training.offline_steps:
+        status = "ended early: no improvement"
     if is_primary():
         runs.write_summary(trainer.directory, {"status": status} | trainer.summary())
     logger.info("%s at step %d; checkpoint %s", status, trainer.step, trainer.directory / str(trainer.step))
@@ -155,8 +158,15 @@ def setup_logging() -> None:
     package = logging.getLogger("acrlpd")
     package.setLevel(logging.INFO if is_primary() else logging.WARNING)
     if not package.handlers:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _StderrHandler()
         prefix = f"[{jax.process_index()}] " if jax.process_count() > 1 else ""
         handler.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
         package.addHandler(handler)
         package.propagate = False
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to whatever stderr is now: a progress bar puts itself in its place, below our lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from flax import nnx
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.models.openpi_checkpoint import LORA, load_paligemma_weights, load_pi0_weights_from_openpi
-from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
+from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_fast, init_fsdp_train_state
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def _with_initial_values(rl_config: RLTrainConfig, rng: jax.Array, wanted: nnx.S
         return {path: flat[path].get_value().astype(leaf.get_value().dtype) for path, leaf in chosen.items()}
 
     places = {path: leaf.get_value().sharding for path, leaf in chosen.items()}
-    values = jax.jit(create, out_shardings=places)(rng)
+    values = jax.jit(create, out_shardings=places, compiler_options=compile_fast())(rng)
     return nnx.from_flat_state(
         [(path, leaf.replace(values.get(path, leaf.get_value()))) for path, leaf in nnx.to_flat_state(wanted)]
     )

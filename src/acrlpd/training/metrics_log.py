@@ -39,13 +39,14 @@ class MetricsLog:
         line: dict[str, Any] = {"step": step} | _means(self._window)
         line |= {f"{TIMING}{name}": value for name, value in timing.items() if value is not None}
         self._window = []
-        self.last = line
-        self._append(line)
-        return line
+        self.last = _finite(line)
+        self._append(self.last)
+        return self.last
 
     def write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line of its own, with names under eval/."""
-        self._append({"step": step} | {f"{EVALUATION}{name}": float(value) for name, value in metrics.items()})
+        named = {f"{EVALUATION}{name}": float(value) for name, value in metrics.items()}
+        self._append(_finite({"step": step} | named))
 
     @property
     def has_open_line(self) -> bool:
@@ -96,9 +97,12 @@ def _is_evaluation(line: Mapping[str, Any]) -> bool:
     return any(name.startswith(EVALUATION) for name in line)
 
 
-def _dump(line: Mapping[str, Any]) -> str:
-    """JSON has no NaN: what is not finite becomes null."""
-    finite = {
+def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: what is not finite becomes None."""
+    return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
     }
-    return json.dumps(finite, allow_nan=False) + "\n"
+
+
+def _dump(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"

@@ -1,7 +1,6 @@
 """What a person sees while a run trains: a bar on a terminal, a line per logged step elsewhere."""
 
 import logging
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -21,9 +20,8 @@ class Progress:
     """Progress of one phase of a run. On processes that do not log, nothing."""
 
     def __init__(self, phase: str, first_step: int, last_step: int, *, enabled: bool) -> None:
-        self._phase, self._first, self._last = phase, first_step, last_step
+        self._phase, self._last = phase, last_step
         self._enabled = enabled
-        self._started = time.monotonic()
         self._bar: rich.progress.Progress | None = None
         console = rich.console.Console(stderr=True)
         if enabled and console.is_terminal:
@@ -54,16 +52,14 @@ class Progress:
 
     def show(self, line: Mapping[str, Any]) -> None:
         """A new line of metrics."""
-        text = describe(line) + f"  eta {_duration(self.eta_s(line['step']))}"
+        text = describe(line)
+        rate = line.get(f"{TIMING}steps_per_s")
+        if rate:  # checkpoints and evaluations are in it
+            text += f"  eta {_duration((self._last - line['step']) / rate)}"
         if self._bar is not None:
             self._bar.update(self._task, completed=line["step"], text=text)
         elif self._enabled:
             logger.info("%s %d/%d  %s", self._phase, line["step"], self._last, text)
-
-    def eta_s(self, step: int) -> float:
-        """Seconds left at the rate since this process started, evaluations and checkpoints included."""
-        done = step - self._first
-        return (self._last - step) * (time.monotonic() - self._started) / done if done else float("nan")
 
 
 def describe(line: Mapping[str, Any]) -> str:
@@ -78,7 +74,5 @@ def describe(line: Mapping[str, Any]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    if seconds != seconds:
-        return "?"
     hours, rest = divmod(int(seconds), 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

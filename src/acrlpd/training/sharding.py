@@ -16,6 +16,7 @@ from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.plan import make_plan
+from acrlpd.config.plan.plan import format_bytes
 
 BATCH_AXIS = "batch"
 FSDP_AXIS = "fsdp"
@@ -103,7 +104,13 @@ def init_fsdp_train_state(
     """
     create = _creation(rl_config, sharding)
     places = sharding.of_state(jax.eval_shape(create, rng, policy_params))
-    return jax.jit(create, out_shardings=places, donate_argnums=1)(rng, policy_params)
+    compiled = jax.jit(create, out_shardings=places, donate_argnums=1, compiler_options=compile_fast())
+    return compiled(rng, policy_params)
+
+
+def compile_fast() -> dict[str, Any] | None:
+    """Compiler options for a program that runs once: on CPUs, optimising it takes longer than running it."""
+    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
 
 
 def _creation(
@@ -164,8 +171,8 @@ class ShardingReport:
 
     def __str__(self) -> str:
         text = (
-            f"state {self.total_bytes / 2**30:.2f} GiB, "
-            f"{self.device_bytes / 2**30:.2f} GiB on each device ({self.device_bytes / self.total_bytes:.1%})"
+            f"state {format_bytes(self.total_bytes)}, {format_bytes(self.device_bytes)} on each device "
+            f"({self.device_bytes / self.total_bytes:.1%})"
         )
         return "\n  ".join([text, *self.misplaced])
 

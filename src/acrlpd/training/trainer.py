@@ -14,7 +14,8 @@ from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.loader import ACRLPDDataLoader
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint
-from acrlpd.training.checkpoint_items import AgentArrays, served_field, split_agent
+from acrlpd.monitoring.memory import device_memory
+from acrlpd.training.checkpoint_items import AgentArrays, served_field, served_params, split_agent
 from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata, restore_rng
 from acrlpd.training.checkpoints import CheckpointWriter, restore_agent, save_acrlpd_checkpoint
 from acrlpd.training.clock import Clock
@@ -88,7 +89,7 @@ class ACRLPDTrainer:
         self._agreed_stop = AgreedStop(MAX_IN_FLIGHT)
         self._started = time.monotonic()
         self._earlier_wall_time_s = 0.0
-        self._last_saved_step: int | None = None
+        self._first_step: int | None = None  # of this process; it is not timed
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ class ACRLPDTrainer:
         metadata = load_checkpoint_metadata(step_directory)
         abstract = abstract_train_state(self.rl_config, self._sharding)
         self.agent = restore_agent(step_directory, abstract, metadata["served"])
-        self.step = self._last_saved_step = metadata["step"]
+        self.step = self.writer.newest_step = metadata["step"]
         self._rng = restore_rng(metadata)
         self._loader.load_state_dict(metadata["data"])
         self.metrics_log.load_state_dict(metadata["metrics"], self.step)
@@ -133,11 +134,10 @@ class ACRLPDTrainer:
                 },
                 score=score,
             )
-        self._last_saved_step = self.step
 
     def save_openpi_checkpoint(self, directory: pathlib.Path) -> None:
         """Writes only what stock openpi serves: `directory`/params and `directory`/assets."""
-        save_openpi_pi0_checkpoint(self._current_agent().create_openpi_train_state().params, directory)
+        save_openpi_pi0_checkpoint(served_params(self._current_agent(), self.rl_config), directory)
         if is_primary():
             for name, content in self._assets.items():
                 path = directory / "assets" / name
@@ -166,10 +166,7 @@ class ACRLPDTrainer:
             self._collect(leave=0)
             if self.stopped_by is None and self.metrics_log.has_open_line:
                 self._write_line(self.step)
-            if self.step != self._last_saved_step:
-                self.save_checkpoint()
-            with self.clock.measure("checkpoint"):
-                self.writer.wait()
+            self._save_for_good()
         return self._current_agent()
 
     def train_epoch(self, epoch: int, last_step: int) -> None:
@@ -191,6 +188,17 @@ class ACRLPDTrainer:
             if self.step % training.save_frequency == 0 or (is_best and self.rl_config.checkpoints.keep_best):
                 self.save_checkpoint(score)
             self.writer.poll()
+
+    def _save_for_good(self) -> None:
+        """Nothing more will be saved, so a save that fails is tried again, until that is too often."""
+        self._wait_for_writer()
+        while self.step and self.writer.newest_step != self.step:
+            self.save_checkpoint()
+            self._wait_for_writer()
+
+    def _wait_for_writer(self) -> None:
+        with self.clock.measure("checkpoint"):
+            self.writer.wait()
 
     def evaluate(self) -> dict[str, float]:
         """Judges the agent, if there is somebody to judge it, and remembers the best score."""
@@ -233,7 +241,10 @@ class ACRLPDTrainer:
         self.step += 1
         self._in_flight.append((self.step, info))
         if is_first:  # compiling is not what a step costs
-            logger.info("first step %.1f s after the run was started", time.monotonic() - self._started)
+            logger.info(
+                "first step %.1f s after the run was started; %s", time.monotonic() - self._started, device_memory()
+            )
+            self._first_step = self.step
             self.clock.restart()
 
     def _collect(self, leave: int) -> None:
@@ -241,19 +252,19 @@ class ACRLPDTrainer:
         while len(self._in_flight) > leave:
             step, info = self._in_flight.popleft()
             is_due = self.metrics_log.add(step, jax.device_get(info))
-            self.clock.count_step()
+            if step != self._first_step:
+                self.clock.count_step()
             if is_due:
                 self._write_line(step)
             if self._progress is not None:
                 self._progress.advance(step)
 
     def _write_line(self, step: int) -> None:
-        timing: dict[str, float | None] = dict(self.clock.read())
-        if timing:
-            steps_per_s = timing["steps_per_s"]
-            assert steps_per_s is not None
-            timing["samples_per_s"] = steps_per_s * self.rl_config.batch_size
-            timing["mfu"] = model_flops_utilization(self.rl_config, steps_per_s)
+        read = self.clock.read()
+        timing: dict[str, float | None] = {**read}
+        if read:
+            timing["samples_per_s"] = read["steps_per_s"] * self.rl_config.batch_size
+            timing["mfu"] = model_flops_utilization(self.rl_config, read["steps_per_s"])
         line = self.metrics_log.write_line(step, timing)
         if self._progress is not None:
             self._progress.show(line)
@@ -278,6 +289,7 @@ class ACRLPDTrainer:
             "last_metrics": self.metrics_log.last,
             "best_evaluation": self.best,
             "failed_saves": self.writer.num_failures,
+            "peak_device_bytes": device_memory().peak,
         }
 
     def close(self) -> None:

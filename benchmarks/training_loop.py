@@ -1,0 +1,252 @@
+"""What the machinery around the train step costs.
+
+    python benchmarks/training_loop.py                    # all parts that fit a laptop, as Markdown
+    python benchmarks/training_loop.py --parts overhead,checkpoint --config aloha --batch_size 32   # one 140 GB GPU
+
+Parts:
+  overhead    steps/s of the trainer (data, metrics, logging, progress) against the bare compiled step on a batch
+              that lies on the device, in turns within one process
+  checkpoint  how long a save holds up the loop, how long it takes in all, and how long a restore takes
+  start       from the start of the process to the first step, with a warm compilation cache
+  fsdp        bytes of the full-size state on one of 8 devices, and what the compiled step gathers (8 virtual
+              devices on a CPU; compiles for a minute)
+
+`--config tiny` (the default) is a small pi0 whose step takes about 100 ms on two cores.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import os
+import pathlib
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from acrlpd.batch import Batch
+from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config, save_config
+from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.training.checkpoints import restore_agent
+from acrlpd.training.experiment import setup_logging
+from acrlpd.training.sharding import (
+    abstract_train_state,
+    create_fsdp_sharding_strategy,
+    create_fsdp_train_step_fn,
+    validate_fsdp_sharding,
+)
+from acrlpd.training.trainer import ACRLPDTrainer
+
+Row = tuple[str, str]
+PARTS = ("overhead", "checkpoint", "start", "fsdp")
+
+
+def make_config(name: str, batch_size: int | None, directory: pathlib.Path) -> RLTrainConfig:
+    """A preset on fake data; `tiny` is `debug` with a larger batch."""
+    config = get_config("debug" if name == "tiny" else name)
+    changes = {
+        "batch_size": batch_size or (64 if name == "tiny" else config.batch_size),
+        "checkpoints.directory": str(directory),
+        "data.repo_id": "fake",
+        "data.data_dir": None,
+        "data.tokenizer": "byte",
+        "training.save_frequency": 10**9,
+        "training.eval_frequency": 0,
+        "weight_loader.kind": "none",
+    }
+    return apply_config_overrides(config, changes)
+
+
+def make_trainer(config: RLTrainConfig, directory: pathlib.Path) -> ACRLPDTrainer:
+    sharding = create_fsdp_sharding_strategy(config)
+    loader = create_acrlpd_data_loader(config, device_sharding=sharding.data)
+    directory.mkdir(parents=True, exist_ok=True)
+    trainer = ACRLPDTrainer(config, loader, sharding, directory)
+    trainer.initialize()
+    return trainer
+
+
+def train_until(trainer: ACRLPDTrainer, step: int) -> float:
+    """Seconds per step of the trainer's own loop; no checkpoint."""
+    start, first = time.perf_counter(), trainer.step
+    while trainer.step < step:
+        trainer.train_epoch(trainer.step // trainer.steps_per_epoch, step)
+    trainer._collect(leave=0)
+    return (time.perf_counter() - start) / (step - first)
+
+
+def bare_steps(trainer: ACRLPDTrainer, batch: Batch, num_steps: int) -> float:
+    """Seconds per step of the compiled step alone."""
+    train_step = trainer._train_steps[True]
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        trainer.agent, info = train_step(trainer.agent, batch, trainer._rng)
+    jax.block_until_ready(info)
+    return (time.perf_counter() - start) / num_steps
+
+
+def measure_overhead(config: RLTrainConfig, directory: pathlib.Path, num_steps: int) -> Iterator[Row]:
+    trainer = make_trainer(config, directory / "overhead")
+    batch = trainer._loader.sample_batch()
+    train_until(trainer, 5)
+    bare_steps(trainer, batch, 3)
+    pairs = []
+    for _ in range(3):
+        bare = bare_steps(trainer, batch, num_steps)
+        pairs.append((bare, train_until(trainer, trainer.step + num_steps)))
+    bare, loop = (statistics.median(times) for times in zip(*pairs, strict=True))
+    yield "bare compiled step", f"{1e3 * bare:.1f} ms"
+    yield "step of the trainer", f"{1e3 * loop:.1f} ms"
+    ratios = [bare / loop for bare, loop in pairs]
+    yield (
+        "trainer / bare, steps per second",
+        f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+    )
+    trainer.close()
+    trainer._loader.close()
+
+
+def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path) -> Iterator[Row]:
+    trainer = make_trainer(config, directory / "checkpoint")
+    train_until(trainer, 3)
+    yield "state", f"{trainer.arrays().num_bytes / 2**30:.2f} GiB"
+    stalls, saves = [], []
+    for _ in range(2):
+        train_until(trainer, trainer.step + 2)
+        start = time.perf_counter()
+        trainer.save_checkpoint()
+        stalls.append(time.perf_counter() - start)
+        trainer.writer.wait()
+        saves.append(time.perf_counter() - start)
+    if trainer.writer.num_failures:
+        raise SystemExit("a save failed; see above")
+    yield "loop held up by a save", f"{min(stalls):.3f} to {max(stalls):.3f} s"
+    yield "copy on the devices first", "yes" if trainer.writer._on_device else "no, to the host"
+    yield "save, until it is complete on disk", f"{min(saves):.1f} to {max(saves):.1f} s"
+    step_directory = trainer.directory / str(trainer.step)
+    sharding, trainer.agent = trainer._sharding, None
+    abstract = abstract_train_state(config, sharding)
+    start = time.perf_counter()
+    agent = restore_agent(step_directory, abstract, "ema_params" if abstract.ema_params else "policy_params")
+    jax.block_until_ready(agent)
+    yield "restore", f"{time.perf_counter() - start:.1f} s"
+    trainer.close()
+    trainer._loader.close()
+
+
+def measure_start(config: RLTrainConfig, directory: pathlib.Path) -> Iterator[Row]:
+    """Twice with an empty cache directory: the first run fills it."""
+    config = apply_config_overrides(config, offline_steps=1, log_frequency=1)
+    path = directory / "start.yaml"
+    save_config(config, path)
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(directory / "xla")}
+    for name in ("cold", "warm"):
+        command = [sys.executable, "-m", "acrlpd.cli", "train", "--config", str(path), "--overwrite", "--ignore_plan"]
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("first step"):
+                yield f"process start to first step, {name} cache", f"{time.perf_counter() - start:.1f} s"
+        if process.wait():
+            raise SystemExit("the run failed")
+
+
+def measure_fsdp() -> Iterator[Row]:
+    """In a process of its own, which has 8 devices."""
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = [sys.executable, __file__, "--parts", "fsdp_worker"]
+    output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    for line in output.splitlines():
+        name, _, value = line.partition("\t")
+        yield name, value
+
+
+def fsdp_worker() -> None:
+    config = get_config("aloha")
+    config = apply_config_overrides(
+        config,
+        {"fsdp.fsdp_devices": 8, "batch_size": 32, "freeze_pi0_backbone": False, "gradient_accumulation_steps": 1},
+    )
+    sharding = create_fsdp_sharding_strategy(config)
+    agent = abstract_train_state(config, sharding)
+    report = validate_fsdp_sharding(agent, sharding)
+    print(f"full-size state, in all\t{report.total_bytes / 2**30:.2f} GiB")
+    share = report.device_bytes / report.total_bytes
+    print(f"full-size state, on each of 8 devices\t{report.device_bytes / 2**30:.2f} GiB ({share:.2%}; 1/8 is 12.5 %)")
+    compiled = create_fsdp_train_step_fn(agent, abstract_batch(config), sharding)
+    memory = compiled.memory_analysis()
+    print(f"compiled step, arguments per device (XLA)\t{memory.argument_size_in_bytes / 2**30:.2f} GiB")
+    print(f"compiled step, temporaries per device (XLA, CPU)\t{memory.temp_size_in_bytes / 2**30:.2f} GiB")
+    gathers = re.findall(r"= \(?(\w+)\[([\d,]*)\]\S* all-gather", compiled.as_text())
+    shapes = {tuple(int(n) for n in shape.split(",") if n) for _, shape in gathers}
+    depths = {config.model.paligemma.depth, config.model.siglip.depth}  # type: ignore[union-attr]
+    stacked = [shape for shape in shapes if len(shape) >= 3 and shape[0] in depths]
+    largest = max(shapes, key=lambda shape: np.prod(shape))
+    print(f"largest all-gather\t{list(largest)}, {np.prod(largest) / 1e6:.0f} M elements")
+    print(f"all-gathers of a whole stack of layers\t{len(stacked)}")
+
+
+def abstract_batch(config: RLTrainConfig) -> Batch:
+    size, T, H = config.batch_size, config.model.action_horizon, config.qchunking.horizon_length
+    observation, actions = config.model.inputs_spec(size)
+    images = {name: jax.ShapeDtypeStruct(image.shape, np.uint8) for name, image in observation.images.items()}
+    observation = dataclasses.replace(observation, images=images)
+
+    def spec(*shape: int, dtype: type = np.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size, *shape), dtype)
+
+    number = spec(dtype=np.int32)
+    return Batch(
+        observation, observation, actions, spec(T), spec(H), spec(H), spec(H), spec(), spec(), number, number
+    )  # fmt: skip
+
+
+def print_table(title: str, rows: Iterator[Row]) -> None:
+    print(f"\n## {title}\n\n| | |\n|---|---|", flush=True)
+    for name, value in rows:
+        print(f"| {name} | {value} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--config", default="tiny")
+    parser.add_argument("--batch_size", type=int)
+    parser.add_argument("--steps", type=int, default=30, help="steps per turn of the overhead part")
+    parser.add_argument("--directory", type=pathlib.Path, help="where checkpoints go; a temporary one by default")
+    options = parser.parse_args()
+    if options.parts == "fsdp_worker":
+        fsdp_worker()
+        return
+    setup_logging()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    device = jax.devices()[0]
+    print(f"# Training loop, {datetime.date.today()}, commit {commit.stdout.strip() or 'unknown'}\n")
+    print(f"{len(jax.devices())} x {device.device_kind} ({platform.machine()}, {os.cpu_count()} cores), ", end="")
+    print(f"jax {jax.__version__}, config {options.config}")
+    with tempfile.TemporaryDirectory(dir=options.directory) as temporary:
+        directory = pathlib.Path(temporary)
+        config = make_config(options.config, options.batch_size, directory)
+        parts = {
+            "overhead": lambda: measure_overhead(config, directory, options.steps),
+            "checkpoint": lambda: measure_checkpoint(config, directory),
+            "start": lambda: measure_start(config, directory),
+            "fsdp": measure_fsdp,
+        }
+        for part in options.parts.split(","):
+            print_table(part, parts[part]())
+
+
+if __name__ == "__main__":
+    main()

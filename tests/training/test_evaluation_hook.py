@@ -1,0 +1,26 @@
+"""Evaluation while training: logged, the best kept, and an end when nothing improves."""
+
+import json
+import pathlib
+
+from training_helpers import Processes, metrics_of, state_config
+
+from acrlpd.training.run_directory import run_directory, saved_steps
+
+SCORES = {"5": 0.1, "10": 0.2, "15": 0.9, "20": 0.3, "25": 0.5, "30": 0.8}
+
+
+def test_evaluation_decides_what_is_kept_and_when_it_is_over(processes: Processes, tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path, offline_steps=100, eval_frequency=5, save_frequency=10, early_stopping_patience=3)
+    directory = run_directory(config)
+    killed = processes.run(config, order={"scores": SCORES, "kill_before_step": 24})
+    assert killed.returncode == -9, killed.output
+    resumed = processes.run(config, order={"scores": SCORES}, resume=True)
+    assert resumed.returncode == 0, resumed.output
+    summary = json.loads((directory / "summary.json").read_text())
+    assert (summary["status"], summary["final_step"]) == ("ended early: no improvement", 30)
+    assert summary["best_evaluation"] == {"step": 15, "score": 0.9}
+    # Step 15 is no multiple of save_frequency: it was saved because it was the best.
+    assert saved_steps(directory) == [15, 30]
+    scores = {str(m["step"]): m["eval/success_rate"] for m in metrics_of(directory) if "eval/success_rate" in m}
+    assert scores == SCORES

@@ -1,0 +1,74 @@
+"""The weights that a run starts from."""
+
+import dataclasses
+import pathlib
+import tarfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from training_helpers import pi0_config
+
+from acrlpd.config import ConfigError, RLTrainConfig, WeightLoaderConfig
+from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.training.initial_weights import create_initial_agent
+from acrlpd.training.sharding import create_fsdp_sharding_strategy
+
+GOLDENS = pathlib.Path(__file__).parents[1] / "data" / "goldens"
+TINY = Pi0Config(
+    paligemma_variant="dummy",
+    action_expert_variant="dummy",
+    siglip_variant="mu/14",
+    vocab_size=512,
+    action_horizon=10,
+    max_token_len=16,
+)
+
+
+@pytest.fixture(scope="module")
+def openpi_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    root = tmp_path_factory.mktemp("openpi")
+    with tarfile.open(GOLDENS / "ckpt_openpi_tiny_pi0_ema.tar.gz") as archive:
+        archive.extractall(root, filter="data")
+    return root / "openpi_tiny_pi0_ema" / "100"
+
+
+def config_with(
+    model: Pi0Config, path: pathlib.Path | None, kind: str = "checkpoint", **changes: object
+) -> RLTrainConfig:
+    loader = WeightLoaderConfig(kind=kind, path=None if path is None else str(path))  # type: ignore[arg-type]
+    return dataclasses.replace(pi0_config(pathlib.Path("unused")), model=model, weight_loader=loader, **changes)
+
+
+def named(state: nnx.State) -> dict[str, jax.Array]:
+    return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+
+
+def test_an_openpi_checkpoint(openpi_checkpoint: pathlib.Path) -> None:
+    """With a frozen backbone and adapters at once: both kinds of leaves, and some that the file lacks."""
+    model = dataclasses.replace(TINY, action_expert_variant="dummy_lora")
+    config = config_with(model, openpi_checkpoint, freeze_pi0_backbone=True)
+    agent = create_initial_agent(config, create_fsdp_sharding_strategy(config), jax.random.key(0))
+    stored = np.load(GOLDENS / "params_pi0.npz")
+    trainable, frozen, average = (named(x) for x in (agent.policy_params, agent.frozen_params, agent.ema_params))
+    adapters = [name for name in trainable if "lora" in name]
+    assert adapters and frozen
+    assert {*trainable, *frozen} == {*stored, *adapters}
+    for name, value in trainable.items():
+        assert value.dtype == jnp.float32
+        assert (np.asarray(value) == np.asarray(average[name])).all()
+        if name in stored:
+            np.testing.assert_array_equal(value, stored[name])
+        else:
+            assert np.asarray(value).std() > 0
+    for name, value in frozen.items():
+        assert value.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(value, stored[name].astype(jnp.bfloat16))
+
+
+def test_a_path_is_needed() -> None:
+    config = config_with(TINY, None)
+    with pytest.raises(ConfigError, match=r"weight_loader.kind=checkpoint needs weight_loader.path"):
+        create_initial_agent(config, create_fsdp_sharding_strategy(config), jax.random.key(0))

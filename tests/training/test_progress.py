@@ -1,0 +1,110 @@
+"""What is shown and measured: progress, rates, utilisation."""
+
+import logging
+import time
+
+import pytest
+
+from acrlpd.config import apply_config_overrides, get_config
+from acrlpd.config.plan import step_flops
+from acrlpd.training.clock import Clock
+from acrlpd.training.progress import Progress
+from acrlpd.training.throughput import find_device_chip, model_flops_utilization, update_flops
+
+LINE = {
+    "step": 100,
+    "total_loss": 1.23456,
+    "q_mean": -4.5,
+    "timing/samples_per_s": 640.0,
+    "timing/steps_per_s": 10.0,
+    "timing/mfu": 0.314,
+}
+
+
+def test_without_a_terminal_there_is_a_line_per_logged_step(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "acrlpd"), Progress("offline", 0, 1_000, enabled=True) as progress:
+        progress.advance(99)
+        progress.show(LINE)
+    assert caplog.messages == ["offline 100/1000  loss 1.235  Q -4.5  samples/s 640.0  MFU 31.4%  eta 0:01:30"]
+
+
+def test_what_is_not_known_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "acrlpd"), Progress("offline", 0, 1_000, enabled=True) as progress:
+        progress.show({"step": 1, "total_loss": None, "q_mean": 2.0})
+    assert caplog.messages == ["offline 1/1000  Q 2"]
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    with Progress("offline", 0, 1_000, enabled=True) as progress:
+        progress.show(LINE)
+    output = capsys.readouterr().err
+    assert "100/1000" in output
+    assert "eta 0:01:30" in output
+
+
+def test_other_processes_show_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "acrlpd"), Progress("offline", 0, 1_000, enabled=False) as progress:
+        progress.show(LINE)
+    assert not caplog.messages
+
+
+class FakeTime:
+    """A clock that is moved by hand."""
+
+    now = 100.0
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_time_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime()
+    monkeypatch.setattr(time, "perf_counter", lambda: fake.now)
+    clock = Clock()
+    for _ in range(4):
+        with clock.measure("data_wait"):
+            fake.pass_(0.5)
+        fake.pass_(1.5)
+        clock.count_step()
+    with clock.measure("checkpoint"):
+        fake.pass_(2.0)
+    assert clock.read() == {
+        "steps_per_s": 4 / 10,
+        "step_s": 1.5,
+        "data_wait_s": 0.5,
+        "checkpoint_s": 2.0,
+        "evaluation_s": 0.0,
+    }
+    assert clock.read() == {}  # nothing since
+    with clock.measure("evaluation"):
+        fake.pass_(3.0)
+    assert clock.totals() == {"data_wait": 2.0, "checkpoint": 2.0, "evaluation": 3.0, "step": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("TPU v5 lite", "TPU-v5e"),
+        ("cpu", None),
+        ("NVIDIA H1000", None),
+    ],
+)
+def test_devices_by_their_own_names(kind: str, name: str | None) -> None:
+    chip = find_device_chip(kind)
+    assert (chip and chip.name) == name
+
+
+def test_utilisation_counts_useful_arithmetic() -> None:
+    config = get_config("aloha")
+    recomputing = apply_config_overrides(config, {"model.remat_policy": "full"})
+    keeping = apply_config_overrides(config, {"model.remat_policy": "none"})
+    assert update_flops(recomputing) == pytest.approx(update_flops(keeping))
+    assert update_flops(keeping) == step_flops(keeping).total * config.batch_size
+    assert model_flops_utilization(config, 1.0) is None  # nobody knows the peak of a CPU
