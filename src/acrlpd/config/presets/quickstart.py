@@ -13,7 +13,7 @@ from acrlpd.models.pi0_config import Pi0Config
 
 CONFIG = RLTrainConfig(
     name="quickstart",
-    batch_size=128,
+    batch_size=64,
     model=Pi0Config(
         dtype="float32",
         paligemma_variant="dummy",
@@ -28,7 +28,7 @@ CONFIG = RLTrainConfig(
     critic=CriticConfig(num_critics=2, hidden_dims=(256, 256, 256), q_aggregation="mean"),
     acrlpd=ACRLPDHyperparams(
         loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
-        num_action_samples=8,
+        num_action_samples=4,
         sampling_steps=5,
         learnable_temperature=False,
     ),
@@ -44,7 +44,7 @@ CONFIG = RLTrainConfig(
     actor_lr_schedule=ConstantSchedule(1e-3),
     actor_optimizer=AdamW(b2=0.999, weight_decay=0.0),
     critic_lr_schedule=ConstantSchedule(3e-4),
-    training=TrainingConfig(offline_steps=4_000, online_steps=2_000, eval_frequency=0, save_frequency=1_000),
+    training=TrainingConfig(offline_steps=1_500, online_steps=1_000, eval_frequency=0, save_frequency=500),
     env=EnvConfig(id="cube-single-play-singletask-v0", num_envs=16),
     online=OnlineConfig(start_steps=500),
     evaluation=EvaluationConfig(num_episodes=50),
