@@ -16,7 +16,12 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.models.pi0_config import Pi0Config
-from acrlpd.training.sharding import FSDPSharding, create_fsdp_mesh, validate_fsdp_sharding
+from acrlpd.training.sharding import (
+    FSDPSharding,
+    create_fsdp_mesh,
+    optimize_fsdp_memory,
+    validate_fsdp_sharding,
+)
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "data" / "goldens"
 LORA = Pi0Config(paligemma_variant="gemma_2b_lora", action_expert_variant="gemma_300m_lora")
@@ -97,3 +102,14 @@ def test_misplaced_arrays_are_named() -> None:
 def test_a_mesh_that_does_not_come_out_even_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must divide the number of devices, 1: choose one of \[1\]; found 3"):
         create_fsdp_mesh(3, jax.devices()[:1])
+
+
+def test_advice_makes_it_fit() -> None:
+    whole = {"freeze_pi0_backbone": False, "batch_size": 64, "fsdp_devices": 1}
+    config = apply_config_overrides(get_config("libero"), whole)
+    advice = optimize_fsdp_memory(config, num_devices=8, device_memory_gib=40)
+    assert advice
+    advised = apply_config_overrides(config, advice)
+    assert optimize_fsdp_memory(advised, num_devices=8, device_memory_gib=40) == {}
+    with pytest.raises(ValueError, match="use more or larger devices"):
+        optimize_fsdp_memory(config, num_devices=1, device_memory_gib=2)

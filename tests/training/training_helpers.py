@@ -38,6 +38,11 @@ def pi0_config(directory: pathlib.Path, **overrides: Any) -> RLTrainConfig:
     return _finished(config, directory, overrides)
 
 
+def sharded_config(directory: pathlib.Path, fsdp_devices: int) -> RLTrainConfig:
+    """Four steps of the tiny pi0, with arrays split that are not quite tiny."""
+    return pi0_config(directory, fsdp_devices=fsdp_devices, fsdp__min_size_mib=0.01, offline_steps=4, log_frequency=1)
+
+
 def state_config(directory: pathlib.Path, **overrides: Any) -> RLTrainConfig:
     """The state-space policy: compiles and steps fastest."""
     base = get_config("debug")
