@@ -93,7 +93,7 @@ def test_quickstart_offline(processes: Processes, tmp_path: pathlib.Path) -> Non
 
 
 CACHE = """
-from acrlpd.training.experiment import enable_compilation_cache
+from acrlpd.training.compilation_cache import enable_compilation_cache
 import jax
 enable_compilation_cache()
 print(jax.config.jax_compilation_cache_dir)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from acrlpd.agents.joint_loss import (
+    CRITIC_TERMS,
     POLICY_TERMS,
     Draws,
     Networks,
@@ -63,11 +64,13 @@ def compute_gradients(
     when micro-batches and such weights meet.
     """
 
-    def targets_of(batch: Batch, draws: Draws) -> Targets:
+    def targets_of(batch: Batch, draws: Draws) -> Targets | None:
+        if not terms & CRITIC_TERMS:
+            return None
         return compute_targets(algorithm, networks_at(params), batch, draws, subset_rng)
 
     def gradients_of(
-        batch: Batch, draws: Draws, targets: Targets, given: tuple[SampleWeights, Normalizers] | None
+        batch: Batch, draws: Draws, targets: Targets | None, given: tuple[SampleWeights, Normalizers] | None
     ) -> Any:
         def loss(params: Params) -> tuple[jax.Array, tuple[Record, Normalizers]]:
             networks = networks_at(params)
@@ -79,7 +82,7 @@ def compute_gradients(
         (loss, (record, norm)), grads = gradients_of(batch, draws, targets_of(batch, draws), None)
         return loss, record, norm, grads
 
-    def first_pass(micro: tuple[Batch, Draws]) -> tuple[Targets, SampleWeights]:
+    def first_pass(micro: tuple[Batch, Draws]) -> tuple[Targets | None, SampleWeights]:
         batch, draws = micro
         weights = neutral_weights(batch)
         if terms & POLICY_TERMS and algorithm.needs_batch_weights:

@@ -16,6 +16,8 @@ from acrlpd.agents.critic_networks import CriticNetworks
 from acrlpd.agents.joint_loss import (
     ALL_TERMS,
     CRITIC_TERMS,
+    NO_TERMS,
+    POLICY_TERMS,
     Draws,
     Networks,
     Terms,
@@ -115,6 +117,7 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
         info = loss_info(self.algorithm, batch, record, norm, networks.temperature())
         return loss, info | {"total_loss": loss}
 
+    @jax.named_scope("policy")
     def _prepare(self, batch: Batch, rng: jax.Array) -> tuple[Batch, Draws, jax.Array]:
         """Observations as the policy wants them, and all random numbers of the update.
 
@@ -135,13 +138,15 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
         """One update of policy, critics, temperature, targets and moving average. Pure.
 
         Without `update_policy` (critic warm-up, or a policy with nothing to train) only critics and
-        temperature learn, and the policy's backward pass is not computed.
+        temperature learn, and the policy's backward pass is not computed. Where the config gives the TD
+        loss no weight, only the policy learns, and nothing about next observations is computed.
         """
         update_policy = update_policy and bool(jax.tree.leaves(self.policy_params))
-        terms = ALL_TERMS if update_policy else CRITIC_TERMS
+        terms = POLICY_TERMS if update_policy else NO_TERMS
+        terms |= CRITIC_TERMS if self.algorithm.has_critic else NO_TERMS
         params = Params(
             policy=self.policy_params if update_policy else None,
-            critic=self.critics.online,
+            critic=self.critics.online if self.algorithm.has_critic else None,
             temperature=self.temperature_params if self.algorithm.acrlpd.learnable_temperature else None,
         )
         batch, draws, subset_rng = self._prepare(batch, rng)
@@ -161,6 +166,7 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
         info = loss_info(self.algorithm, batch, record, norm, alpha)
         return agent, info | update_info | {"total_loss": loss}
 
+    @jax.named_scope("optimizer")
     def _apply_gradients(self, params: Params, grads: Params) -> tuple["ACRLPDPi0Agent", Info]:
         """Steps every optimizer that has a gradient, targets and average; nothing if a gradient is not finite."""
         norms = {name: global_norm(getattr(grads, name)) for name in ("policy", "critic", "temperature")}
@@ -171,9 +177,11 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
             changed["policy_params"], changed["policy_opt_state"] = step(
                 self.policy_optimizer, grads.policy, self.policy_opt_state, params.policy
             )
-        online, changed["critic_opt_state"] = step(
-            self.critic_optimizer, grads.critic, self.critic_opt_state, params.critic
-        )
+        online = self.critics.online
+        if params.critic is not None:
+            online, changed["critic_opt_state"] = step(
+                self.critic_optimizer, grads.critic, self.critic_opt_state, params.critic
+            )
         if params.temperature is not None:
             changed["temperature_params"], changed["temperature_opt_state"] = step(
                 self.temperature_optimizer, grads.temperature, self.temperature_opt_state, params.temperature
@@ -184,7 +192,8 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
             critics=self.critics.replace(online=online),
             **changed,
         )
-        agent = agent.update_target_networks(enabled=finite)
+        if params.critic is not None:
+            agent = agent.update_target_networks(enabled=finite)
         if params.policy is not None:
             agent = agent.update_ema_parameters(enabled=finite)
         return agent, self._update_info(agent, norms, finite)
@@ -197,6 +206,7 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
             "policy_lr": self.policy_optimizer.learning_rate(self.policy_opt_state),
             "critic_lr": self.critic_optimizer.learning_rate(self.critic_opt_state),
             "temperature_lr": self.temperature_optimizer.learning_rate(self.temperature_opt_state),
+            "bc_weight": jnp.asarray(self.loss_weights.bc_weight, jnp.float32),
             "update_skipped": 1.0 - finite.astype(jnp.float32),
             "skipped_updates": agent.skipped_updates,
         }

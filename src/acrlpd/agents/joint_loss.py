@@ -4,6 +4,8 @@ The observation's prefix is encoded once, with gradient, for behaviour cloning a
 and the candidates of the advantage baseline get the same context without gradient. `awr` and cloning
 are two weightings of the same flow-matching losses. The next observation's prefix is encoded once,
 without gradient and before anything is differentiated, for all N candidates of the target.
+
+The named scopes say what an operation is for; a profile adds up time by the innermost one.
 """
 
 import dataclasses
@@ -39,6 +41,7 @@ Terms = frozenset[str]
 POLICY_TERMS: Terms = frozenset({"actor", "bc"})
 CRITIC_TERMS: Terms = frozenset({"critic", "alpha"})
 ALL_TERMS: Terms = POLICY_TERMS | CRITIC_TERMS
+NO_TERMS: Terms = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Targets:
     entropy: jax.Array  # of the candidates
     best_q: jax.Array  # of the candidates, under the online critics
     mean_q: jax.Array
+    std_q: jax.Array
     diversity: jax.Array  # spread of the candidates: root mean variance over action dims and steps
 
 
@@ -121,6 +125,7 @@ def draw(rng: jax.Array, batch: Batch, num_samples: int) -> Draws:
     )
 
 
+@jax.named_scope("sampling")
 def compute_targets(
     algorithm: Algorithm, networks: Networks, batch: Batch, draws: Draws, subset_rng: jax.Array
 ) -> Targets:
@@ -144,6 +149,7 @@ def compute_targets(
         entropy=estimate_entropy(seen),
         best_q=jnp.max(q, axis=1),
         mean_q=jnp.mean(q, axis=1),
+        std_q=jnp.std(q, axis=1),
         diversity=jnp.sqrt(jnp.mean(jnp.var(chunks, axis=1), axis=-1)),
     )
 
@@ -178,6 +184,7 @@ def compute_sample_weights(
     return SampleWeights(advantage=advantage, log_importance=log_importance, difficulty=difficulty)
 
 
+@jax.named_scope("policy")
 def joint_loss(
     algorithm: Algorithm,
     networks: Networks,
@@ -229,6 +236,7 @@ def joint_loss(
     return loss, jax.lax.stop_gradient((record, norm))
 
 
+@jax.named_scope("critic")
 def critic_loss(
     algorithm: Algorithm,
     critics: CriticNetworks,
@@ -279,6 +287,7 @@ def _aggregated_q(
     return online.aggregate(online(context.features, observation.state, algorithm.critic_chunks(actions)))
 
 
+@jax.named_scope("sampling")
 def _candidates(algorithm: Algorithm, policy: FlowPolicy, context: Context, noise: jax.Array) -> jax.Array:
     return sample_candidates(
         policy,

@@ -30,6 +30,11 @@ class Algorithm:
     data_shards: int = 1
 
     @property
+    def has_critic(self) -> bool:
+        """Whether there is anything to learn for the critics; without, training is cloning."""
+        return self.acrlpd.loss_weights.critic_weight != 0
+
+    @property
     def has_actor_loss(self) -> bool:
         """False for plain Q-chunking: the policy is cloned, and improved only by choosing among candidates."""
         return self.acrlpd.loss_weights.actor_weight != 0

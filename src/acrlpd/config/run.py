@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 WeightKind = Literal["none", "checkpoint", "paligemma"]
+Baseline = Literal["bc", "bc_success_only", "offline_continued"]
 WandbMode = Literal["online", "offline", "disabled"]
 
 
@@ -87,13 +88,17 @@ class OnlineConfig:
     update_to_data_ratio: float = 0.2
     # Environment steps collected before the first online update.
     start_steps: int = 1_000
+    # Episodes played at a time with the same policy; None: env.num_envs. Fewer: fresher, less parallel.
+    episodes_per_round: int | None = None
+    # First online updates in which only the critics learn, to get to know what the policy really does.
+    critic_warmup_steps: int = 0
     # bc_weight moves linearly from its offline value to this; None: it stays.
     final_bc_weight: float | None = None
     # Online updates over which it moves.
     bc_weight_decay_steps: int = 10_000
-    # Let an actor process collect while the learner trains.
+    # Let an actor process play while the learner trains. update_to_data_ratio is then the most there will be.
     async_actor: bool = False
-    # Updates between parameter refreshes of the actor process.
+    # Updates after which the actor process gets the newest policy.
     actor_refresh_steps: int = 100
 
 
@@ -113,6 +118,9 @@ class EvaluationConfig:
     best_of_n_values: tuple[int, ...] = (1, 4, 16, 32)
     # Episodes recorded as video per evaluation.
     num_videos: int = 0
+    # What `acrlpd train` also trains and judges, for comparison: cloning of all episodes, of the successful
+    # ones, and offline RL for as many updates as both phases have. Each takes about as long as a phase.
+    baselines: tuple[Baseline, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,7 @@ def open_dataset(rl_config: RLTrainConfig, source: EpisodeSource | None = None) 
         frames=frames,
         table=table,
         rewards=rewards,
-        prompts=_fill_prompts(source, table, config) if isinstance(rl_config.model, Pi0Config) else None,
+        prompts=fill_prompts(source, table, config) if isinstance(rl_config.model, Pi0Config) else None,
         transforms=transforms,
         norm_stats=None if _is_fake(config) else _load_stats(config),
     )
@@ -139,7 +139,7 @@ def write_norm_stats(
 ) -> tuple[Path, dict[str, NormStats]]:
     """Computes the norm statistics of a config's dataset and writes them where training looks for them."""
     source = open_config_source(rl_config) if source is None else source
-    table = _read_columns(source, rl_config.data, rewards=False)
+    table = read_columns(source, rl_config.data, rewards=False)
     repack = rl_config.data.repack
     norm_stats = compute_norm_stats(
         table,
@@ -163,11 +163,11 @@ def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepR
     labels = load_labels(labels_path(source) if named is None else Path(named), source)
     if named is not None and labels is None:
         raise DatasetError(f"data.rewards.labels_file={named}: no such file; write it with `acrlpd data label`")
-    table = _read_columns(source, config, rewards=True)
+    table = read_columns(source, config, rewards=True)
     return table, compute_rewards(table, source.indices, config.rewards, labels)
 
 
-def _read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:
+def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:
     """The columns of a config; state and actions as float32 [N, d], scalars included."""
     values = (*config.repack.state, *config.repack.actions)
     names = list(values)
@@ -181,7 +181,8 @@ def _read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -
     return dataclasses.replace(table, columns=columns)
 
 
-def _fill_prompts(source: EpisodeSource, table: ColumnTable, config: DataConfig) -> np.ndarray:
+def fill_prompts(source: EpisodeSource, table: ColumnTable, config: DataConfig) -> np.ndarray:
+    """The table's distinct prompts, with the default where a step has no task: str [distinct prompts]."""
     tasks = table.prompts if config.prompt_from_task else (None,) * len(table.prompts)
     prompts = [task or config.default_prompt for task in tasks]
     if None in prompts:

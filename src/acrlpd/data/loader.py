@@ -1,9 +1,10 @@
 """The data loader: batches of windows, prepared ahead, on the devices, the same however they are made."""
 
+import dataclasses
 import logging
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -52,7 +53,8 @@ class ACRLPDDataLoader:
         self._prefetch_batches = rl_config.data.prefetch_batches
         self._horizon_length = rl_config.qchunking.horizon_length
         self._sequence_ratio = rl_config.qchunking.sequence_ratio
-        self._builder = BatchBuilder(dataset, rl_config)
+        self._rl_config = rl_config
+        self._parts = [_Part(dataset, BatchBuilder(dataset, rl_config), batch_size)]
         self._sharding = device_sharding
         self._process = (process_index, process_count)
         self._pool_seed = 0
@@ -89,6 +91,25 @@ class ACRLPDDataLoader:
         self._stop()
         self._pool_seed = epoch_seed
         self._dataset.frames.refresh_memory_pool(epoch_seed)
+        self._start(step)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The prior data."""
+        return self._dataset
+
+    def mix_replay(self, replay: Dataset, offline_ratio: float) -> None:
+        """From the next batch on, takes `offline_ratio` of each batch from the dataset and the rest from `replay`.
+
+        Call it again when the replay has grown.
+        """
+        step = self._running().step
+        num_processes = self._process[1]
+        num_offline = round(offline_ratio * self.batch_size / num_processes) * num_processes
+        prior = dataclasses.replace(self._parts[0], batch_size=num_offline)
+        mixed = _Part(replay, BatchBuilder(replay, self._rl_config), self.batch_size - num_offline)
+        self._stop()
+        self._parts = [prior, mixed]
         self._start(step)
 
     @property
@@ -181,24 +202,30 @@ class ACRLPDDataLoader:
     ) -> None:
         self.close()
 
-    def _sampler(self) -> WindowSampler:
+    def _sampler(self, part: int = 0) -> WindowSampler:
+        dataset = self._parts[part].dataset
         return WindowSampler(
-            np.diff(self._dataset.table.offsets),
+            np.diff(dataset.table.offsets),
             seed=self._seed,
+            stream=part,
             horizon_length=self._horizon_length,
             sequence_ratio=self._sequence_ratio,
-            episodes=None if self._dataset.frames is None else self._dataset.frames.episodes,
+            episodes=None if dataset.frames is None else dataset.frames.episodes,
         )
 
     def _start(self, step: int) -> None:
         # What the threads run must not refer to the loader, so that dropping the loader ends them.
-        sampler, builder = self._sampler(), self._builder
-        sharding, batch_size = self._sharding, self.batch_size
-        process_index, process_count = self._process
+        parts = [(self._sampler(i), part) for i, part in enumerate(self._parts) if part.batch_size]
+        sharding, (process_index, process_count) = self._sharding, self._process
 
         def build(step: int) -> Batch:
-            windows = sampler.sample(step, batch_size, process_index=process_index, process_count=process_count)
-            batch = builder.build(*windows)
+            batches = []
+            for sampler, part in parts:
+                windows = sampler.sample(
+                    step, part.batch_size, process_index=process_index, process_count=process_count
+                )
+                batches.append(part.builder.build(*windows))
+            batch = interleave(batches)
             return batch if sharding is None else put_batch(batch, sharding)
 
         self._prefetcher = Prefetcher(
@@ -218,6 +245,25 @@ class ACRLPDDataLoader:
         """A number that changes with the dataset and with the episodes chosen from it."""
         source = self._dataset.source
         return zlib.crc32(repr((source.identity, source.indices)).encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A dataset and the windows of each batch that come from it."""
+
+    dataset: Dataset
+    builder: BatchBuilder
+    batch_size: int  # over all processes
+
+
+def interleave(batches: Sequence[Batch]) -> Batch:
+    """One batch of several, each spread evenly over it, so that every shard and micro-batch gets its share."""
+    if len(batches) == 1:
+        return batches[0]
+    sizes = [len(batch.step_id) for batch in batches]
+    places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
+    order = np.argsort(places, kind="stable")
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[order], *batches)
 
 
 def put_batch(batch: Batch, sharding: jax.sharding.Sharding) -> Batch:

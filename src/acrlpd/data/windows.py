@@ -79,6 +79,7 @@ class WindowSampler:
         lengths: np.ndarray,
         *,
         seed: int,
+        stream: int = 0,
         horizon_length: int,
         sequence_ratio: float,
         episodes: Sequence[int] | np.ndarray | None = None,
@@ -86,7 +87,8 @@ class WindowSampler:
         """Windows of the episodes at positions `episodes` (all of them by default) with these lengths.
 
         `sequence_ratio` is the share of each batch whose H steps lie inside their episode; the others
-        reach past its end. Within either kind every starting step is equally likely.
+        reach past its end. Within either kind every starting step is equally likely. Samplers of one seed
+        draw independently of each other where their `stream` differs.
         """
         self.episodes = np.arange(len(lengths)) if episodes is None else np.asarray(episodes, np.int64)
         if len(self.episodes) == 0:
@@ -106,7 +108,7 @@ class WindowSampler:
             )
         if self.num_crossing == 0:  # chunks of one step never reach past an end
             self._ratio = 1.0
-        self._key = np.array([seed, 0], np.uint64)
+        self._key = np.array([seed, stream], np.uint64)
 
     @property
     def num_inside(self) -> int:

@@ -107,7 +107,8 @@ def serve_main(args: Sequence[str]) -> int:
     import asyncio
 
     from acrlpd.serving.server import PolicyServer, ServerOptions
-    from acrlpd.training.experiment import enable_compilation_cache, setup_logging
+    from acrlpd.training.compilation_cache import enable_compilation_cache
+    from acrlpd.training.experiment import setup_logging
 
     api_key = None
     if options.api_key_file is not None:

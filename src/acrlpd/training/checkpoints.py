@@ -307,6 +307,16 @@ def _check_arrays(directory: pathlib.Path, stored: Mapping[str, Any], wanted: Ma
         raise CheckpointError(f"{directory} does not fit this config:\n  " + "\n  ".join(shown))
 
 
+def copy_checkpoint(step_directory: pathlib.Path, directory: pathlib.Path) -> None:
+    """A complete checkpoint into another run's directory, whole or not at all."""
+    target = directory / step_directory.name
+    temporary = directory / f"{step_directory.name}.copy"
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(step_directory, temporary)
+    temporary.replace(target)
+
+
 def newest_step_directory(path: pathlib.Path) -> pathlib.Path:
     """`path` if it is a step directory, else the newest complete one in it."""
     if (path / RUN / RUN_FILE).exists():

@@ -2,25 +2,35 @@
 
 import contextlib
 import logging
-import os
 import pathlib
-import platform
 import signal
 import sys
 import tempfile
-import zlib
 from collections.abc import Sequence
 
 import jax
 
-from acrlpd.config import RLTrainConfig, apply_config_overrides
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.data.dataset import norm_stats_dir
-from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.data.loader import ACRLPDDataLoader, create_acrlpd_data_loader
 from acrlpd.data.norm_stats import load_norm_stats
+from acrlpd.data.replay_dataset import ReplayDataset
+from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
 from acrlpd.training import run_directory as runs
+from acrlpd.training.actor_process import ActorProcess
 from acrlpd.training.checkpoint_metadata import check_resume
+from acrlpd.training.comparison import (
+    CHANGED_BY_BASELINES,
+    OFFLINE_CONTINUED,
+    baseline_config,
+    baseline_directory,
+    write_comparison,
+)
+from acrlpd.training.compilation_cache import enable_compilation_cache
 from acrlpd.training.distributed import barrier, is_primary
+from acrlpd.training.online_phase import OnlinePhase, Player, SynchronousPlayer
 from acrlpd.training.out_of_memory import OutOfMemoryError
+from acrlpd.training.rounds import RoundPlayer, open_replay
 from acrlpd.training.sharding import create_fsdp_sharding_strategy, validate_fsdp_sharding
 from acrlpd.training.signals import exit_code
 from acrlpd.training.trainer import ACRLPDTrainer, EvalFn
@@ -39,12 +49,13 @@ def run_training_experiment(
     auto_batch: bool = False,
     allow_changed: Sequence[str] = (),
     eval_fn: EvalFn | None = None,
+    profile_steps: tuple[int, int] | None = None,
 ) -> int:
     """Trains as the config says; returns the exit code: 0, or 128 + the signal that ended it.
 
     `dry_run` does everything but the steps and leaves no trace; `auto_batch` answers a first step that
     does not fit with more micro-batches; `allow_changed` names fields that may differ from the run that
-    is resumed.
+    is resumed; `profile_steps` (a, b) traces the updates after step a up to step b.
     """
     setup_logging()
     enable_compilation_cache()
@@ -52,15 +63,21 @@ def run_training_experiment(
     if is_primary() and not dry_run:
         runs.prepare_run_directory(directory, resume=resume, overwrite=overwrite)
     barrier("run directory")
-    if rl_config.training.online_steps and is_primary():
-        logger.warning(
-            "training.online_steps=%d: this version trains offline only and ends after %d steps",
-            rl_config.training.online_steps,
-            rl_config.training.offline_steps,
-        )
     while True:
         try:
-            return _run(rl_config, directory, resume, dry_run, allow_changed, eval_fn)
+            if rl_config.evaluation.baselines and not dry_run:
+                return run_comparison(
+                    rl_config, directory, resume=resume, allow_changed=allow_changed, profile_steps=profile_steps
+                )
+            return train_run(
+                rl_config,
+                directory,
+                resume=resume,
+                dry_run=dry_run,
+                allow_changed=allow_changed,
+                eval_fn=eval_fn,
+                profile_steps=profile_steps,
+            )
         except OutOfMemoryError as error:
             steps = error.next_accumulation
             if not auto_batch or steps is None:
@@ -69,14 +86,56 @@ def run_training_experiment(
             rl_config = apply_config_overrides(rl_config, gradient_accumulation_steps=steps)
 
 
-def _run(
+def run_comparison(
     rl_config: RLTrainConfig,
     directory: pathlib.Path,
+    *,
     resume: bool,
-    dry_run: bool,
     allow_changed: Sequence[str],
-    eval_fn: EvalFn | None,
+    profile_steps: tuple[int, int] | None = None,
 ) -> int:
+    """The run and what it is compared with, each in a directory of its own; a finished one is not repeated.
+
+    The baselines that only clone come first, as a person would do it; the one that goes on offline starts
+    from where the run went online.
+    """
+    names = rl_config.evaluation.baselines
+    continued = OFFLINE_CONTINUED in names
+    for name in (*(n for n in names if n != OFFLINE_CONTINUED), None, *([OFFLINE_CONTINUED] if continued else [])):
+        where = directory if name is None else baseline_directory(directory, name)
+        if runs.is_finished(where):
+            continue
+        if name is None:
+            config, branch = rl_config, baseline_directory(directory, OFFLINE_CONTINUED) if continued else None
+        else:
+            config, branch = baseline_config(rl_config, name, runs.read_summary(directory)), None
+            logger.info("baseline %s", name)
+        code = train_run(
+            config,
+            where,
+            resume=resume or name == OFFLINE_CONTINUED,
+            allow_changed=(*allow_changed, *(CHANGED_BY_BASELINES if name == OFFLINE_CONTINUED else ())),
+            offline_copy=branch,
+            profile_steps=profile_steps if name is None else None,
+        )
+        if code:
+            return code
+    write_comparison(rl_config, directory)
+    return 0
+
+
+def train_run(
+    rl_config: RLTrainConfig,
+    directory: pathlib.Path,
+    *,
+    resume: bool = False,
+    dry_run: bool = False,
+    allow_changed: Sequence[str] = (),
+    eval_fn: EvalFn | None = None,
+    offline_copy: pathlib.Path | None = None,
+    profile_steps: tuple[int, int] | None = None,
+) -> int:
+    """Trains in `directory`; returns the exit code. `offline_copy` as in `ACRLPDTrainer`."""
     sharding = create_fsdp_sharding_strategy(rl_config)
     assets = read_assets(rl_config)
     steps = runs.saved_steps(directory) if resume else []
@@ -85,12 +144,27 @@ def _run(
         if compatibility.changed:
             logger.warning("resuming with changes:\n%s", compatibility.describe(compatibility.changed))
     with contextlib.ExitStack() as stack:
-        loader = stack.enter_context(create_acrlpd_data_loader(rl_config, device_sharding=sharding.data))
-        if eval_fn is None:
-            eval_fn = _create_eval_fn(rl_config, directory, stack)
         # A dry run leaves no trace.
         written = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) if dry_run else directory
-        trainer = ACRLPDTrainer(rl_config, loader, sharding, written, assets=assets, eval_fn=eval_fn)
+        written.mkdir(parents=True, exist_ok=True)
+        if is_primary():
+            runs.write_run_config(written, rl_config)
+        loader = stack.enter_context(create_acrlpd_data_loader(rl_config, device_sharding=sharding.data))
+        protocol = _create_protocol(rl_config, written, stack)
+        if eval_fn is None and protocol is not None and rl_config.evaluation.num_episodes:
+            eval_fn = protocol.run_comprehensive_evaluation
+        online = _create_online_phase(rl_config, written, loader, protocol)
+        trainer = ACRLPDTrainer(
+            rl_config,
+            loader,
+            sharding,
+            written,
+            assets=assets,
+            eval_fn=eval_fn,
+            online=online,
+            offline_copy=offline_copy,
+            profile_steps=profile_steps,
+        )
         stack.callback(trainer.close)
         if steps:
             trainer.load_checkpoint(directory / str(steps[-1]))
@@ -104,33 +178,60 @@ def _run(
             logger.info("dry run: everything is ready, no step was made")
             return 0
         if is_primary():
-            runs.write_run_config(directory, rl_config)
             runs.warn_about_space(directory, trainer.arrays().num_bytes, rl_config.checkpoints.max_to_keep)
         trainer.train()
         _finish(trainer)
         return 0 if trainer.stopped_by is None else exit_code(trainer.stopped_by)
 
 
-def _create_eval_fn(rl_config: RLTrainConfig, directory: pathlib.Path, stack: contextlib.ExitStack) -> EvalFn | None:
-    """Evaluation in the config's environment, where there is one; it is closed with the stack."""
-    if rl_config.env.id is None or not rl_config.training.eval_frequency:
+def _create_protocol(
+    rl_config: RLTrainConfig, directory: pathlib.Path, stack: contextlib.ExitStack
+) -> ACRLPDEvaluationProtocol | None:
+    """The config's environment, where there is one and something to do in it; it is closed with the stack."""
+    if rl_config.env.id is None or not (rl_config.evaluation.num_episodes or rl_config.training.online_steps):
         return None
     if jax.process_count() > 1:
+        if rl_config.training.online_steps:
+            raise ConfigError(
+                f"training.online_steps={rl_config.training.online_steps}: an online phase needs a single process "
+                "(with any number of devices). Train offline on many hosts first, then online on one"
+            )
         logger.warning("evaluation in %s needs a single process; use `acrlpd eval`", rl_config.env.id)
         return None
-    from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
-
     norm_stats = load_norm_stats(norm_stats_dir(rl_config.data)) if read_assets(rl_config) else None
-    protocol = ACRLPDEvaluationProtocol(rl_config, norm_stats, directory=directory / EVALUATIONS)
-    return stack.enter_context(protocol).run_comprehensive_evaluation
+    return stack.enter_context(ACRLPDEvaluationProtocol(rl_config, norm_stats, directory=directory / EVALUATIONS))
+
+
+def _create_online_phase(
+    rl_config: RLTrainConfig,
+    directory: pathlib.Path,
+    loader: ACRLPDDataLoader,
+    protocol: ACRLPDEvaluationProtocol | None,
+) -> OnlinePhase | None:
+    if not rl_config.training.online_steps:
+        return None
+    if protocol is None:
+        raise ConfigError(
+            f"training.online_steps={rl_config.training.online_steps} needs an environment: set env.id, or "
+            "training.online_steps=0"
+        )
+    replay = open_replay(directory, rl_config, protocol.envs.spec)
+    player: Player
+    if rl_config.online.async_actor:
+        player = ActorProcess(rl_config, directory, replay)
+    else:
+        rounds = RoundPlayer(rl_config, protocol.envs, replay, protocol.replan_steps)
+        player = SynchronousPlayer(rounds, replay, protocol.policy)
+    return OnlinePhase(rl_config, loader, ReplayDataset(replay, rl_config, loader.dataset), player)
 
 
 def _finish(trainer: ACRLPDTrainer) -> None:
-    status = "finished"
+    training = trainer.rl_config.training
+    status = runs.FINISHED
     if trainer.stopped_by is not None:
         status = f"stopped by {signal.Signals(trainer.stopped_by).name}"
-    elif trainer.step < trainer.rl_config.training.offline_steps:
-        status = "ended early: no improvement"
+    elif trainer.step < training.offline_steps + training.online_steps:
+        status = f"{runs.FINISHED} early: no improvement"
     if is_primary():
         runs.write_summary(trainer.directory, {"status": status} | trainer.summary())
     logger.info("%s at step %d; checkpoint %s", status, trainer.step, trainer.directory / str(trainer.step))
@@ -143,23 +244,6 @@ def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
     asset_id = directory.relative_to(rl_config.data.assets_dir).as_posix()
     names = ("norm_stats.json", "norm_stats_origin.json")
     return {f"{asset_id}/{name}": (directory / name).read_bytes() for name in names if (directory / name).is_file()}
-
-
-def enable_compilation_cache() -> None:
-    """Keeps compiled programs between runs, so that a restart does not compile again."""
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(cache / "acrlpd" / "xla" / _processor_name()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-
-
-def _processor_name() -> str:
-    """Programs are compiled for the processor at hand; a home directory may be shared by several kinds."""
-    info = pathlib.Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0])
-    return f"{platform.machine()}-{zlib.crc32(flags.encode()):08x}"
 
 
 def setup_logging() -> None:

@@ -1,18 +1,22 @@
 """metrics.jsonl: one JSON object per logged step, the same however often a run was interrupted."""
 
-import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from acrlpd.monitoring.json_lines import JsonLinesFile, read_json_lines
+
 # Wall-clock measurements; everything else in a line depends on the config alone.
 TIMING = "timing/"
 EVALUATION = "eval/"
+ONLINE = "online/"
 # Counts up over the run: the last value is the one that means something.
 _COUNTERS = ("skipped_updates",)
+# Extremes over the updates of a line, by the end of their names.
+_EXTREMES = {"_min": np.min, "_max": np.max}
 
 
 class MetricsLog:
@@ -25,7 +29,7 @@ class MetricsLog:
     def __init__(self, path: pathlib.Path | None, frequency: int) -> None:
         """`path` None: this process keeps the numbers but does not write."""
         self.last: dict[str, Any] = {}
-        self._path = path
+        self._file = JsonLinesFile(path)
         self._frequency = frequency
         self._window: list[dict[str, float]] = []
 
@@ -34,19 +38,29 @@ class MetricsLog:
         self._window.append({name: float(value) for name, value in info.items()})
         return step % self._frequency == 0
 
-    def write_line(self, step: int, timing: Mapping[str, float | None]) -> dict[str, Any]:
-        """Writes the means since the last line; returns the line."""
-        line: dict[str, Any] = {"step": step} | _means(self._window)
+    def write_line(
+        self,
+        step: int,
+        phase: str,
+        timing: Mapping[str, float | None],
+        annotate: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None,
+    ) -> dict[str, Any]:
+        """Writes the means since the last line, and what `annotate` has to say of them; returns the line."""
+        line: dict[str, Any] = {"step": step, "phase": phase} | _means(self._window)
         line |= {f"{TIMING}{name}": value for name, value in timing.items() if value is not None}
         self._window = []
         self.last = _finite(line)
-        self._append(self.last)
+        if annotate is not None:
+            self.last |= _finite(annotate(self.last))
+        self._file.append(self.last)
         return self.last
 
-    def write_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A line of its own, with names under eval/."""
-        named = {f"{EVALUATION}{name}": float(value) for name, value in metrics.items()}
-        self._append(_finite({"step": step} | named))
+    def write_event(self, step: int, kind: str, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """A line of its own for what does not happen at every step, with names under `kind` (EVALUATION, ONLINE)."""
+        named = {f"{kind}{name}": float(value) for name, value in metrics.items()}
+        line = _finite({"step": step} | named)
+        self._file.append(line)
+        return line
 
     @property
     def has_open_line(self) -> bool:
@@ -60,26 +74,14 @@ class MetricsLog:
     def load_state_dict(self, state: Mapping[str, Any], step: int) -> None:
         """Goes on after `step`; later lines of the interrupted run are dropped, they will be written again."""
         self._window = [dict(zip(state["names"], values, strict=True)) for values in state["window"]]
-        lines = [line for line in read_metrics(self._path) if line["step"] <= step] if self._path else []
-        self.last = next((line for line in reversed(lines) if not _is_evaluation(line)), {})
-        if self._path is not None:
-            temporary = self._path.with_name(self._path.name + ".tmp")
-            temporary.write_text("".join(_dump(line) for line in lines))
-            temporary.replace(self._path)
-
-    def _append(self, line: Mapping[str, Any]) -> None:
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(_dump(line))
+        lines = [line for line in self._file.read() if line["step"] <= step]
+        self.last = next((line for line in reversed(lines) if not _is_event(line)), {})
+        self._file.replace(lines)
 
 
 def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; a last line that a kill cut off is left out."""
-    path = pathlib.Path(path)
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    return read_json_lines(path)
 
 
 def _means(window: list[dict[str, float]]) -> dict[str, float]:
@@ -87,14 +89,20 @@ def _means(window: list[dict[str, float]]) -> dict[str, float]:
     if not window:
         return {}
     return {
-        name: window[-1][name] if name in _COUNTERS else float(np.mean([info[name] for info in window]))
+        name: _summary(name, [info[name] for info in window])
         for name in window[-1]
         if all(name in info for info in window)
     }
 
 
-def _is_evaluation(line: Mapping[str, Any]) -> bool:
-    return any(name.startswith(EVALUATION) for name in line)
+def _summary(name: str, values: list[float]) -> float:
+    if name in _COUNTERS:
+        return values[-1]
+    return float(_EXTREMES.get(name[-4:], np.mean)(values))
+
+
+def _is_event(line: Mapping[str, Any]) -> bool:
+    return any(name.startswith((EVALUATION, ONLINE)) for name in line)
 
 
 def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +110,3 @@ def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
     }
-
-
-def _dump(line: Mapping[str, Any]) -> str:
-    return json.dumps(line, allow_nan=False) + "\n"

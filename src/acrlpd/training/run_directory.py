@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
+FINISHED = "finished"
 
 
 def run_directory(rl_config: RLTrainConfig) -> pathlib.Path:
@@ -68,6 +69,17 @@ def write_summary(directory: pathlib.Path, summary: Mapping[str, Any]) -> None:
     temporary = directory / (SUMMARY_FILE + ".tmp")
     temporary.write_text(json.dumps(summary, indent=2) + "\n")
     temporary.replace(directory / SUMMARY_FILE)
+
+
+def read_summary(directory: pathlib.Path) -> dict[str, Any]:
+    """The summary of a run that ended; empty where there is none."""
+    path = directory / SUMMARY_FILE
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def is_finished(directory: pathlib.Path) -> bool:
+    """Whether the run in `directory` came to its end, and not to a signal."""
+    return read_summary(directory).get("status", "").startswith(FINISHED)
 
 
 def warn_about_space(directory: pathlib.Path, checkpoint_bytes: int, max_to_keep: int) -> None:

@@ -1,13 +1,16 @@
 """The trainer: one loop that feeds batches to the agent's step and looks after everything around it."""
 
 import collections
+import dataclasses
 import logging
+import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.batch import Batch
@@ -15,19 +18,26 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.data.loader import ACRLPDDataLoader
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint
 from acrlpd.monitoring.memory import device_memory
+from acrlpd.monitoring.run_monitor import RunMonitor
+from acrlpd.training import metrics_log
 from acrlpd.training.checkpoint_items import AgentArrays, served_field, served_params, split_agent
 from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata, restore_rng
-from acrlpd.training.checkpoints import CheckpointWriter, restore_agent, save_acrlpd_checkpoint
+from acrlpd.training.checkpoints import (
+    CheckpointWriter,
+    copy_checkpoint,
+    restore_agent,
+    save_acrlpd_checkpoint,
+)
 from acrlpd.training.clock import Clock
 from acrlpd.training.distributed import AgreedStop, is_primary
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.metrics_log import MetricsLog
+from acrlpd.training.online_phase import OnlinePhase
 from acrlpd.training.out_of_memory import answer_out_of_memory
 from acrlpd.training.progress import Progress
 from acrlpd.training.run_directory import METRICS_FILE
 from acrlpd.training.sharding import (
     FSDPSharding,
-    TrainStepFn,
     abstract_train_state,
     create_fsdp_train_step_fn,
 )
@@ -41,6 +51,8 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 2
 # What an evaluation is judged by, if it reports it; higher is better.
 SCORE_METRIC = "success_rate"
+
+OFFLINE, ONLINE = "offline", "online"
 
 EvalFn = Callable[[ACRLPDPi0Agent, int], Mapping[str, float]]
 
@@ -62,27 +74,41 @@ class ACRLPDTrainer:
         *,
         assets: Mapping[str, bytes] | None = None,
         eval_fn: EvalFn | None = None,
+        online: OnlinePhase | None = None,
+        offline_copy: pathlib.Path | None = None,
+        profile_steps: tuple[int, int] | None = None,
     ) -> None:
-        """`assets` are files that every checkpoint carries for openpi; `eval_fn` judges an agent."""
+        """`assets` are files that every checkpoint carries for openpi; `eval_fn` judges an agent.
+
+        With `online` the offline phase is followed by the online phase. `offline_copy` is a directory that
+        gets a copy of the checkpoint between the two, from which somebody else goes on. `profile_steps`
+        (a, b) traces the updates after step a up to step b.
+        """
         self.rl_config = rl_config
         self.directory = directory
         self.step = 0
         self.agent: ACRLPDPi0Agent | None = None
         self.stopped_by: int | None = None  # the signal that ended `train` early
+        self.phase = OFFLINE
+        self.online_start: int | None = None  # the step at which the online phase began
         self.best: dict[str, float] | None = None  # step and score of the best evaluation
+        self.evaluations: dict[str, dict[str, Any]] = {}  # phase -> how the policy did at its end
         self.writer = CheckpointWriter(directory, rl_config)
         self.metrics_log = MetricsLog(
             directory / METRICS_FILE if is_primary() else None, rl_config.training.log_frequency
         )
+        self.monitor = RunMonitor(rl_config, directory, is_primary=is_primary(), profile_steps=profile_steps)
         self.clock = Clock()
         self.steps_per_epoch = _steps_per_epoch(data_loader)
         self._loader = data_loader
         self._sharding = sharding
         self._assets = dict(assets or {})
         self._eval_fn = eval_fn
+        self._online = online
+        self._offline_copy = offline_copy
         self._evaluations_without_improvement = 0
         self._rng = jax.random.key(rl_config.seed)
-        self._train_steps: dict[bool, TrainStepFn] = {}  # by whether the policy is updated
+        self._train_steps: dict[bool, jax.stages.Compiled] = {}  # by whether the policy is updated
         self._in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self._progress: Progress | None = None
         self._signals = StopSignals()
@@ -98,6 +124,7 @@ class ACRLPDTrainer:
         init_rng, self._rng = jax.random.split(jax.random.key(self.rl_config.seed))
         self.agent = create_initial_agent(self.rl_config, self._sharding, init_rng)
         self.metrics_log.load_state_dict({"names": [], "window": []}, step=0)
+        self.monitor.load_state_dict(None, step=0)
 
     def load_checkpoint(self, step_directory: pathlib.Path) -> None:
         """The run as it was when this checkpoint was written."""
@@ -108,8 +135,13 @@ class ACRLPDTrainer:
         self._rng = restore_rng(metadata)
         self._loader.load_state_dict(metadata["data"])
         self.metrics_log.load_state_dict(metadata["metrics"], self.step)
+        self.monitor.load_state_dict(metadata.get("monitor"), self.step)
         self.best = metadata["evaluation"]["best"]
+        self.evaluations = metadata["evaluation"]["phases"]
         self._evaluations_without_improvement = metadata["evaluation"]["without_improvement"]
+        self.phase, self.online_start = metadata["phase"], metadata["online_start"]
+        if self._online is not None and metadata["online"] is not None:
+            self._online.load_state_dict(metadata["online"])
         self._earlier_wall_time_s = metadata["wall_time_s"]
 
     def save_checkpoint(self, score: float | None = None) -> None:
@@ -126,10 +158,15 @@ class ACRLPDTrainer:
                 state={
                     "data": self._loader.state_dict(),
                     "metrics": self.metrics_log.state_dict(),
+                    "monitor": self.monitor.state_dict(),
                     "evaluation": {
                         "best": self.best,
+                        "phases": self.evaluations,
                         "without_improvement": self._evaluations_without_improvement,
                     },
+                    "phase": self.phase,
+                    "online_start": self.online_start,
+                    "online": None if self._online is None else self._online.state_dict(),
                     "wall_time_s": self.wall_time_s,
                 },
                 score=score,
@@ -157,37 +194,75 @@ class ACRLPDTrainer:
     # -- the loop ------------------------------------------------------------------------------------
 
     def train(self) -> ACRLPDPi0Agent:
-        """Runs the offline phase to its end, or to a signal, and saves."""
-        last_step = self.rl_config.training.offline_steps
-        self._progress = Progress("offline", self.step, last_step, enabled=is_primary())
-        with self._signals, self._progress:
+        """Runs the phases to their end, or to a signal, and saves."""
+        training = self.rl_config.training
+        with self._signals:
+            if self.phase == OFFLINE:
+                self._run_phase(training.offline_steps)
+                if self._online is not None and self.stopped_by is None:
+                    self._begin_online()
+            if self.online_start is not None and self.stopped_by is None:
+                self._run_phase(self.online_start + training.online_steps)
+            self._save_for_good()
+        return self._current_agent()
+
+    def _run_phase(self, last_step: int) -> None:
+        """Updates until the phase is over; then judges the policy."""
+        self._progress = Progress(self.phase, self.step, last_step, enabled=is_primary())
+        with self._progress:
             while self.step < last_step and not self._is_over():
                 self.train_epoch(self.step // self.steps_per_epoch, last_step)
             self._collect(leave=0)
             if self.stopped_by is None and self.metrics_log.has_open_line:
                 self._write_line(self.step)
-            self._save_for_good()
-        return self._current_agent()
+        if self.stopped_by is None and self._eval_fn is not None:
+            self.evaluations[self.phase] = _phase_end(self.step, self.evaluate())
+
+    def _begin_online(self) -> None:
+        """From here on the policy acts; what was learned so far is on disk first."""
+        self._save_for_good()
+        if self._offline_copy is not None and is_primary():
+            copy_checkpoint(self.directory / str(self.step), self._offline_copy)
+        self.phase, self.online_start = ONLINE, self.step
+        self._evaluations_without_improvement = 0
 
     def train_epoch(self, epoch: int, last_step: int) -> None:
         """Updates on one filling of the data loader's memory, about one look at each of its steps."""
-        training = self.rl_config.training
         if self._loader.state_dict()["pool_seed"] != epoch:
             with self.clock.measure("data_wait"):
                 self._loader.refresh_memory_pool(epoch)
         last_step = min(last_step, (epoch + 1) * self.steps_per_epoch)
         while self.step < last_step and not self._is_over():
+            if self.phase == ONLINE:
+                self._act()
             with self.clock.measure("data_wait"):
                 batch = self._loader.sample_batch()
             self._update(batch)
             self._collect(leave=MAX_IN_FLIGHT)
-            score = None
-            if training.eval_frequency and self.step % training.eval_frequency == 0:
-                score = self.evaluate().get(SCORE_METRIC)
+            score = self.evaluate().get(SCORE_METRIC) if self._is_evaluation_due() else None
             is_best = self.best is not None and self.best["step"] == self.step
-            if self.step % training.save_frequency == 0 or (is_best and self.rl_config.checkpoints.keep_best):
+            save_frequency = self.rl_config.training.save_frequency
+            if self.step % save_frequency == 0 or (is_best and self.rl_config.checkpoints.keep_best):
                 self.save_checkpoint(score)
             self.writer.poll()
+
+    def _act(self) -> None:
+        """Plays what the next update of the online phase needs, and sets how much it clones."""
+        assert self._online is not None and self.online_start is not None
+        agent, update = self._current_agent(), self.step - self.online_start
+        with self.clock.measure("rollouts"):
+            played = self._online.prepare(agent, self.step, update)
+        for round_ in played:
+            self._write_event(self.step + 1, metrics_log.ONLINE, self._online.metrics(round_))
+        bc_weight = jax.device_put(np.float32(self._online.bc_weight(update)), self._sharding.replicated)
+        self.agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=bc_weight))
+
+    def _is_evaluation_due(self) -> bool:
+        """Online the policy changes faster, so it is judged twice as often."""
+        frequency = self.rl_config.training.eval_frequency
+        if self.phase == ONLINE:
+            frequency = math.ceil(frequency / 2)
+        return frequency > 0 and self.step % frequency == 0
 
     def _save_for_good(self) -> None:
         """Nothing more will be saved, so a save that fails is tried again, until that is too often."""
@@ -207,7 +282,7 @@ class ACRLPDTrainer:
         self._collect(leave=0)
         with self.clock.measure("evaluation"):
             metrics = dict(self._eval_fn(self._current_agent(), self.step))
-        self.metrics_log.write_evaluation(self.step, metrics)
+        self._write_event(self.step, metrics_log.EVALUATION, metrics)
         score = metrics.get(SCORE_METRIC)
         if score is not None:
             if self.best is None or score > self.best["score"]:
@@ -219,9 +294,11 @@ class ACRLPDTrainer:
 
     def compile(self, batch: Batch) -> None:
         """Compiles the updates of the run for batches like this one; the first update does it otherwise."""
-        warmup = self.rl_config.acrlpd.critic_warmup_steps
-        last_step = self.rl_config.training.offline_steps
-        wanted = {True: last_step > warmup, False: self.step < warmup}
+        training, online = self.rl_config.training, self.rl_config.online
+        offline_warmup = self.rl_config.acrlpd.critic_warmup_steps
+        warmup_ahead = self.step < offline_warmup or (self._online is not None and online.critic_warmup_steps > 0)
+        policy_ahead = training.offline_steps > offline_warmup or self._online is not None
+        wanted = {True: policy_ahead, False: warmup_ahead}
         for update_policy in (kind for kind, is_wanted in wanted.items() if is_wanted):
             self._train_steps[update_policy] = create_fsdp_train_step_fn(
                 self._current_agent(), batch, self._sharding, update_policy=update_policy
@@ -234,18 +311,26 @@ class ACRLPDTrainer:
         with answer_out_of_memory(self.rl_config, is_first):
             if is_first:
                 self.compile(batch)
-            train_step = self._train_steps[self.step >= self.rl_config.acrlpd.critic_warmup_steps]
+            train_step = self._train_steps[self._updates_policy()]
+            self.monitor.before_update(self.step + 1, self._current_agent(), batch, self._rng)
             self.agent, info = train_step(self._current_agent(), batch, self._rng)
             if is_first:
                 jax.block_until_ready(info)
         self.step += 1
         self._in_flight.append((self.step, info))
+        self.monitor.after_update(self.step, info, train_step)
         if is_first:  # compiling is not what a step costs
             logger.info(
                 "first step %.1f s after the run was started; %s", time.monotonic() - self._started, device_memory()
             )
             self._first_step = self.step
             self.clock.restart()
+
+    def _updates_policy(self) -> bool:
+        """Whether the next update is past the critics' warm-up of its phase."""
+        if self.online_start is not None:
+            return self.step - self.online_start >= self.rl_config.online.critic_warmup_steps
+        return self.step >= self.rl_config.acrlpd.critic_warmup_steps
 
     def _collect(self, leave: int) -> None:
         """Takes the metrics of finished updates off the devices; waits until only `leave` are under way."""
@@ -265,9 +350,12 @@ class ACRLPDTrainer:
         if read:
             timing["samples_per_s"] = read["steps_per_s"] * self.rl_config.batch_size
             timing["mfu"] = model_flops_utilization(self.rl_config, read["steps_per_s"])
-        line = self.metrics_log.write_line(step, timing)
+        line = self.metrics_log.write_line(step, self.phase, timing, self.monitor.on_line)
         if self._progress is not None:
             self._progress.show(line)
+
+    def _write_event(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        self.monitor.on_event(self.metrics_log.write_event(step, kind, metrics))
 
     def _is_over(self) -> bool:
         """Whether the phase ends before its last step: everyone stops at a signal, or nothing improves."""
@@ -287,14 +375,29 @@ class ACRLPDTrainer:
             "wall_time_s": round(self.wall_time_s, 3),
             "time_s": self.clock.totals(),
             "last_metrics": self.metrics_log.last,
+            "evaluation": self.evaluations,
             "best_evaluation": self.best,
+            "online": None if self._online is None else self._online.summary(),
             "failed_saves": self.writer.num_failures,
             "peak_device_bytes": device_memory().peak,
         }
 
     def close(self) -> None:
-        """Ends threads; the trainer cannot be used afterwards."""
+        """Ends threads and processes; the trainer cannot be used afterwards."""
         self.writer.close()
+        self.monitor.close()
+        if self._online is not None:
+            self._online.close()
+
+
+def _phase_end(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """How the policy did at the end of a phase, for summary.json."""
+    rest: dict[str, Any] = {
+        name: value for name, value in metrics.items() if name not in ("success_rate_low", "success_rate_high")
+    }
+    if "success_rate_low" in metrics:
+        rest["interval"] = [metrics["success_rate_low"], metrics["success_rate_high"]]
+    return {"step": step} | rest
 
 
 def _steps_per_epoch(loader: ACRLPDDataLoader) -> int:

@@ -1,0 +1,153 @@
+"""The online replay: episodes that the policy lived, one shard on disk each, written once and never changed.
+
+A shard is there in whole or not at all: its frames are written first, and it counts once its columns
+appear under their name. So a run that is killed loses nothing that was finished.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import simplejpeg
+
+from acrlpd.data.source import ColumnTable, DatasetError, EpisodeError, EpisodeSource, Feature, check_columns
+
+_JPEG_QUALITY = 95
+_SHARD = re.compile(r"episode-(\d{8})-(\d+)\.npz")
+_PROMPT = "prompt"
+_COLUMN = "column/"
+_OFFSETS = "frame_offsets/"
+
+
+class ReplayError(DatasetError):
+    """An episode could not be kept; those before it are safe."""
+
+
+class Replay(EpisodeSource):
+    """Episodes of one run by their numbers.
+
+    Anybody may `write` an episode with a new number; `admit` decides which numbers are part of the source,
+    so that a resumed run sees what it saw and not what came later. Cameras are kept as JPEG.
+    """
+
+    format = "replay"
+
+    def __init__(self, root: Path, features: Mapping[str, Feature], fps: float) -> None:
+        """`features` are the columns and cameras of every episode."""
+        self.root = root
+        self.fps = fps
+        self.features = dict(features)
+        self.cameras = tuple(name for name, feature in features.items() if feature.dtype in ("video", "image"))
+        self.indices = ()
+        root.mkdir(parents=True, exist_ok=True)
+        self._lengths: dict[int, int] = {}
+        self._offsets: dict[tuple[int, str], np.ndarray] = {}
+        self._files: dict[tuple[int, str], int] = {}
+
+    @property
+    def identity(self) -> str:
+        return f"replay {self.indices}"
+
+    def scan(self) -> list[int]:
+        """Numbers of all finished episodes on disk, admitted or not, in order."""
+        for path in self.root.iterdir():
+            if match := _SHARD.fullmatch(path.name):
+                self._lengths[int(match[1])] = int(match[2])
+        return sorted(self._lengths)
+
+    def write(self, number: int, columns: Mapping[str, np.ndarray], prompt: str) -> None:
+        """Makes a finished episode permanent: columns [L, ...] and cameras uint8 [L, h, w, 3]."""
+        self._check_features(columns)
+        length = len(next(iter(columns.values())))
+        arrays: dict[str, Any] = {_PROMPT: prompt}
+        arrays |= {f"{_COLUMN}{name}": columns[name] for name in self.features if name not in self.cameras}
+        try:
+            for camera in self.cameras:
+                arrays[f"{_OFFSETS}{camera}"] = self._write_frames(number, camera, columns[camera])
+            _write_atomically(self._shard(number, length), lambda file: np.savez(file, **arrays))
+        except OSError as error:
+            raise ReplayError(
+                f"{self.root}: episode {number} could not be written ({error.strerror or error}). The "
+                f"{len(self._lengths)} episodes before it are complete; free some space and go on with --resume"
+            ) from error
+        self._lengths[number] = length
+
+    def admit(self, numbers: Iterable[int]) -> None:
+        """Adds episodes that are on disk to the source, in this order."""
+        self.indices += tuple(numbers)
+
+    def num_steps(self, number: int) -> int:
+        return self._lengths[number]
+
+    def close(self) -> None:
+        for handle in self._files.values():
+            os.close(handle)
+        self._files.clear()
+
+    def _length(self, index: int) -> int:
+        return self._lengths[index]
+
+    def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
+        path = self._shard(index, self._lengths[index])
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                content = dict(file)
+        except (OSError, ValueError, KeyError) as error:
+            raise EpisodeError(f"the shard cannot be read: {error}", path=path, episode=index) from error
+        for camera in self.cameras:
+            self._offsets[index, camera] = content[f"{_OFFSETS}{camera}"]
+        columns = {key.removeprefix(_COLUMN): x for key, x in content.items() if key.startswith(_COLUMN)}
+        columns = {name: columns[name] for name in columns if names is None or name in names}
+        check_columns(columns, path=path, episode=index)
+        length = self._lengths[index]
+        return ColumnTable(columns, np.array([0, length]), (str(content[_PROMPT]),), np.zeros(length, np.int32))
+
+    def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
+        if (index, camera) not in self._offsets:
+            self._read_episode(index, [])
+        offsets = self._offsets[index, camera]
+        if (index, camera) not in self._files:
+            self._files[index, camera] = os.open(self._frames(index, camera), os.O_RDONLY)
+        frames = np.empty((len(ts), *self.features[camera].shape), np.uint8)
+        for frame, t in zip(frames, ts.tolist(), strict=True):
+            jpeg = os.pread(self._files[index, camera], int(offsets[t + 1] - offsets[t]), int(offsets[t]))
+            simplejpeg.decode_jpeg(jpeg, colorspace="RGB", buffer=frame)
+        return frames
+
+    def _check_camera(self, index: int, camera: str) -> None:
+        path = self._frames(index, camera)
+        self._read_episode(index, [])
+        wanted, found = int(self._offsets[index, camera][-1]), path.stat().st_size if path.exists() else 0
+        if found != wanted:
+            raise EpisodeError(f"{found} bytes of frames, expected {wanted}", path=path, episode=index, camera=camera)
+
+    def _write_frames(self, number: int, camera: str, frames: np.ndarray) -> np.ndarray:
+        """Where each frame starts in the file, and where the last one ends: int64 [L + 1]."""
+        jpegs = [simplejpeg.encode_jpeg(np.ascontiguousarray(frame), quality=_JPEG_QUALITY) for frame in frames]
+        _write_atomically(self._frames(number, camera), lambda file: file.writelines(jpegs))
+        return np.concatenate([[0], np.cumsum([len(jpeg) for jpeg in jpegs])]).astype(np.int64)
+
+    def _check_features(self, columns: Mapping[str, np.ndarray]) -> None:
+        for name, feature in self.features.items():
+            found = columns[name].shape[1:] if name in columns else None
+            if found != feature.shape:
+                raise ReplayError(f"{self.root}: {name} must have shape {feature.shape} per step; found {found}")
+
+    def _shard(self, number: int, length: int) -> Path:
+        return self.root / f"episode-{number:08d}-{length}.npz"
+
+    def _frames(self, number: int, camera: str) -> Path:
+        return self.root / f"episode-{number:08d}.{camera}.jpegs"
+
+
+def _write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """The file appears under its name when all of it is on disk."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,77 @@
+"""The replay as a dataset: it grows while the run reads it, and is seen through the transforms of the prior data."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from acrlpd.config import RewardConfig, RLTrainConfig
+from acrlpd.data.dataset import Dataset, fill_prompts, read_columns
+from acrlpd.data.frame_store import open_frame_store
+from acrlpd.data.replay import Replay
+from acrlpd.data.rewards import StepRewards, compute_rewards
+from acrlpd.data.source import DatasetError, concatenate_tables
+
+
+class ReplayDataset:
+    """Admitted episodes of a replay as a `Dataset`; `dataset` is a new one after every `admit`."""
+
+    def __init__(self, replay: Replay, rl_config: RLTrainConfig, prior: Dataset) -> None:
+        """Rewards are of the same kind as those of the `prior` data."""
+        self.replay = replay
+        self.dataset: Dataset | None = None
+        self._config = rl_config.data
+        self._rewards = _reward_config(rl_config.data.rewards, prior)
+        self._prior = prior
+        self._frames = None
+        if prior.frames is not None:
+            frames = prior.frames
+            self._frames = open_frame_store(replay, height=frames.height, width=frames.width, cameras=frames.cameras)
+
+    def admit(self, numbers: Sequence[int]) -> None:
+        """Adds episodes that are on disk, in this order."""
+        if not numbers:
+            return
+        seen = len(self.replay)
+        self.replay.admit(numbers)
+        new = self.replay.without(dict.fromkeys(self.replay.indices[:seen], "known"))
+        table = read_columns(new, dataclasses.replace(self._config, rewards=self._rewards), rewards=True)
+        rewards = compute_rewards(table, new.indices, self._rewards, None)
+        if self.dataset is not None:
+            table = concatenate_tables([self.dataset.table, table])
+            rewards = _concatenate(self.dataset.rewards, rewards)
+        self.dataset = dataclasses.replace(
+            self._prior,
+            source=self.replay,
+            frames=self._frames,
+            table=table,
+            rewards=rewards,
+            prompts=None if self._prior.prompts is None else fill_prompts(self.replay, table, self._config),
+        )
+
+    def close(self) -> None:
+        if self._frames is not None:
+            self._frames.close()
+        self.replay.close()
+
+
+def _reward_config(config: RewardConfig, prior: Dataset) -> RewardConfig:
+    """The environment's reward where the prior data has a reward of its own, else its success."""
+    own = prior.rewards.origin.startswith(f"column {config.reward_column}")
+    return dataclasses.replace(
+        config,
+        source="reward_column" if own else "success_column",
+        labels_file=None,
+        # What the environments' adapter calls them.
+        reward_column="next.reward",
+        success_column="next.success",
+        done_column="next.done",
+    )
+
+
+def _concatenate(first: StepRewards, second: StepRewards) -> StepRewards:
+    if first.origin != second.origin:
+        raise DatasetError(f"rewards of the replay changed their origin: {first.origin}, then {second.origin}")
+    names = ("rewards", "terminals", "after_terminal", "success")
+    joined = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names}
+    return StepRewards(**joined, origin=first.origin)

@@ -1,0 +1,134 @@
+"""What the online phase adds to the training loop: episodes by the current policy, mixed into the batches."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.config import RLTrainConfig
+from acrlpd.data.loader import ACRLPDDataLoader
+from acrlpd.data.replay import Replay
+from acrlpd.data.replay_dataset import ReplayDataset
+from acrlpd.envs.rollouts import ChunkPolicy
+from acrlpd.training.rounds import Round, RoundPlayer, read_round
+
+
+class Player(Protocol):
+    """Whoever plays rounds: this process when asked, or an actor process all the time."""
+
+    def update_policy(self, agent: ACRLPDPi0Agent, step: int) -> None:
+        """Called before every update with the newest policy."""
+
+    def round(self, number: int) -> Round:
+        """Waits for a round to be played to its end."""
+
+    def finished_round(self, number: int) -> Round | None:
+        """A round that can be had without waiting."""
+
+    def close(self) -> None: ...
+
+
+class OnlinePhase:
+    """Keeps the replay as large as the update-to-data ratio asks for, and the loader informed.
+
+    Counts updates from the beginning of the phase. Rounds are taken in order, so what an update sees
+    depends on the run's config alone when this process plays them.
+    """
+
+    def __init__(
+        self, rl_config: RLTrainConfig, loader: ACRLPDDataLoader, replay: ReplayDataset, player: Player
+    ) -> None:
+        self.env_steps = 0
+        self.num_episodes = 0
+        self.num_successes = 0
+        self._rounds = 0
+        self._config = rl_config.online
+        self._bc_weight = rl_config.acrlpd.loss_weights.bc_weight
+        self._loader = loader
+        self._replay = replay
+        self._player = player
+
+    def prepare(self, agent: ACRLPDPi0Agent, step: int, update: int) -> list[Round]:
+        """Brings in what the next update needs; returns the rounds that are new."""
+        self._player.update_policy(agent, step)
+        wanted = self._config.start_steps + math.ceil(update / self._config.update_to_data_ratio)
+        new: list[Round] = []
+        while self.env_steps < wanted:
+            new.append(self._take(self._player.round(self._rounds)))
+        while (extra := self._player.finished_round(self._rounds)) is not None:
+            new.append(self._take(extra))
+        if new:
+            self._mix()
+        return new
+
+    def bc_weight(self, update: int) -> float:
+        """Weight of cloning at an update: from its offline value to the final one."""
+        final, decay = self._config.final_bc_weight, self._config.bc_weight_decay_steps
+        if final is None:
+            return self._bc_weight
+        share = min(update / decay, 1.0) if decay else 1.0
+        return self._bc_weight + share * (final - self._bc_weight)
+
+    def metrics(self, played: Round) -> dict[str, float]:
+        return played.metrics() | {"env_steps": float(self.env_steps), "total_episodes": float(self.num_episodes)}
+
+    def summary(self) -> dict[str, int]:
+        return {"env_steps": self.env_steps, "episodes": self.num_episodes, "successes": self.num_successes}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self._rounds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the rounds that the interrupted run had taken; they are all on disk."""
+        self._replay.replay.scan()
+        for number in range(self._rounds, state["rounds"]):
+            played = read_round(self._replay.replay.root, number)
+            if played is None:
+                raise FileNotFoundError(
+                    f"{self._replay.replay.root}: the record of round {number} is missing, of which the checkpoint "
+                    "has learned; restore the replay or start the run again with --overwrite"
+                )
+            self._take(played)
+        if self._rounds:
+            self._mix()
+
+    def close(self) -> None:
+        self._player.close()
+        self._replay.close()
+
+    def _take(self, played: Round) -> Round:
+        self._replay.admit(played.episodes)
+        self._rounds += 1
+        self.env_steps += played.env_steps
+        self.num_episodes += len(played.episodes)
+        self.num_successes += sum(played.successes)
+        return played
+
+    def _mix(self) -> None:
+        if self._replay.dataset is not None:
+            self._loader.mix_replay(self._replay.dataset, self._config.offline_ratio)
+
+
+class SynchronousPlayer:
+    """Plays a round in this process when it is asked for one, with the policy as it is then."""
+
+    def __init__(self, player: RoundPlayer, replay: Replay, policy_of: Callable[[ACRLPDPi0Agent], ChunkPolicy]) -> None:
+        self._player = player
+        self._replay = replay
+        self._policy_of = policy_of
+        self._agent: ACRLPDPi0Agent | None = None
+        self._step = 0
+
+    def update_policy(self, agent: ACRLPDPi0Agent, step: int) -> None:
+        self._agent, self._step = agent, step
+
+    def round(self, number: int) -> Round:
+        assert self._agent is not None
+        found = read_round(self._replay.root, number)
+        return found or self._player.play(number, self._policy_of(self._agent), self._step)
+
+    def finished_round(self, number: int) -> Round | None:
+        return None
+
+    def close(self) -> None:
+        pass
