@@ -85,7 +85,7 @@ def test_a_config_that_cannot_run_is_refused_with_all_reasons_before_any_compile
     result = run("train", "--config", "aloha", "--batch_size", "31", "--qchunking.horizon_length", "30")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
-    assert "cannot run (3 errors)" in result.stderr
+    assert "cannot run (4 errors)" in result.stderr
     for part in ("batch_size 31", "horizon_length 30", "--lerobot_repo_id or --data_dir"):
         assert part in result.stderr
 

@@ -39,6 +39,8 @@ COMMANDS = {
     "eval": Command("judge checkpoints in their environment", "acrlpd.evaluation.commands"),
     "export": Command("export a policy for openpi and for serving", "acrlpd.serving.commands", "export_main"),
     "serve": Command("serve a policy on openpi's protocol", "acrlpd.serving.commands", "serve_main"),
+    "report": Command("a run's report: one HTML file, and Markdown", "acrlpd.monitoring.commands", "report_main"),
+    "watch": Command("follow a run in the terminal", "acrlpd.monitoring.commands", "watch_main"),
     "plan": Command("memory, FLOPs and step time of a config, before it runs", "acrlpd.commands.plan"),
     "doctor": Command("check this machine and installation", "acrlpd.commands.doctor"),
 }

@@ -68,6 +68,17 @@ def test_the_record_and_the_videos_are_written(agent: ACRLPDPi0Agent, tmp_path: 
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         assert len(frames) == episode["length"] + 1 and frames[0].shape == (16, 24, 3)
         assert ("success" in path) == episode["success"]
+    filmed = [trace for trace in record["traces"] if trace["film_strip"]]
+    assert len(filmed) == 2 and len(record["traces"]) <= 4
+    for trace in filmed:
+        assert (tmp_path / "300" / trace["film_strip"]).is_file() and (tmp_path / "300" / trace["video"]).is_file()
+    for trace in record["traces"]:
+        values = trace["values"]
+        assert len(trace["chunk_steps"]) == len(values["q"])
+        assert all(
+            low <= mean <= high and low <= q <= high + 1e-6
+            for low, mean, q, high in zip(*(values[n] for n in ("q_min", "q_mean", "q", "q_max")), strict=True)
+        )
 
 
 def test_the_trainer_gets_robustness_at_every_fifth_evaluation(agent: ACRLPDPi0Agent) -> None:

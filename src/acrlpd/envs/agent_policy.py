@@ -110,13 +110,15 @@ def policy_cameras(rl_config: RLTrainConfig) -> tuple[str, ...]:
 def _best_of_n(
     agent: ACRLPDPi0Agent, seed: jax.Array, observation: Observation, num_samples: int | None, use_ema: bool
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Chosen chunks [n, T, a], and numbers [n] about the choice: for calibration and for best-of-N's worth."""
+    """Chosen chunks [n, T, a], and numbers [n] about the choice: for calibration, traces and best-of-N's worth."""
     result = agent.best_of_n(jax.random.key(seed), observation, num_samples=num_samples, use_ema=use_ema)
     chosen = jnp.take_along_axis(result.q_values, result.index[:, None], axis=1)[:, 0]
     values = {
         "q": chosen,
         "q_mean": jnp.mean(result.q_values, axis=1),
         "q_std": jnp.std(result.q_values, axis=1),
+        "q_min": jnp.min(result.q_values, axis=1),
+        "q_max": jnp.max(result.q_values, axis=1),
         "action_std": jnp.mean(jnp.std(result.candidates, axis=1), axis=(1, 2)),
     }
     return result.actions, values

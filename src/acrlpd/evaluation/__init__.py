@@ -10,10 +10,12 @@ from acrlpd.evaluation.protocol import (
 )
 from acrlpd.evaluation.report import print_evaluations, summary_table, write_json
 from acrlpd.evaluation.statistics import Summary, summarize, wilson_interval
+from acrlpd.evaluation.traces import EpisodeTrace
 
 __all__ = [
     "ACRLPDEvaluationProtocol",
     "Calibration",
+    "EpisodeTrace",
     "Evaluation",
     "Summary",
     "best_of_n_effect",

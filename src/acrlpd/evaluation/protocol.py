@@ -19,6 +19,7 @@ from acrlpd.envs.rollouts import ChunkPolicy, rollouts
 from acrlpd.envs.video import write_video
 from acrlpd.evaluation.calibration import BestOfNEffect, Calibration, best_of_n_effect, calibrate
 from acrlpd.evaluation.statistics import Summary, summarize
+from acrlpd.evaluation.traces import EpisodeTrace, trace_episodes
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Evaluation:
     # Kind of disturbance -> its level -> how the policy did.
     robustness: dict[str, dict[str, Summary]] = dataclasses.field(default_factory=dict)
     videos: tuple[str, ...] = ()
+    traces: tuple[EpisodeTrace, ...] = ()  # of a few episodes
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -63,6 +65,7 @@ class Evaluation:
                 for kind, levels in self.robustness.items()
             },
             "videos": list(self.videos),
+            "traces": [trace.to_json() for trace in self.traces],
             "per_episode": [dataclasses.asdict(episode) for episode in self.episodes],
         }
 
@@ -152,6 +155,8 @@ class ACRLPDEvaluationProtocol:
         policy = self.policy(agent, num_samples=config.best_of_n if best_of_n is None else best_of_n)
         num_videos = config.num_videos if directory is not None else 0
         summary, played = self._play(policy, num_videos)
+        videos = _write_videos(played, directory, self.envs.spec.fps)
+        in_directory = {seed: str(path.relative_to(directory)) for seed, path in videos.items() if directory}
         evaluation = Evaluation(
             env=self.envs.name,
             summary=summary,
@@ -160,7 +165,10 @@ class ACRLPDEvaluationProtocol:
             best_of_n=best_of_n_effect(played),
             calibration=calibrate(played, self._config.data.rewards, discount),
             robustness=self.evaluate_robustness(policy, summary) if robustness else {},
-            videos=_write_videos(played, directory, self.envs.spec.fps),
+            videos=tuple(map(str, videos.values())),
+            traces=trace_episodes(
+                played, self._config.data.rewards, discount, directory=directory, videos=in_directory
+            ),
         )
         if directory is not None:
             from acrlpd.evaluation.report import write_json
@@ -246,8 +254,9 @@ def _record(rollout: Rollout) -> EpisodeRecord:
     return EpisodeRecord(rollout.seed, rollout.prompt, rollout.succeeded, total, rollout.length)
 
 
-def _write_videos(played: Sequence[Rollout], directory: Path | None, fps: float) -> tuple[str, ...]:
-    paths = []
+def _write_videos(played: Sequence[Rollout], directory: Path | None, fps: float) -> dict[int, Path]:
+    """Paths of the videos by seed."""
+    paths = {}
     for rollout in played:
         if directory is None or not rollout.video:
             continue
@@ -255,5 +264,5 @@ def _write_videos(played: Sequence[Rollout], directory: Path | None, fps: float)
         task = re.sub(r"\W+", "-", rollout.prompt).strip("-")
         path = directory / "videos" / f"{task}-{rollout.seed}-{outcome}.mp4"
         write_video(path, rollout.video, fps)
-        paths.append(str(path))
-    return tuple(paths)
+        paths[rollout.seed] = path
+    return paths

@@ -1,0 +1,104 @@
+"""A few episodes as the critic saw them: its values at every chunk, what then came, and pictures.
+
+The report draws them one below the other, so that one sees where the critic thinks an episode is won or lost.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from acrlpd.config import RewardConfig
+from acrlpd.envs.episodes import Rollout
+from acrlpd.evaluation.calibration import discounted_returns, training_rewards
+
+# Episodes with a trace in one evaluation: a record stays small however many were played.
+MAX_TRACES = 4
+_STRIP_FRAMES = 12
+_STRIP_HEIGHT = 96
+_JPEG_QUALITY = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeTrace:
+    """One episode of L steps and c chunks."""
+
+    seed: int
+    task: str
+    success: bool
+    chunk_steps: tuple[int, ...]  # [c] at which the policy was asked
+    values: dict[str, tuple[float, ...]]  # name -> [c]: what it said
+    rewards: tuple[float, ...]  # [L] as training computes them
+    # [c]: the discounted reward that followed; None where a time limit leaves the rest unknown.
+    returns: tuple[float, ...] | None
+    # Relative to the evaluation's directory.
+    video: str | None = None
+    film_strip: str | None = None
+    film_steps: tuple[int, ...] = ()  # of the pictures in the strip, from left to right
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def choose_episodes(played: Sequence[Rollout], limit: int = MAX_TRACES) -> list[Rollout]:
+    """Up to `limit` episodes, in order of their seeds: filmed ones first, successes and failures by turns."""
+    filmed_first = sorted(played, key=lambda rollout: (not rollout.video, rollout.seed))
+    kinds = [[r for r in filmed_first if r.succeeded], [r for r in filmed_first if not r.succeeded]]
+    by_turns = [kind[i] for i in range(limit) for kind in kinds if i < len(kind)]
+    return sorted(by_turns[:limit], key=lambda rollout: rollout.seed)
+
+
+def trace_episodes(
+    played: Sequence[Rollout],
+    rewards: RewardConfig,
+    discount: float,
+    *,
+    directory: Path | None = None,
+    videos: dict[int, str] | None = None,
+) -> tuple[EpisodeTrace, ...]:
+    """Traces of a few of the episodes; film strips go to `directory`, `videos` are paths in it by seed."""
+    chosen = [rollout for rollout in choose_episodes(played) if "q" in rollout.values]
+    if not chosen:
+        return ()
+    return tuple(
+        _trace(rollout, step_rewards, discount, directory, (videos or {}).get(rollout.seed))
+        for rollout, step_rewards in zip(chosen, training_rewards(chosen, rewards), strict=True)
+    )
+
+
+def _trace(
+    rollout: Rollout, rewards: np.ndarray, discount: float, directory: Path | None, video: str | None
+) -> EpisodeTrace:
+    returns = discounted_returns(rewards, discount)[rollout.chunk_steps] if rollout.terminated else None
+    strip, steps = None, np.zeros(0, np.int64)
+    if directory is not None and len(rollout.video):
+        strip = f"film_strips/{rollout.seed}.jpg"
+        steps = write_film_strip(directory / strip, rollout.video)
+    return EpisodeTrace(
+        seed=rollout.seed,
+        task=rollout.prompt,
+        success=rollout.succeeded,
+        chunk_steps=tuple(int(step) for step in rollout.chunk_steps),
+        values={name: tuple(map(float, values)) for name, values in rollout.values.items()},
+        rewards=tuple(map(float, rewards)),
+        returns=None if returns is None else tuple(map(float, returns)),
+        video=video,
+        film_strip=strip,
+        film_steps=tuple(int(step) for step in steps),
+    )
+
+
+def write_film_strip(path: Path, frames: Sequence[np.ndarray]) -> np.ndarray:
+    """A row of small pictures at even distances, the first and the last among them; returns their steps."""
+    steps = np.unique(np.linspace(0, len(frames) - 1, min(_STRIP_FRAMES, len(frames))).round().astype(np.int64))
+    height, width = frames[0].shape[:2]
+    size = (max(1, round(_STRIP_HEIGHT * width / height)), _STRIP_HEIGHT)
+    strip = Image.new("RGB", (size[0] * len(steps), size[1]))
+    for i, step in enumerate(steps):
+        strip.paste(Image.fromarray(frames[step]).resize(size, Image.Resampling.BILINEAR), (i * size[0], 0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    strip.save(path, quality=_JPEG_QUALITY)
+    return steps

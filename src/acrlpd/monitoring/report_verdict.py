@@ -1,0 +1,211 @@
+"""Did RL work? The answer in plain words, from the evaluations that a run has."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from acrlpd.monitoring.run_record import Outcome, RunRecord
+from acrlpd.training.run_directory import FINISHED
+
+STAGE_LABELS = {
+    "bc": "Imitation",
+    "bc_success_only": "Imitation of the successes only",
+    "offline": "Offline RL",
+    "offline_continued": "Offline RL, continued",
+    "online": "Online RL",
+}
+STAGE_NOTES = {
+    "bc": "behaviour cloning on all demonstrations",
+    "bc_success_only": "control: is it only filtering?",
+    "offline": "critic and best-of-N, demonstrations only",
+    "offline_continued": "control: as many further updates, no environment",
+    "online": "after acting in the environment",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Of two success rates, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Zero is outside of the interval."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        return f"{points(self.value)} points (95 %: {points(self.low)} to {points(self.high)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a reader should take away."""
+
+    tone: str  # "good", "bad", "unclear" or "none"
+    headline: str
+    sentences: tuple[str, ...]
+
+
+def difference(first: Outcome, second: Outcome) -> Difference:
+    """first - second. Newcombe's interval, made of the two Wilson intervals: honest near 0 and 1.
+
+    It treats the episodes as independent; that all policies get the same seeds makes it cautious.
+    """
+    value = first.success_rate - second.success_rate
+    low = math.hypot(first.success_rate - first.interval[0], second.interval[1] - second.success_rate)
+    high = math.hypot(first.interval[1] - first.success_rate, second.success_rate - second.interval[0])
+    return Difference(value, max(-1.0, value - low), min(1.0, value + high))
+
+
+def judge(record: RunRecord) -> Verdict:
+    """The verdict on one run."""
+    stages = record.stages
+    final = "online" if "online" in stages else "offline"
+    if "bc" in stages and final in stages:
+        return _against_imitation(record, final)
+    return _over_steps(record)
+
+
+def _against_imitation(record: RunRecord, final: str) -> Verdict:
+    stages = record.stages
+    gain = difference(stages[final], stages["bc"])
+    rates = f"{percent(stages[final].success_rate)} against {percent(stages['bc'].success_rate)}"
+    if gain.is_clear and gain.value > 0:
+        tone, headline = "good", f"RL beat imitation by {abs(100 * gain.value):.0f} points: {rates}"
+        if rival := _rival(stages, final):
+            tone, headline = "unclear", f"{headline}, but {rival}"
+    elif gain.is_clear:
+        tone, headline = "bad", f"RL did worse than imitation by {abs(100 * gain.value):.0f} points: {rates}"
+    else:
+        tone, headline = "unclear", f"No clear difference between RL and imitation: {rates}"
+    counts = sorted({stages[final].episodes, stages["bc"].episodes})
+    episodes = f"{counts[0]} episodes each" if len(counts) == 1 else f"{counts[0]} and {counts[1]} episodes"
+    sentences = [f"{STAGE_LABELS[final]} minus imitation: {gain}, over {episodes}."]
+    if all(outcome.success_rate == 0 for outcome in stages.values()):
+        sentences.append("No policy ever succeeded: there is nothing to compare yet. Train longer, or on better data.")
+    elif not gain.is_clear:
+        sentences.append("So few episodes cannot tell such a difference from chance; evaluate with more of them.")
+    sentences += _offline_sentences(stages, final) + _control_sentences(
+        stages, final, explain=gain.is_clear and gain.value > 0
+    )
+    return Verdict(tone, headline, (*sentences, *_health_sentences(record)))
+
+
+def _rival(stages: dict[str, Outcome], final: str) -> str | None:
+    """Imitation that leaves out the failures needs no RL: a gain over plain imitation alone proves little."""
+    if "bc_success_only" not in stages:
+        return None
+    gap = difference(stages[final], stages["bc_success_only"])
+    if gap.is_clear:
+        return None if gap.value > 0 else "imitating only the successes does better"
+    return "imitating only the successes may do as well"
+
+
+def _offline_sentences(stages: dict[str, Outcome], final: str) -> list[str]:
+    """What each phase brought."""
+    if final != "online" or "offline" not in stages:
+        return []
+    offline, online = difference(stages["offline"], stages["bc"]), difference(stages["online"], stages["offline"])
+    return [f"Offline RL brought {offline} over imitation, the online phase {online} on top of it."]
+
+
+def _control_sentences(stages: dict[str, Outcome], final: str, explain: bool) -> list[str]:
+    """How the result compares with simpler things; `explain`: whether one of them would explain the gain."""
+    controls = [("bc_success_only", "imitating only the successes reaches", "filtering the data")]
+    if final == "online":
+        controls.append(("offline_continued", "as many updates without the environment reach", "training longer"))
+    sentences = []
+    for stage, reaches, simpler in controls:
+        if stage in stages:
+            gap = difference(stages[final], stages[stage])
+            ending = _ending(gap, simpler) if explain else ""
+            rate = percent(stages[stage].success_rate)
+            sentences.append(f"Control: {reaches} {rate}. RL minus that: {gap}{ending}.")
+    return sentences
+
+
+def _ending(gap: Difference, simpler: str) -> str:
+    """What the gap to a simpler thing means for the gain."""
+    if not gap.is_clear:
+        return f", not clearly different: {simpler} might do as well"
+    return f": {simpler} does not explain the gain" if gap.value > 0 else f": {simpler} does better"
+
+
+def _over_steps(record: RunRecord) -> Verdict:
+    """Without a comparison: what the evaluations along the run say."""
+    rates = record.series.get("eval/success_rate")
+    health = _health_sentences(record)
+    if rates is None or not len(rates.steps):
+        sentences = (
+            "Without an evaluation nobody can say whether RL worked: set training.eval_frequency, or judge a "
+            "checkpoint with `acrlpd eval`.",
+        )
+        return Verdict("none", "This run was not evaluated", sentences + health)
+    first, last, best = rates.values[0], rates.values[-1], rates.values.max()
+    headline = f"Success {percent(last)} at step {rates.steps[-1]:,}"
+    told = ["This run trains no critic: it is imitation."]
+    if record.has_critic:
+        told = ["There is no imitation baseline in this run, so this does not say whether RL beat it."]
+    if len(rates.steps) > 1:
+        headline += f", from {percent(first)} at step {rates.steps[0]:,}"
+        where = rates.steps[int(rates.values.argmax())]
+        told.insert(0, f"The best evaluation was {percent(best)} at step {where:,}.")
+    return Verdict("none", headline, (*told, *health))
+
+
+def _health_sentences(record: RunRecord) -> tuple[str, ...]:
+    """Whether the numbers above come from a run that went well."""
+    sentences = []
+    if not record.summary:
+        sentences.append(
+            f"The run is under way or was cut off: the last line of metrics is of step {record.last_step:,}."
+        )
+    elif not record.status.startswith(FINISHED):
+        sentences.append(f"The run is not complete: {record.status} at step {record.last_step:,}.")
+    errors = [anomaly for anomaly in record.anomalies if anomaly.severity == "error"]
+    if record.anomalies:
+        kinds = ", ".join(dict.fromkeys(anomaly.kind.replace("_", " ") for anomaly in errors or record.anomalies))
+        grave = f", {len(errors)} of them grave" if errors else ""
+        sentences.append(f"Anomalies: {len(record.anomalies)}{grave} ({kinds}).")
+    return tuple(sentences)
+
+
+def critic_sentences(evaluation: Mapping[str, Any]) -> tuple[str, ...]:
+    """What an evaluation says about the critic: why best-of-N helped, or why it could not."""
+    sentences = []
+    effect, calibration = evaluation.get("best_of_n") or {}, evaluation.get("calibration") or {}
+    if effect.get("value_spread"):
+        sentences.append(
+            f"Choosing among the candidates raises the critic's value by {effect['value_gain']:.3g} over their mean; "
+            f"their values spread by {effect['value_spread']:.3g}."
+        )
+    elif effect:
+        sentences.append("There was one candidate per chunk, or all were the same: the critic had no choice to make.")
+    if calibration.get("correlation") is not None:
+        bias = calibration["bias"]
+        side = "too high" if bias > 0 else "too low"
+        sentences.append(
+            f"Its values are {abs(bias):.3g} {side} on average and correlate {calibration['correlation']:.2f} with the "
+            f"returns that followed, over {calibration['chunks']} chunks."
+        )
+    if (auc := calibration.get("success_auc")) is not None:
+        sentences.append(
+            f"From the first observation alone it ranks a success above a failure with probability {auc:.2f} "
+            f"(chance: 0.50)."
+        )
+    return tuple(sentences)
+
+
+def percent(rate: float) -> str:
+    return f"{100 * rate:.0f} %"
+
+
+def points(value: float) -> str:
+    """With a digit more where rounding would hide on which side of zero it is."""
+    if value == 0:
+        return "0"
+    return f"{100 * value:+.1f}" if 0 < abs(value) < 0.01 else f"{100 * value:+.0f}"
