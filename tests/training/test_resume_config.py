@@ -40,6 +40,17 @@ def test_the_same_config(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
     assert not compatibility.changed
 
 
+def test_a_checkpoint_that_is_older_than_a_field(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    directory, config = saved
+    path = directory / "run" / "run.json"
+    metadata = json.loads(path.read_text())
+    del metadata["config"]["online"]["episodes_per_round"]
+    path.write_text(json.dumps(metadata | {"config_hash": "another"}))
+    assert not validate_checkpoint_compatibility(directory, config).changed
+    other = changed(directory, online__episodes_per_round=3)
+    assert set(validate_checkpoint_compatibility(directory, other).changed) == {"online.episodes_per_round"}
+
+
 def test_a_changed_config_is_refused_with_a_diff(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
     directory, _ = saved
     config = changed(directory, seed=7, critic_lr_schedule__peak_lr=1e-5)

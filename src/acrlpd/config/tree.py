@@ -59,9 +59,14 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(cls: type, data: dict[str, Any], path: str = "") -> Any:
-    """The inverse of `to_dict` for complete data whose values were checked."""
+    """The inverse of `to_dict` for data whose values were checked.
+
+    A field that is not there, because the data is older than it, gets its default.
+    """
     kwargs: dict[str, Any] = {}
     for name, annotation in field_types(cls).items():
+        if name not in data:
+            continue
         value = data[name]
         options = dataclass_options(annotation)
         if options:

@@ -60,6 +60,7 @@ def open_dataset(rl_config: RLTrainConfig, source: EpisodeSource | None = None) 
     source = open_config_source(rl_config) if source is None else source
     if isinstance(rl_config.model, Pi0Config):
         _check_cameras(source, transforms.cameras, rl_config.model)
+    origin = _origin(source, rl_config)  # statistics are those of all episodes, whichever are trained on
     source = _filter_episodes(source, config)
     frames = _open_frames(source, transforms, rl_config)
     if frames is not None:
@@ -72,9 +73,9 @@ def open_dataset(rl_config: RLTrainConfig, source: EpisodeSource | None = None) 
         rewards=rewards,
         prompts=fill_prompts(source, table, config) if isinstance(rl_config.model, Pi0Config) else None,
         transforms=transforms,
-        norm_stats=None if _is_fake(config) else _load_stats(config),
+        norm_stats=load_config_norm_stats(config),
     )
-    _check(dataset, rl_config)
+    _check(dataset, rl_config, origin)
     return dataset
 
 
@@ -149,7 +150,7 @@ def write_norm_stats(
         action_horizon=rl_config.model.action_horizon,
     )
     directory = norm_stats_dir(rl_config.data)
-    save_norm_stats(directory, norm_stats, _origin(source, table, rl_config))
+    save_norm_stats(directory, norm_stats, _origin(source, rl_config))
     return directory, norm_stats
 
 
@@ -190,7 +191,10 @@ def fill_prompts(source: EpisodeSource, table: ColumnTable, config: DataConfig) 
     return np.array(prompts)
 
 
-def _load_stats(config: DataConfig) -> dict[str, NormStats]:
+def load_config_norm_stats(config: DataConfig) -> dict[str, NormStats] | None:
+    """The norm statistics of a config's dataset; None for fake data, which has none."""
+    if _is_fake(config):
+        return None
     directory = norm_stats_dir(config)
     try:
         return load_norm_stats(directory)
@@ -198,7 +202,7 @@ def _load_stats(config: DataConfig) -> dict[str, NormStats]:
         raise NormStatsError(f"{error} (data.assets_dir={config.assets_dir}, asset_id={directory.name})") from error
 
 
-def _check(dataset: Dataset, rl_config: RLTrainConfig) -> None:
+def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) -> None:
     """Refuses what would otherwise show up as a shape error or as a policy that does not learn."""
     config, model = rl_config.data, rl_config.model
     sample = _transformed_sample(dataset.table, rl_config)
@@ -208,7 +212,7 @@ def _check(dataset: Dataset, rl_config: RLTrainConfig) -> None:
     warnings = check_norm_stats(
         dataset.norm_stats,
         load_norm_stats_origin(norm_stats_dir(config)),
-        _origin(dataset.source, dataset.table, rl_config),
+        origin,
         sample,
         counterpart=_counterpart(sample, config),
         use_quantiles=dataset.transforms.use_quantile_norm,
@@ -253,11 +257,11 @@ def _check_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: Pi0
         )
 
 
-def _origin(source: EpisodeSource, table: ColumnTable, rl_config: RLTrainConfig) -> NormStatsOrigin:
+def _origin(source: EpisodeSource, rl_config: RLTrainConfig) -> NormStatsOrigin:
     return NormStatsOrigin(
         dataset=source.identity,
         num_episodes=len(source),
-        num_frames=int(table.offsets[-1]),
+        num_frames=int(source.lengths.sum()),
         action_horizon=rl_config.model.action_horizon,
         transforms=describe_statistics_transform(rl_config.data),
     )

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, to_dict
-from acrlpd.config.tree import flatten
+from acrlpd.config.tree import flatten, from_dict
 from acrlpd.training.checkpoint_items import RUN, RUN_FILE
 
 FORMAT = 1
@@ -108,7 +108,9 @@ def validate_checkpoint_compatibility(
     `allow_changed` holds dotted names of fields or of sections that may differ.
     """
     metadata = load_checkpoint_metadata(step_directory)
-    old, new = dict(flatten(metadata["config"])), dict(flatten(to_dict(rl_config)))
+    # A field that the checkpoint is older than had its default's meaning.
+    complete = to_dict(from_dict(RLTrainConfig, metadata["config"]))
+    old, new = dict(flatten(complete)), dict(flatten(to_dict(rl_config)))
     allowed = tuple(allow_changed)
     unknown = [name for name in allowed if not any(_within(field, name) for field in (*new, *old))]
     if unknown:
