@@ -33,8 +33,8 @@ $(VENV)/installed-sim: pyproject.toml | $(BIN)/python
 
 # openpi-client asks for numpy 1 but works with numpy 2: only without its dependencies can it be tested with.
 $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
-	@echo "==> installing acrlpd with the simulators, the server and the development tools"
-	@$(PIP) --editable '.[sim,serve,dev]'
+	@echo "==> installing acrlpd with the simulators, the server, the metric writers and the development tools"
+	@$(PIP) --editable '.[sim,serve,tensorboard,wandb,dev]'
 	@$(PIP) --no-deps openpi-client
 	@touch $@ $(VENV)/installed-sim $(VENV)/installed
 

@@ -2,6 +2,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from data_pipeline_helpers import MODEL, SIZE, H
+
+from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RewardConfig, RLTrainConfig
+from acrlpd.data.dataset import write_norm_stats
+from acrlpd.data.frame_cache_builder import build_frame_cache
+from acrlpd.data.labels import Labels, label_rule
+from acrlpd.data.source import open_source
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -34,3 +41,42 @@ def aloha(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def droid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return extract(tmp_path_factory.mktemp("droid"), "droid_like")
+
+
+@pytest.fixture(scope="session")
+def libero_configs(libero: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, RLTrainConfig]:
+    """Version -> a config with norm statistics, labels and a frame cache for its copy of the dataset."""
+    configs = {}
+    for version, path in libero.items():
+        folder = tmp_path_factory.mktemp(f"run_{version}")
+        source = open_source(path)
+        labels = Labels(folder / "labels.json", label_rule(source, "length != 61"))
+        labels.save()
+        build_frame_cache(source, folder / "cache", height=SIZE, width=SIZE, show_progress=False)
+        configs[version] = RLTrainConfig(
+            name="test",
+            seed=11,
+            batch_size=24,
+            model=MODEL,
+            qchunking=QChunkingConfig(horizon_length=H, action_dim=7, sequence_ratio=0.5),
+            data=DataConfig(
+                data_dir=str(path),
+                robot="libero",
+                repack=RepackConfig(
+                    base_0_rgb="image", left_wrist_0_rgb="wrist_image", state=("state",), actions=("actions",)
+                ),
+                rewards=RewardConfig(labels_file=str(labels.path), kind="minus_one_zero"),
+                assets_dir=str(folder / "assets"),
+                asset_id="libero",
+                tokenizer="byte",
+                frame_cache_dir=str(folder / "cache"),
+                num_workers=0,
+            ),
+        )
+        write_norm_stats(configs[version])
+    return configs
+
+
+@pytest.fixture
+def config(libero_configs: dict[str, RLTrainConfig]) -> RLTrainConfig:
+    return libero_configs["v30"]

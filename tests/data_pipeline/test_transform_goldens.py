@@ -5,6 +5,7 @@ import pytest
 
 from acrlpd.data import aloha_transforms, droid_transforms, libero_transforms
 from acrlpd.data.norm_stats import NormStats
+from acrlpd.data.robot_transforms import RobotOutputs
 from acrlpd.data.tokenizer import discretize_state
 from acrlpd.data.transforms import (
     AbsoluteActions,
@@ -116,11 +117,10 @@ def test_libero_inputs(golden, model):
 
 
 @pytest.mark.parametrize(
-    ("name", "transform"),
-    [("droid", droid_transforms.DroidOutputs()), ("libero", libero_transforms.LiberoOutputs())],
+    ("name", "action_dim"), [("droid", droid_transforms.ACTION_DIM), ("libero", libero_transforms.ACTION_DIM)]
 )
-def test_outputs_are_cut_to_the_robot(golden, name, transform):
-    assert_close(transform(inputs(golden, f"{name}_outputs/in")), inputs(golden, f"{name}_outputs/out"))
+def test_outputs_are_cut_to_the_robot(golden, name, action_dim):
+    assert_close(RobotOutputs(action_dim)(inputs(golden, f"{name}_outputs/in")), inputs(golden, f"{name}_outputs/out"))
 
 
 def test_discretize_state(golden):

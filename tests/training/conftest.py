@@ -1,6 +1,11 @@
 import os
+import pathlib
+import sys
 
 import pytest
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "envs"))  # the toy environment
+
 from training_helpers import Processes
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acrlpd.training.metrics_log import MetricsLog, read_metrics
+from acrlpd.training.metrics_log import EVALUATION, MetricsLog, read_metrics
 
 values = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
@@ -14,7 +14,7 @@ values = st.floats(width=32, allow_nan=True, allow_infinity=True)
 def feed(log: MetricsLog, numbers: list[float], first: int) -> None:
     for step, number in enumerate(numbers, start=first):
         if log.add(step, {"loss": np.float32(number), "skipped_updates": np.int32(step)}):
-            log.write_line(step, {})
+            log.write_line(step, "offline", {})
 
 
 @given(st.lists(values, min_size=1, max_size=30), st.integers(1, 7), st.integers(0, 30))
@@ -42,8 +42,8 @@ def test_a_line_holds_means_and_last_counts(tmp_path: pathlib.Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl", 2)
     feed(log, [1.0, 2.0, 5.0, 6.0], 1)
     assert read_metrics(tmp_path / "metrics.jsonl") == [
-        {"step": 2, "loss": 1.5, "skipped_updates": 2.0},
-        {"step": 4, "loss": 5.5, "skipped_updates": 4.0},
+        {"step": 2, "phase": "offline", "loss": 1.5, "skipped_updates": 2.0},
+        {"step": 4, "phase": "offline", "loss": 5.5, "skipped_updates": 4.0},
     ]
 
 
@@ -65,11 +65,11 @@ def test_evaluations_are_lines_of_their_own(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, 1)
     feed(log, [1.0], 1)
-    log.write_evaluation(1, {"success_rate": 0.5})
+    log.write_event(1, EVALUATION, {"success_rate": 0.5})
     assert read_metrics(path)[1] == {"step": 1, "eval/success_rate": 0.5}
     again = MetricsLog(path, 1)
     again.load_state_dict(log.state_dict(), 1)
-    assert again.last == {"step": 1, "loss": 1.0, "skipped_updates": 1.0}
+    assert again.last == {"step": 1, "phase": "offline", "loss": 1.0, "skipped_updates": 1.0}
 
 
 def test_a_process_that_does_not_log_writes_nothing() -> None:

@@ -76,11 +76,15 @@ def test_time_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         "data_wait_s": 0.5,
         "checkpoint_s": 2.0,
         "evaluation_s": 0.0,
+        "rollouts_s": 0.0,
     }
     assert clock.read() == {}  # nothing since
     with clock.measure("evaluation"):
         fake.pass_(3.0)
-    assert clock.totals() == {"data_wait": 2.0, "checkpoint": 2.0, "evaluation": 3.0, "step": 6.0}
+    with clock.measure("rollouts"):
+        fake.pass_(1.0)
+    expected = {"data_wait": 2.0, "checkpoint": 2.0, "evaluation": 3.0, "rollouts": 1.0, "step": 6.0}
+    assert clock.totals() == expected
 
 
 @pytest.mark.parametrize(

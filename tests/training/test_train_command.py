@@ -71,7 +71,7 @@ def test_a_run_on_a_dataset(dataset: str, processes: Processes, tmp_path: pathli
     assert (summary["status"], summary["final_step"]) == ("finished", 6)
     assert summary["last_metrics"]["step"] == 6
     assert summary["wall_time_s"] > 0
-    assert set(summary["time_s"]) == {"data_wait", "step", "checkpoint", "evaluation"}
+    assert set(summary["time_s"]) == {"data_wait", "step", "checkpoint", "evaluation", "rollouts"}
 
     if dataset == "aloha_v30":
         again = acrlpd(processes, tmp_path, *run)
@@ -80,16 +80,33 @@ def test_a_run_on_a_dataset(dataset: str, processes: Processes, tmp_path: pathli
         assert "--overwrite" in again.stderr
 
 
-def test_quickstart_offline(processes: Processes, tmp_path: pathlib.Path) -> None:
-    """Nothing is there: demonstrations are collected, statistics made, and the policy trained on them."""
+def test_quickstart(processes: Processes, tmp_path: pathlib.Path) -> None:
+    """Nothing is there: demonstrations are collected, statistics made, the policy trained on them, then online."""
     pytest.importorskip("ogbench")
-    arguments = ("--offline_steps", "2", "--training.log-frequency", "1", "--batch_size", "8")
-    few = ("--data.demonstrations.num-episodes", "2", "--data.demonstrations.max-episode-steps", "20")
-    trained = acrlpd(processes, tmp_path, "train", "--config", "quickstart", *arguments, *few)
+    steps = ("--offline_steps", "2", "--online_steps", "2", "--training.log-frequency", "1", "--batch_size", "8")
+    demonstrations = ("--data.demonstrations.num-episodes", "2", "--data.demonstrations.max-episode-steps", "20")
+    env = (
+        "--acrlpd.sampling-steps",
+        "1",
+        "--acrlpd.num-action-samples",
+        "2",
+        "--env.num-envs",
+        "2",
+        "--env.max-episode-steps",
+        "10",
+        "--online.start-steps",
+        "20",
+    )
+    evaluation = ("--evaluation.num-episodes", "2", "--evaluation.baselines")
+    trained = acrlpd(processes, tmp_path, "train", "--config", "quickstart", *steps, *demonstrations, *env, *evaluation)
     assert trained.returncode == 0, trained.stderr
     directory = tmp_path / "checkpoints/quickstart/default"
-    assert [line["step"] for line in metrics_of(directory)] == [1, 2]
-    assert (directory / "2/assets/quickstart/norm_stats.json").exists()
+    lines = metrics_of(directory)
+    assert [line["step"] for line in lines if "total_loss" in line] == [1, 2, 3, 4]
+    assert (directory / "4/assets/quickstart/norm_stats.json").exists()
+    summary = json.loads((directory / "summary.json").read_text())
+    assert {phase: found["episodes"] for phase, found in summary["evaluation"].items()} == {"offline": 2, "online": 2}
+    assert summary["online"]["env_steps"] >= 20
 
 
 CACHE = """

@@ -14,13 +14,6 @@ from typing import Any
 
 ORDER = json.loads(sys.argv[1])
 
-from acrlpd.config import load_config  # noqa: E402
-from acrlpd.data.loader import ACRLPDDataLoader  # noqa: E402
-from acrlpd.training import distributed  # noqa: E402
-from acrlpd.training.distributed import DistributedOptions, initialize_distributed  # noqa: E402
-from acrlpd.training.experiment import run_training_experiment  # noqa: E402
-from acrlpd.training.trainer import ACRLPDTrainer  # noqa: E402
-
 
 def before_step(step: int) -> None:
     """Called before the batch of every step is taken."""
@@ -44,10 +37,13 @@ def before_step(step: int) -> None:
         time.sleep(ORDER.get("sleep_s", 0.0))
 
 
-TRAINERS: list[ACRLPDTrainer] = []
+TRAINERS: list[Any] = []
 
 
 def watch_steps() -> None:
+    from acrlpd.data.loader import ACRLPDDataLoader
+    from acrlpd.training.trainer import ACRLPDTrainer
+
     initialize = ACRLPDTrainer.__init__
 
     def remembered(self: ACRLPDTrainer, *args: Any, **kwargs: Any) -> None:
@@ -64,14 +60,37 @@ def watch_steps() -> None:
     ACRLPDDataLoader.sample_batch = watched  # type: ignore[method-assign]
 
 
+def watch_replay() -> None:
+    """`kill_after_writes`: dies when so many episodes were written by this process."""
+    from acrlpd.data.replay import Replay
+
+    write, left = Replay.write, iter(range(ORDER.get("kill_after_writes", sys.maxsize) - 1, -1, -1))
+
+    def watched(self: Replay, *args: Any) -> None:
+        write(self, *args)
+        if next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Replay.write = watched  # type: ignore[method-assign]
+
+
 def evaluate(_agent: Any, step: int) -> dict[str, float]:
     return {"success_rate": ORDER["scores"][str(step)]}
 
 
 def main() -> int:
-    distributed.HEARTBEAT_TIMEOUT_S = 10  # the tests do not want to wait as long as a real run
+    # Not above: the processes of environments import this file too, and do not need JAX.
+    from acrlpd.config import load_config
+    from acrlpd.training import actor_process, distributed
+    from acrlpd.training.distributed import DistributedOptions, initialize_distributed
+    from acrlpd.training.experiment import run_training_experiment
+
+    # The tests do not want to wait as long as a real run.
+    distributed.HEARTBEAT_TIMEOUT_S = 10
+    actor_process.MAX_STARTS_IN_A_ROW = ORDER.get("max_actor_starts", actor_process.MAX_STARTS_IN_A_ROW)
     initialize_distributed(DistributedOptions(**ORDER.get("distributed", {})))
     watch_steps()
+    watch_replay()
     config = load_config(ORDER["config"])
     return run_training_experiment(config, eval_fn=evaluate if "scores" in ORDER else None, **ORDER.get("options", {}))
 

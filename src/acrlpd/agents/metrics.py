@@ -23,6 +23,9 @@ def loss_info(algorithm: Algorithm, batch: Batch, record: Record, norm: Normaliz
         "valid_samples": jnp.sum(batch.sequence_mask),
         "mask_ratio": jnp.mean(batch.sequence_mask),
         "valid_step_ratio": jnp.mean(batch.valid),
+        "reward_mean": jnp.sum(batch.rewards) / jnp.maximum(jnp.sum(batch.valid[:, : batch.rewards.shape[1]]), 1.0),
+        "reward_min": jnp.min(batch.rewards),
+        "reward_max": jnp.max(batch.rewards),
     }
     if record.targets is not None:
         info |= _target_info(algorithm, record.targets, alpha)
@@ -40,6 +43,7 @@ def _target_info(algorithm: Algorithm, targets: Targets, alpha: jax.Array) -> In
         "alpha_loss": alpha_loss if algorithm.acrlpd.learnable_temperature else jnp.zeros_like(alpha_loss),
         "entropy_estimate": entropy,
         "best_of_n_gain": jnp.mean(targets.best_q - targets.mean_q),
+        "candidate_q_std": jnp.mean(targets.std_q),
         "candidate_diversity": jnp.mean(targets.diversity),
     }
 

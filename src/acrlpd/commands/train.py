@@ -28,6 +28,8 @@ class TrainOptions:
     auto_batch: Flag = False
     # Fields (dotted names or sections) that may differ from the run that is resumed.
     allow_changed: tuple[str, ...] = ()
+    # a:b: trace the updates after step a up to step b, and say where their time goes.
+    profile_steps: str | None = None
     # Several processes on a cluster that JAX knows (Slurm, Open MPI, Kubernetes, TPU).
     distributed: Flag = False
     # Several processes otherwise: host:port of process 0.
@@ -49,10 +51,12 @@ def main(args: Sequence[str]) -> int:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
     # XLA takes three quarters of a GPU by default; the plan counts on this share.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
+    from acrlpd.monitoring.profiling import parse_profile_steps
     from acrlpd.training.demonstrations import collect_missing_demonstrations
     from acrlpd.training.distributed import DistributedOptions, PeerError, initialize_distributed
     from acrlpd.training.experiment import run_training_experiment
 
+    profile_steps = None if options.profile_steps is None else parse_profile_steps(options.profile_steps)
     try:
         initialize_distributed(
             DistributedOptions(options.distributed, options.coordinator, options.num_processes, options.process_id)
@@ -66,6 +70,7 @@ def main(args: Sequence[str]) -> int:
             dry_run=options.dry_run,
             auto_batch=options.auto_batch,
             allow_changed=options.allow_changed,
+            profile_steps=profile_steps,
         )
     except PeerError as error:  # nothing is wrong with this process: a message, no traceback
         raise ConnectionError(str(error)) from error

@@ -249,14 +249,13 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
 
 
 def check_training(config: RLTrainConfig) -> Iterator[Finding]:
-    training, online = config.training, config.online
+    training = config.training
     yield from _at_least(
         0,
         training__offline_steps=training.offline_steps,
         training__online_steps=training.online_steps,
         training__eval_frequency=training.eval_frequency,
         training__early_stopping_patience=training.early_stopping_patience,
-        online__start_steps=online.start_steps,
         seed=config.seed,
     )
     yield from _at_least(
@@ -266,23 +265,90 @@ def check_training(config: RLTrainConfig) -> Iterator[Finding]:
         checkpoints__max_to_keep=config.checkpoints.max_to_keep,
         checkpoints__max_failures=config.checkpoints.max_failures,
         evaluation__num_episodes=config.evaluation.num_episodes,
-        env__num_envs=config.env.num_envs,
         num_train_steps=config.num_train_steps,
     )
     for name in ("name", "exp_name"):
         value = getattr(config, name)
         if not value or value in (".", "..") or "/" in value:
             yield _error(f"{name} must be a plain directory name; found {value!r}")
-    if training.online_steps > 0:
-        if not 0.0 <= online.offline_ratio <= 1.0:
-            yield _error(f"online.offline_ratio must lie in [0, 1]; found {online.offline_ratio}")
-        if online.update_to_data_ratio <= 0:
-            yield _error(f"online.update_to_data_ratio must be above 0; found {online.update_to_data_ratio}")
-        if config.env.id is None:
-            yield _warning(
-                f"the {training.online_steps} online steps need an environment: set env.id, "
-                "or online_steps 0 to train offline only"
-            )
+
+
+def check_online(config: RLTrainConfig, level: Literal["error", "warning"]) -> Iterator[Finding]:
+    """The environment and all that happens in it; a missing one is found at `level`."""
+    env, online, online_steps = config.env, config.online, config.training.online_steps
+    optional = {
+        "env__max_episode_steps": env.max_episode_steps,
+        "online__episodes_per_round": online.episodes_per_round,
+        "evaluation__best_of_n": config.evaluation.best_of_n,
+    }
+    yield from _at_least(
+        1,
+        env__num_envs=env.num_envs,
+        online__actor_refresh_steps=online.actor_refresh_steps,
+        **{name: value for name, value in optional.items() if value is not None},
+    )
+    yield from _at_least(
+        0,
+        online__start_steps=online.start_steps,
+        online__critic_warmup_steps=online.critic_warmup_steps,
+        online__bc_weight_decay_steps=online.bc_weight_decay_steps,
+        online__final_bc_weight=online.final_bc_weight or 0.0,
+    )
+    if min(env.image_size) < 1:
+        yield _error(f"env.image_size must be height and width in pixels; found {list(env.image_size)}")
+    if env.timeout_s <= 0:
+        yield _error(f"env.timeout_s must be above 0; found {env.timeout_s}")
+    if not 0.0 <= online.offline_ratio <= 1.0:
+        yield _error(f"online.offline_ratio must lie in [0, 1]; found {online.offline_ratio}")
+    if online.update_to_data_ratio <= 0:
+        yield _error(f"online.update_to_data_ratio must be above 0; found {online.update_to_data_ratio}")
+    if online_steps > 0 and env.id is None:
+        yield Finding(
+            level,
+            f"the {online_steps} online steps need an environment: set env.id, or online_steps 0 to train offline only",
+        )
+    if online_steps > 0 and len(config.data.repack.actions) != 1:
+        yield _error(
+            "an online phase needs actions in one column of the dataset; data.repack.actions names "
+            f"{', '.join(config.data.repack.actions) or 'none'}"
+        )
+
+
+def check_baselines(config: RLTrainConfig) -> Iterator[Finding]:
+    names, training = config.evaluation.baselines, config.training
+    if names and config.env.id is None:
+        yield _error(f"evaluation.baselines {', '.join(names)} are judged in an environment: set env.id")
+    if len(set(names)) < len(names):
+        yield _error(f"evaluation.baselines names one twice: {', '.join(names)}")
+    if "offline_continued" in names and not (training.online_steps and training.offline_steps):
+        yield _error(
+            "evaluation.baselines offline_continued goes on offline where the run goes online: it needs both "
+            f"training.offline_steps and training.online_steps; found {training.offline_steps} and "
+            f"{training.online_steps}"
+        )
+
+
+def check_cloning(config: RLTrainConfig) -> Iterator[Finding]:
+    """Without a critic there is nobody to ask for a value."""
+    hp, evaluation = config.acrlpd, config.evaluation
+    if hp.loss_weights.critic_weight != 0:
+        return
+    without = "acrlpd.loss_weights.critic_weight 0 trains no critic"
+    if hp.loss_weights.actor_weight > 0:
+        yield _error(f"{without}, which actor_loss {hp.actor_loss} needs: set acrlpd.loss_weights.actor_weight 0")
+    if hp.bc_importance_weighting:
+        yield _error(f"{without}, which bc_importance_weighting needs: turn it off")
+    if hp.learnable_temperature:
+        yield _error(f"{without}, and with it no temperature: set acrlpd.learnable_temperature false")
+    if hp.critic_warmup_steps > 0:
+        yield _error(f"{without}, and there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
+    if config.training.online_steps > 0:
+        yield _error(f"{without}, and cloning one's own episodes improves nothing: set training.online_steps 0")
+    samples = hp.num_action_samples if evaluation.best_of_n is None else evaluation.best_of_n
+    if config.env.id is not None and samples > 1:
+        yield _error(f"{without} that could choose among {samples} candidates: set evaluation.best_of_n 1")
+    if evaluation.robustness and max(evaluation.best_of_n_values, default=1) > 1:
+        yield _error(f"{without} that could choose among candidates: set evaluation.best_of_n_values 1")
 
 
 def check_data(config: RLTrainConfig) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ Options = TypeVar("Options")
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 # Short names that are more than another name for one field.
-_NOT_PLAIN = ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr")
+_NOT_PLAIN = ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr", "async_actor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +60,8 @@ class ConfigFlags:
     lerobot_repo_id: str | None = None
     # Local dataset directory.
     data_dir: str | None = None
+    # Let an actor process play while the learner trains: online.async_actor.
+    async_actor: Annotated[Flag, tyro.conf.arg(name="async")] = False
     # Do not use Weights & Biases.
     no_wandb: Flag = False
 
@@ -128,9 +130,7 @@ def find_config(name: str, environment: str = "production") -> RLTrainConfig:
 def apply_flags(config: RLTrainConfig, flags: ConfigFlags) -> RLTrainConfig:
     """Sets what the short names say."""
     changes: dict[str, Any] = {
-        name: value
-        for name, value in dataclasses.asdict(flags).items()
-        if value is not None and name not in ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr")
+        name: value for name, value in dataclasses.asdict(flags).items() if value is not None and name not in _NOT_PLAIN
     }
     if flags.pi0_lr is not None:
         changes |= _scaled("actor_lr_schedule", config.actor_lr_schedule, flags.pi0_lr)
@@ -138,6 +138,8 @@ def apply_flags(config: RLTrainConfig, flags: ConfigFlags) -> RLTrainConfig:
         changes |= _scaled("critic_lr_schedule", config.critic_lr_schedule, flags.critic_lr)
     if flags.no_wandb:
         changes["logging.wandb"] = "disabled"
+    if flags.async_actor:
+        changes["online.async_actor"] = True
     config = apply_config_overrides(config, changes)
     return config if flags.max_steps is None else limit_steps(config, flags.max_steps)
 

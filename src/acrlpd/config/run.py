@@ -60,6 +60,9 @@ class OpenPICompatibilityConfig:
     validate_openpi_compatibility: bool = True
     # openpi's own config that serves these weights; goes into the export's README.
     config_name: str | None = None
+    # Joints of an arm at the start of an episode, which the server tells clients as openpi's does for its ALOHA
+    # configs (metadata "reset_pose"); None: clients use their own.
+    reset_pose: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,8 @@ class EnvConfig:
     max_episode_steps: int | None = None
     # Steps of a chunk that are executed before the policy is asked again; None: horizon_length.
     replan_steps: int | None = None
+    # Height and width of the images that it renders: those of the demonstrations. Smaller: faster.
+    image_size: tuple[int, int] = (224, 224)
     # Seconds without an answer after which an environment is restarted.
     timeout_s: float = 60.0
 
@@ -90,6 +95,8 @@ class OnlineConfig:
     start_steps: int = 1_000
     # Episodes played at a time with the same policy; None: env.num_envs. Fewer: fresher, less parallel.
     episodes_per_round: int | None = None
+    # Candidates when acting; None: as in evaluations (evaluation.best_of_n). More: greedier, less to explore.
+    best_of_n: int | None = None
     # First online updates in which only the critics learn, to get to know what the policy really does.
     critic_warmup_steps: int = 0
     # bc_weight moves linearly from its offline value to this; None: it stays.
@@ -132,7 +139,7 @@ class LoggingConfig:
     project_name: str = "acrlpd_pi0"
     # TensorBoard event files in the run directory.
     tensorboard: bool = False
-    # Per-layer gradients, action histograms, ensemble and best-of-N details.
+    # Look closely at an update now and then: gradients by layer, actions, critics, choices, images of the batch.
     debug: bool = False
 
 

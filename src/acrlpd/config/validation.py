@@ -47,6 +47,9 @@ def validate_config(
         *checks.check_policy(config),
         *checks.check_learning_rates(config),
         *checks.check_training(config),
+        *checks.check_online(config, "error" if ready_to_train else "warning"),
+        *checks.check_baselines(config),
+        *checks.check_cloning(config),
         *checks.check_data(config),
         *checks.check_files(config, "error" if ready_to_train else "warning"),
     ]

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from acrlpd.data.robot_images import fill_slots
+from acrlpd.data.robot_transforms import to_model_names
 from acrlpd.data.transforms import DataDict, make_bool_mask
 
 ACTION_DIM = 14
@@ -45,13 +45,11 @@ class AlohaInputs:
         state = np.asarray(data["state"])
         if state.shape[-1] != ACTION_DIM:
             raise ValueError(f"ALOHA's state has {ACTION_DIM} dims, found {state.shape[-1]}; correct data.repack.state")
-        result: DataDict = {"state": _state_to_pi(state) if self.adapt_to_pi else state}
-        result.update(fill_slots({slot: images.get(camera) for slot, camera in CAMERAS.items()}))
-        if "actions" in data:
-            actions = np.asarray(data["actions"])
-            result["actions"] = _actions_to_pi(actions) if self.adapt_to_pi else actions
-        if "prompt" in data:
-            result["prompt"] = data["prompt"]
+        result = to_model_names(data, state, {slot: images.get(camera) for slot, camera in CAMERAS.items()})
+        if self.adapt_to_pi:
+            result["state"] = _state_to_pi(state)
+            if "actions" in result:
+                result["actions"] = _actions_to_pi(result["actions"])
         return result
 
 

@@ -129,10 +129,10 @@ def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
 
 def norm_stats_dir(config: DataConfig) -> Path:
     """<assets_dir>/<asset_id>, where the norm statistics of a config lie."""
-    asset_id = config.asset_id or (Path(config.data_dir).resolve().name if config.data_dir else config.repo_id)
-    if asset_id is None:
+    path = config.norm_stats_path
+    if path is None:
         raise DatasetError("norm statistics need a name: set data.asset_id, data.data_dir or data.repo_id")
-    return Path(config.assets_dir) / asset_id
+    return path.parent
 
 
 def write_norm_stats(

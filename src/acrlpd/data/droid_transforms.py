@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from acrlpd.data.robot_images import fill_slots
+from acrlpd.data.robot_transforms import to_model_names
 from acrlpd.data.transforms import DataDict, make_bool_mask
 
 ACTION_DIM = 8
@@ -25,19 +25,6 @@ class DroidInputs:
         gripper = np.asarray(data["observation/gripper_position"])
         if gripper.ndim < joints.ndim:  # a scalar per sample
             gripper = gripper[..., None]
-        result: DataDict = {"state": np.concatenate([joints, gripper], axis=-1)}
         images = {slot: data.get(camera) for slot, camera in CAMERAS.items()}
-        result.update(fill_slots({**images, "right_wrist_0_rgb": None}))
-        if "actions" in data:
-            result["actions"] = np.asarray(data["actions"])
-        if "prompt" in data:
-            result["prompt"] = data["prompt"]
-        return result
-
-
-@dataclasses.dataclass(frozen=True)
-class DroidOutputs:
-    """The model's actions cut to DROID's 8 dims."""
-
-    def __call__(self, data: DataDict) -> DataDict:
-        return {"actions": np.asarray(data["actions"])[..., :ACTION_DIM]}
+        state = np.concatenate([joints, gripper], axis=-1)
+        return to_model_names(data, state, {**images, "right_wrist_0_rgb": None})

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from acrlpd.data.robot_images import fill_slots
+from acrlpd.data.robot_transforms import to_model_names
 from acrlpd.data.transforms import DataDict, make_bool_mask
 
 ACTION_DIM = 7
@@ -18,19 +18,6 @@ class LiberoInputs:
     """LIBERO's keys (`observation/image`, ...) to the model's names."""
 
     def __call__(self, data: DataDict) -> DataDict:
-        result: DataDict = {"state": np.asarray(data["observation/state"])}
         images = {slot: data.get(camera) for slot, camera in CAMERAS.items()}
-        result.update(fill_slots({**images, "right_wrist_0_rgb": None}))
-        if "actions" in data:
-            result["actions"] = np.asarray(data["actions"])
-        if "prompt" in data:
-            result["prompt"] = data["prompt"]
-        return result
-
-
-@dataclasses.dataclass(frozen=True)
-class LiberoOutputs:
-    """The model's actions cut to LIBERO's 7 dims."""
-
-    def __call__(self, data: DataDict) -> DataDict:
-        return {"actions": np.asarray(data["actions"])[..., :ACTION_DIM]}
+        state = np.asarray(data["observation/state"])
+        return to_model_names(data, state, {**images, "right_wrist_0_rgb": None})

@@ -204,12 +204,15 @@ class ACRLPDDataLoader:
 
     def _sampler(self, part: int = 0) -> WindowSampler:
         dataset = self._parts[part].dataset
+        lengths = np.diff(dataset.table.offsets)
+        # Where all that the policy lived so far is shorter than a chunk, there is nothing else to learn from.
+        is_short = part > 0 and lengths.max() < self._horizon_length
         return WindowSampler(
-            np.diff(dataset.table.offsets),
+            lengths,
             seed=self._seed,
             stream=part,
             horizon_length=self._horizon_length,
-            sequence_ratio=self._sequence_ratio,
+            sequence_ratio=0.0 if is_short else self._sequence_ratio,
             episodes=None if dataset.frames is None else dataset.frames.episodes,
         )
 
@@ -257,7 +260,7 @@ class _Part:
 
 
 def interleave(batches: Sequence[Batch]) -> Batch:
-    """One batch of several, each spread evenly over it, so that every shard and micro-batch gets its share."""
+    """One batch of several, each spread evenly over it, so that every shard gets its share."""
     if len(batches) == 1:
         return batches[0]
     sizes = [len(batch.step_id) for batch in batches]

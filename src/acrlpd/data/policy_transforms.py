@@ -7,6 +7,7 @@ from typing import Any
 from acrlpd.config import DataConfig, RLTrainConfig
 from acrlpd.data import aloha_transforms, droid_transforms, generic_transforms, libero_transforms
 from acrlpd.data.norm_stats import NormStats
+from acrlpd.data.robot_transforms import RobotOutputs
 from acrlpd.data.tokenizer import create_tokenizer
 from acrlpd.data.transforms import (
     AbsoluteActions,
@@ -176,12 +177,11 @@ def _data_transforms(rl_config: RLTrainConfig) -> Group:
             outputs=(aloha_transforms.AlohaOutputs(adapt_to_pi=config.adapt_to_pi),),
         )
     elif config.robot == "droid":
-        group = Group((droid_transforms.DroidInputs(),), (droid_transforms.DroidOutputs(),))
+        group = Group((droid_transforms.DroidInputs(),), (RobotOutputs(droid_transforms.ACTION_DIM),))
     elif config.robot == "libero":
-        group = Group((libero_transforms.LiberoInputs(),), (libero_transforms.LiberoOutputs(),))
+        group = Group((libero_transforms.LiberoInputs(),), (RobotOutputs(libero_transforms.ACTION_DIM),))
     else:
-        outputs = generic_transforms.GenericOutputs(rl_config.qchunking.action_dim)
-        group = Group((generic_transforms.GenericInputs(),), (outputs,))
+        group = Group((generic_transforms.GenericInputs(),), (RobotOutputs(rl_config.qchunking.action_dim),))
     mask = delta_action_mask(config)
     if mask is None:
         return group

@@ -6,6 +6,9 @@ appear under their name. So a run that is killed loses nothing that was finished
 
 import os
 import re
+import statistics
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -45,7 +48,7 @@ class Replay(EpisodeSource):
         root.mkdir(parents=True, exist_ok=True)
         self._lengths: dict[int, int] = {}
         self._offsets: dict[tuple[int, str], np.ndarray] = {}
-        self._files: dict[tuple[int, str], int] = {}
+        self.scan()
 
     @property
     def identity(self) -> str:
@@ -60,14 +63,13 @@ class Replay(EpisodeSource):
 
     def write(self, number: int, columns: Mapping[str, np.ndarray], prompt: str) -> None:
         """Makes a finished episode permanent: columns [L, ...] and cameras uint8 [L, h, w, 3]."""
-        self._check_features(columns)
-        length = len(next(iter(columns.values())))
+        length = self._check_features(columns)
         arrays: dict[str, Any] = {_PROMPT: prompt}
         arrays |= {f"{_COLUMN}{name}": columns[name] for name in self.features if name not in self.cameras}
         try:
             for camera in self.cameras:
                 arrays[f"{_OFFSETS}{camera}"] = self._write_frames(number, camera, columns[camera])
-            _write_atomically(self._shard(number, length), lambda file: np.savez(file, **arrays))
+            write_atomically(self._shard(number, length), lambda file: np.savez(file, **arrays))
         except OSError as error:
             raise ReplayError(
                 f"{self.root}: episode {number} could not be written ({error.strerror or error}). The "
@@ -79,13 +81,9 @@ class Replay(EpisodeSource):
         """Adds episodes that are on disk to the source, in this order."""
         self.indices += tuple(numbers)
 
-    def num_steps(self, number: int) -> int:
-        return self._lengths[number]
-
-    def close(self) -> None:
-        for handle in self._files.values():
-            os.close(handle)
-        self._files.clear()
+    def columns(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns [L, ...] of an episode on disk, admitted or not."""
+        return self._read_episode(number, names).columns
 
     def _length(self, index: int) -> int:
         return self._lengths[index]
@@ -94,27 +92,30 @@ class Replay(EpisodeSource):
         path = self._shard(index, self._lengths[index])
         try:
             with np.load(path, allow_pickle=False) as file:
-                content = dict(file)
-        except (OSError, ValueError, KeyError) as error:
+                prompt = str(file[_PROMPT])
+                wanted = (name for name in self.features if name not in self.cameras)
+                columns = {name: file[_COLUMN + name] for name in wanted if names is None or name in names}
+                for camera in self.cameras:
+                    self._offsets[index, camera] = file[_OFFSETS + camera]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise EpisodeError(f"the shard cannot be read: {error}", path=path, episode=index) from error
-        for camera in self.cameras:
-            self._offsets[index, camera] = content[f"{_OFFSETS}{camera}"]
-        columns = {key.removeprefix(_COLUMN): x for key, x in content.items() if key.startswith(_COLUMN)}
-        columns = {name: columns[name] for name in columns if names is None or name in names}
         check_columns(columns, path=path, episode=index)
         length = self._lengths[index]
-        return ColumnTable(columns, np.array([0, length]), (str(content[_PROMPT]),), np.zeros(length, np.int32))
+        return ColumnTable(columns, np.array([0, length]), (prompt,), np.zeros(length, np.int32))
 
     def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
         if (index, camera) not in self._offsets:
             self._read_episode(index, [])
-        offsets = self._offsets[index, camera]
-        if (index, camera) not in self._files:
-            self._files[index, camera] = os.open(self._frames(index, camera), os.O_RDONLY)
+        offsets, path = self._offsets[index, camera], self._frames(index, camera)
         frames = np.empty((len(ts), *self.features[camera].shape), np.uint8)
-        for frame, t in zip(frames, ts.tolist(), strict=True):
-            jpeg = os.pread(self._files[index, camera], int(offsets[t + 1] - offsets[t]), int(offsets[t]))
-            simplejpeg.decode_jpeg(jpeg, colorspace="RGB", buffer=frame)
+        try:
+            # Opened for each read: a run has more episodes than a process may have open files.
+            with path.open("rb", buffering=0) as file:
+                for frame, t in zip(frames, ts.tolist(), strict=True):
+                    jpeg = os.pread(file.fileno(), int(offsets[t + 1] - offsets[t]), int(offsets[t]))
+                    simplejpeg.decode_jpeg(jpeg, colorspace="RGB", buffer=frame)
+        except (OSError, ValueError) as error:
+            raise EpisodeError(f"frames cannot be read: {error}", path=path, episode=index, camera=camera) from error
         return frames
 
     def _check_camera(self, index: int, camera: str) -> None:
@@ -127,14 +128,20 @@ class Replay(EpisodeSource):
     def _write_frames(self, number: int, camera: str, frames: np.ndarray) -> np.ndarray:
         """Where each frame starts in the file, and where the last one ends: int64 [L + 1]."""
         jpegs = [simplejpeg.encode_jpeg(np.ascontiguousarray(frame), quality=_JPEG_QUALITY) for frame in frames]
-        _write_atomically(self._frames(number, camera), lambda file: file.writelines(jpegs))
+        write_atomically(self._frames(number, camera), lambda file: file.writelines(jpegs))
         return np.concatenate([[0], np.cumsum([len(jpeg) for jpeg in jpegs])]).astype(np.int64)
 
-    def _check_features(self, columns: Mapping[str, np.ndarray]) -> None:
+    def _check_features(self, columns: Mapping[str, np.ndarray]) -> int:
+        """The number of steps, which all columns must have."""
+        lengths = {name: len(column) for name, column in columns.items()}
+        length = statistics.mode(lengths.values())
         for name, feature in self.features.items():
             found = columns[name].shape[1:] if name in columns else None
             if found != feature.shape:
                 raise ReplayError(f"{self.root}: {name} must have shape {feature.shape} per step; found {found}")
+            if lengths[name] != length:
+                raise ReplayError(f"{self.root}: {name} has {lengths[name]} steps, the others {length}")
+        return length
 
     def _shard(self, number: int, length: int) -> Path:
         return self.root / f"episode-{number:08d}-{length}.npz"
@@ -143,11 +150,15 @@ class Replay(EpisodeSource):
         return self.root / f"episode-{number:08d}.{camera}.jpegs"
 
 
-def _write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """The file appears under its name when all of it is on disk."""
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """The file appears under its name when all of it is on disk; what could not be written takes no space."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -14,12 +14,12 @@ from acrlpd.data.source import DatasetError, concatenate_tables
 
 
 class ReplayDataset:
-    """Admitted episodes of a replay as a `Dataset`; `dataset` is a new one after every `admit`."""
+    """Admitted episodes of a replay as a `Dataset`."""
 
     def __init__(self, replay: Replay, rl_config: RLTrainConfig, prior: Dataset) -> None:
         """Rewards are of the same kind as those of the `prior` data."""
         self.replay = replay
-        self.dataset: Dataset | None = None
+        self._dataset: Dataset | None = None
         self._config = rl_config.data
         self._rewards = _reward_config(rl_config.data.rewards, prior)
         self._prior = prior
@@ -28,19 +28,17 @@ class ReplayDataset:
             frames = prior.frames
             self._frames = open_frame_store(replay, height=frames.height, width=frames.width, cameras=frames.cameras)
 
-    def admit(self, numbers: Sequence[int]) -> None:
-        """Adds episodes that are on disk, in this order."""
-        if not numbers:
-            return
+    def admit(self, numbers: Sequence[int]) -> Dataset:
+        """Adds episodes that are on disk, in this order; the dataset with all that were added so far."""
         seen = len(self.replay)
         self.replay.admit(numbers)
         new = self.replay.without(dict.fromkeys(self.replay.indices[:seen], "known"))
         table = read_columns(new, dataclasses.replace(self._config, rewards=self._rewards), rewards=True)
         rewards = compute_rewards(table, new.indices, self._rewards, None)
-        if self.dataset is not None:
-            table = concatenate_tables([self.dataset.table, table])
-            rewards = _concatenate(self.dataset.rewards, rewards)
-        self.dataset = dataclasses.replace(
+        if self._dataset is not None:
+            table = concatenate_tables([self._dataset.table, table])
+            rewards = _concatenate(self._dataset.rewards, rewards)
+        self._dataset = dataclasses.replace(
             self._prior,
             source=self.replay,
             frames=self._frames,
@@ -48,11 +46,11 @@ class ReplayDataset:
             rewards=rewards,
             prompts=None if self._prior.prompts is None else fill_prompts(self.replay, table, self._config),
         )
+        return self._dataset
 
     def close(self) -> None:
         if self._frames is not None:
             self._frames.close()
-        self.replay.close()
 
 
 def _reward_config(config: RewardConfig, prior: Dataset) -> RewardConfig:

@@ -21,14 +21,15 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.data.replay import Replay
 from acrlpd.envs.errors import EnvError
 from acrlpd.training.checkpoint_items import served_field
-from acrlpd.training.rounds import Round, read_round
+from acrlpd.training.rounds import Round, read_rounds
 
 logger = logging.getLogger(__name__)
 
 POLICY_FILE = "actor_policy.msgpack"
 LOG_FILE = "actor.log"
+LOCK_FILE = "actor.lock"
 _POLL_S = 0.1
-_MAX_STARTS_IN_A_ROW = 3
+MAX_STARTS_IN_A_ROW = 3
 
 
 def acting_part(agent: ACRLPDPi0Agent, rl_config: RLTrainConfig) -> ACRLPDPi0Agent:
@@ -61,17 +62,18 @@ class ActorProcess:
         self._keep_alive()
 
     def round(self, number: int) -> Round:
-        while (played := self.finished_round(number)) is None:
+        while not (played := self.finished_rounds(number)):
             self._keep_alive()
             time.sleep(_POLL_S)
-        return played
+        return played[0]
 
-    def finished_round(self, number: int) -> Round | None:
-        played = read_round(self._replay.root, number)
-        if played is not None:
+    def finished_rounds(self, first: int) -> list[Round]:
+        # Those of now: an actor that is fast goes on playing while we look.
+        found = read_rounds(self._replay.root, first)
+        if found:
             self._replay.scan()
             self._starts_in_a_row = 0
-        return played
+        return found
 
     def close(self) -> None:
         if self._process is not None:
@@ -90,11 +92,11 @@ class ActorProcess:
         if self._process is not None:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             message = f"the actor process ended with exit code {self._process.returncode}; {log} ends with:\n{tail}"
-            if self._starts_in_a_row >= _MAX_STARTS_IN_A_ROW:
-                raise EnvError(f"{message}\nIt played no round in {_MAX_STARTS_IN_A_ROW} starts: giving up")
+            if self._starts_in_a_row >= MAX_STARTS_IN_A_ROW:
+                raise EnvError(f"{message}\nIt played no round in {MAX_STARTS_IN_A_ROW} starts: giving up")
             logger.warning("%s\nStarting it again", message)
         self._starts_in_a_row += 1
-        command = [sys.executable, "-m", "acrlpd.training.actor", str(self._directory)]
+        command = [sys.executable, "-m", "acrlpd.training.actor", str(self._directory), str(os.getpid())]
         # On a GPU both share the device: the actor takes what it needs, when it needs it.
         environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         with log.open("ab") as file:

@@ -32,7 +32,12 @@ def baseline_directory(directory: pathlib.Path, name: str) -> pathlib.Path:
 
 def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, Any]) -> RLTrainConfig:
     """The config of a baseline; `summary` is that of the run, where the baseline comes after it."""
-    changes: dict[str, Any] = {"training.online_steps": 0, "evaluation.baselines": ()}
+    # Judged once, at the end, so it makes all of its updates.
+    changes: dict[str, Any] = {
+        "training.online_steps": 0,
+        "training.eval_frequency": 0,
+        "evaluation.baselines": (),
+    }
     if name == OFFLINE_CONTINUED:
         return apply_config_overrides(rl_config, changes | {"training.offline_steps": summary["final_step"]})
     changes |= {
@@ -40,6 +45,8 @@ def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, A
         "acrlpd.loss_weights.actor_weight": 0.0,
         "acrlpd.loss_weights.bc_weight": 1.0,
         "acrlpd.learnable_temperature": False,
+        "acrlpd.bc_importance_weighting": False,
+        "acrlpd.critic_warmup_steps": 0,
         "evaluation.best_of_n": 1,
         "data.episode_filter": "success" if name == "bc_success_only" else rl_config.data.episode_filter,
     }

@@ -34,6 +34,7 @@ def _collect(rl_config: RLTrainConfig, directory: pathlib.Path, env: str) -> Non
             num_episodes=wanted.num_episodes,
             mix={wanted.quality: 1.0},
             seed=wanted.seed,
+            image_size=rl_config.env.image_size,
             max_episode_steps=wanted.max_episode_steps,
         )
         found = collect_demonstrations(settings, directory)

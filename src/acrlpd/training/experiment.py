@@ -1,21 +1,24 @@
 """One run from config to summary: directory, devices, data, weights or checkpoint, training."""
 
 import contextlib
+import functools
 import logging
 import pathlib
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.data.dataset import norm_stats_dir
 from acrlpd.data.loader import ACRLPDDataLoader, create_acrlpd_data_loader
-from acrlpd.data.norm_stats import load_norm_stats
 from acrlpd.data.replay_dataset import ReplayDataset
+from acrlpd.data.source import Feature
+from acrlpd.envs.env import EnvSpec
 from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
+from acrlpd.monitoring.report import generate_training_report
 from acrlpd.training import run_directory as runs
 from acrlpd.training.actor_process import ActorProcess
 from acrlpd.training.checkpoint_metadata import check_resume
@@ -30,9 +33,10 @@ from acrlpd.training.compilation_cache import enable_compilation_cache
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.online_phase import OnlinePhase, Player, SynchronousPlayer
 from acrlpd.training.out_of_memory import OutOfMemoryError
-from acrlpd.training.rounds import RoundPlayer, open_replay
+from acrlpd.training.rounds import RoundPlayer, acting_candidates, open_replay
 from acrlpd.training.sharding import create_fsdp_sharding_strategy, validate_fsdp_sharding
 from acrlpd.training.signals import exit_code
+from acrlpd.training.throughput import planned_costs
 from acrlpd.training.trainer import ACRLPDTrainer, EvalFn
 
 logger = logging.getLogger(__name__)
@@ -66,24 +70,37 @@ def run_training_experiment(
     while True:
         try:
             if rl_config.evaluation.baselines and not dry_run:
-                return run_comparison(
+                code = run_comparison(
                     rl_config, directory, resume=resume, allow_changed=allow_changed, profile_steps=profile_steps
                 )
-            return train_run(
-                rl_config,
-                directory,
-                resume=resume,
-                dry_run=dry_run,
-                allow_changed=allow_changed,
-                eval_fn=eval_fn,
-                profile_steps=profile_steps,
-            )
+            else:
+                code = train_run(
+                    rl_config,
+                    directory,
+                    resume=resume,
+                    dry_run=dry_run,
+                    allow_changed=allow_changed,
+                    eval_fn=eval_fn,
+                    profile_steps=profile_steps,
+                )
+            break
         except OutOfMemoryError as error:
             steps = error.next_accumulation
             if not auto_batch or steps is None:
                 raise
             logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
             rl_config = apply_config_overrides(rl_config, gradient_accumulation_steps=steps)
+    if code == 0 and is_primary() and not dry_run:
+        _write_report(directory)
+    return code
+
+
+def _write_report(directory: pathlib.Path) -> None:
+    """The run is over and safe; a report that cannot be written does not make it a failure."""
+    try:
+        logger.info("report %s", generate_training_report([directory]))
+    except OSError as error:
+        logger.error("the report could not be written (%s); `acrlpd report %s` tries again", error, directory)
 
 
 def run_comparison(
@@ -99,6 +116,9 @@ def run_comparison(
     The baselines that only clone come first, as a person would do it; the one that goes on offline starts
     from where the run went online.
     """
+    if jax.process_count() > 1:
+        raise ConfigError("evaluation.baselines are judged in an environment, which needs a single process")
+    runs.write_run_config(directory, rl_config)  # it is a run's directory from the beginning
     names = rl_config.evaluation.baselines
     continued = OFFLINE_CONTINUED in names
     for name in (*(n for n in names if n != OFFLINE_CONTINUED), None, *([OFFLINE_CONTINUED] if continued else [])):
@@ -150,7 +170,7 @@ def train_run(
         if is_primary():
             runs.write_run_config(written, rl_config)
         loader = stack.enter_context(create_acrlpd_data_loader(rl_config, device_sharding=sharding.data))
-        protocol = _create_protocol(rl_config, written, stack)
+        protocol = _create_protocol(rl_config, written, loader, stack)
         if eval_fn is None and protocol is not None and rl_config.evaluation.num_episodes:
             eval_fn = protocol.run_comprehensive_evaluation
         online = _create_online_phase(rl_config, written, loader, protocol)
@@ -185,7 +205,7 @@ def train_run(
 
 
 def _create_protocol(
-    rl_config: RLTrainConfig, directory: pathlib.Path, stack: contextlib.ExitStack
+    rl_config: RLTrainConfig, directory: pathlib.Path, loader: ACRLPDDataLoader, stack: contextlib.ExitStack
 ) -> ACRLPDEvaluationProtocol | None:
     """The config's environment, where there is one and something to do in it; it is closed with the stack."""
     if rl_config.env.id is None or not (rl_config.evaluation.num_episodes or rl_config.training.online_steps):
@@ -198,8 +218,25 @@ def _create_protocol(
             )
         logger.warning("evaluation in %s needs a single process; use `acrlpd eval`", rl_config.env.id)
         return None
-    norm_stats = load_norm_stats(norm_stats_dir(rl_config.data)) if read_assets(rl_config) else None
-    return stack.enter_context(ACRLPDEvaluationProtocol(rl_config, norm_stats, directory=directory / EVALUATIONS))
+    protocol = ACRLPDEvaluationProtocol(rl_config, loader.dataset.norm_stats, directory=directory / EVALUATIONS)
+    stack.enter_context(protocol)
+    warn_about_image_size(loader.dataset.source.features, protocol.envs.spec)
+    return protocol
+
+
+def warn_about_image_size(recorded: Mapping[str, Feature], spec: EnvSpec) -> None:
+    """Says where the policy will see other pictures when it acts than in the data."""
+    for camera in spec.cameras:
+        found, wanted = spec.features[camera].shape[:2], recorded[camera].shape[:2]
+        if found != wanted:
+            logger.warning(
+                "%s: environment %r renders %d x %d, the dataset has %d x %d: the policy will not see what it learned "
+                "from. Set env.image_size to that of the dataset",
+                camera,
+                spec.name,
+                *found,
+                *wanted,
+            )
 
 
 def _create_online_phase(
@@ -221,7 +258,8 @@ def _create_online_phase(
         player = ActorProcess(rl_config, directory, replay)
     else:
         rounds = RoundPlayer(rl_config, protocol.envs, replay, protocol.replan_steps)
-        player = SynchronousPlayer(rounds, replay, protocol.policy)
+        policy_of = functools.partial(protocol.policy, num_samples=acting_candidates(rl_config))
+        player = SynchronousPlayer(rounds, replay, policy_of)
     return OnlinePhase(rl_config, loader, ReplayDataset(replay, rl_config, loader.dataset), player)
 
 
@@ -233,7 +271,8 @@ def _finish(trainer: ACRLPDTrainer) -> None:
     elif trainer.step < training.offline_steps + training.online_steps:
         status = f"{runs.FINISHED} early: no improvement"
     if is_primary():
-        runs.write_summary(trainer.directory, {"status": status} | trainer.summary())
+        plan = planned_costs(trainer.rl_config)
+        runs.write_summary(trainer.directory, {"status": status, "plan": plan} | trainer.summary())
     logger.info("%s at step %d; checkpoint %s", status, trainer.step, trainer.directory / str(trainer.step))
     barrier("end of the run")
 

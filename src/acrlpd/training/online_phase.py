@@ -1,7 +1,7 @@
 """What the online phase adds to the training loop: episodes by the current policy, mixed into the batches."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from acrlpd.agents import ACRLPDPi0Agent
@@ -22,8 +22,8 @@ class Player(Protocol):
     def round(self, number: int) -> Round:
         """Waits for a round to be played to its end."""
 
-    def finished_round(self, number: int) -> Round | None:
-        """A round that can be had without waiting."""
+    def finished_rounds(self, first: int) -> list[Round]:
+        """The rounds from `first` on that can be had without waiting."""
 
     def close(self) -> None: ...
 
@@ -41,6 +41,7 @@ class OnlinePhase:
         self.env_steps = 0
         self.num_episodes = 0
         self.num_successes = 0
+        self.num_lost_episodes = 0
         self._rounds = 0
         self._config = rl_config.online
         self._bc_weight = rl_config.acrlpd.loss_weights.bc_weight
@@ -48,18 +49,14 @@ class OnlinePhase:
         self._replay = replay
         self._player = player
 
-    def prepare(self, agent: ACRLPDPi0Agent, step: int, update: int) -> list[Round]:
-        """Brings in what the next update needs; returns the rounds that are new."""
+    def prepare(self, agent: ACRLPDPi0Agent, step: int, update: int) -> list[dict[str, float]]:
+        """Brings in what the next update needs; returns the metrics of the rounds that are new."""
         self._player.update_policy(agent, step)
         wanted = self._config.start_steps + math.ceil(update / self._config.update_to_data_ratio)
-        new: list[Round] = []
-        while self.env_steps < wanted:
-            new.append(self._take(self._player.round(self._rounds)))
-        while (extra := self._player.finished_round(self._rounds)) is not None:
-            new.append(self._take(extra))
-        if new:
-            self._mix()
-        return new
+        rounds = self._player.finished_rounds(self._rounds)
+        while self.env_steps + sum(played.env_steps for played in rounds) < wanted:
+            rounds.append(self._player.round(self._rounds + len(rounds)))
+        return self._take(rounds)
 
     def bc_weight(self, update: int) -> float:
         """Weight of cloning at an update: from its offline value to the final one."""
@@ -69,18 +66,20 @@ class OnlinePhase:
         share = min(update / decay, 1.0) if decay else 1.0
         return self._bc_weight + share * (final - self._bc_weight)
 
-    def metrics(self, played: Round) -> dict[str, float]:
-        return played.metrics() | {"env_steps": float(self.env_steps), "total_episodes": float(self.num_episodes)}
-
     def summary(self) -> dict[str, int]:
-        return {"env_steps": self.env_steps, "episodes": self.num_episodes, "successes": self.num_successes}
+        return {
+            "env_steps": self.env_steps,
+            "episodes": self.num_episodes,
+            "successes": self.num_successes,
+            "lost_episodes": self.num_lost_episodes,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"rounds": self._rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes the rounds that the interrupted run had taken; they are all on disk."""
-        self._replay.replay.scan()
+        rounds = []
         for number in range(self._rounds, state["rounds"]):
             played = read_round(self._replay.replay.root, number)
             if played is None:
@@ -88,25 +87,29 @@ class OnlinePhase:
                     f"{self._replay.replay.root}: the record of round {number} is missing, of which the checkpoint "
                     "has learned; restore the replay or start the run again with --overwrite"
                 )
-            self._take(played)
-        if self._rounds:
-            self._mix()
+            rounds.append(played)
+        self._take(rounds)
 
     def close(self) -> None:
         self._player.close()
+        self._loader.close()  # its threads read from the replay
         self._replay.close()
 
-    def _take(self, played: Round) -> Round:
-        self._replay.admit(played.episodes)
-        self._rounds += 1
-        self.env_steps += played.env_steps
-        self.num_episodes += len(played.episodes)
-        self.num_successes += sum(played.successes)
-        return played
-
-    def _mix(self) -> None:
-        if self._replay.dataset is not None:
-            self._loader.mix_replay(self._replay.dataset, self._config.offline_ratio)
+    def _take(self, rounds: Sequence[Round]) -> list[dict[str, float]]:
+        """Adds rounds to the replay and, from the next batch on, to the batches; their metrics."""
+        metrics = []
+        for played in rounds:
+            self._rounds += 1
+            self.env_steps += played.env_steps
+            self.num_episodes += len(played.episodes)
+            self.num_successes += sum(played.successes)
+            self.num_lost_episodes += played.lost_episodes
+            totals = {"env_steps": float(self.env_steps), "total_episodes": float(self.num_episodes)}
+            metrics.append(played.metrics() | totals)
+        episodes = [number for played in rounds for number in played.episodes]
+        if episodes:
+            self._loader.mix_replay(self._replay.admit(episodes), self._config.offline_ratio)
+        return metrics
 
 
 class SynchronousPlayer:
@@ -127,8 +130,8 @@ class SynchronousPlayer:
         found = read_round(self._replay.root, number)
         return found or self._player.play(number, self._policy_of(self._agent), self._step)
 
-    def finished_round(self, number: int) -> Round | None:
-        return None
+    def finished_rounds(self, first: int) -> list[Round]:
+        return []
 
     def close(self) -> None:
         pass

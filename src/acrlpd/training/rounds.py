@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.config import ConfigError, RLTrainConfig
-from acrlpd.data.replay import Replay
+from acrlpd.data.replay import Replay, ReplayError, write_atomically
 from acrlpd.data.source import Feature
 from acrlpd.envs.env import EnvSpec
 from acrlpd.envs.episodes import rollout_features
@@ -23,6 +23,9 @@ from acrlpd.envs.pool import EnvPool
 from acrlpd.envs.rollouts import ChunkPolicy, rollouts
 
 REPLAY = "replay"
+REWARD, SUCCESS = "next.reward", "next.success"
+# So many lost episodes without one that came to its end are the environment's fault, and no bad luck.
+_MAX_LOST_IN_A_ROW = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Round:
     lengths: tuple[int, ...]
     successes: tuple[bool, ...]
     returns: tuple[float, ...]  # of the environment's own reward
+    lost_episodes: int  # to crashes and time-outs of the environment
     policy_step: int  # updates of the policy that played
 
     @property
@@ -42,13 +46,18 @@ class Round:
 
     def metrics(self) -> dict[str, float]:
         """The numbers to follow over a run."""
-        return {
+        metrics = {
             "episodes": float(len(self.episodes)),
-            "success_rate": float(np.mean(self.successes)),
-            "episode_reward_mean": float(np.mean(self.returns)),
-            "episode_length_mean": float(np.mean(self.lengths)),
+            "lost_episodes": float(self.lost_episodes),
             "policy_step": float(self.policy_step),
         }
+        if self.episodes:
+            metrics |= {
+                "success_rate": float(np.mean(self.successes)),
+                "episode_reward_mean": float(np.mean(self.returns)),
+                "episode_length_mean": float(np.mean(self.lengths)),
+            }
+        return metrics
 
 
 class RoundPlayer:
@@ -61,12 +70,16 @@ class RoundPlayer:
         self._seed = rl_config.seed
         self._size = episodes_per_round(rl_config)
         self._action_column = action_column(rl_config)
+        self._lost_in_a_row = 0
 
     def play(self, number: int, policy: ChunkPolicy, policy_step: int) -> Round:
-        """Plays a round to its end; every episode is safe as soon as it is over."""
+        """Plays a round to its end; every episode is safe as soon as it is over.
+
+        Episodes that are on disk already, from before an interruption, stay as they are. They are played
+        once more all the same: the noise of the others depends on them.
+        """
         first = number * self._size
-        seeds = {_episode_seed(self._seed, first + i): first + i for i in range(self._size)}
-        episodes: dict[int, tuple[int, bool, float]] = {}
+        seeds = {episode_seed(self._seed, first + i): first + i for i in range(self._size)}
         on_disk = set(self._replay.scan())
         for rollout in rollouts(
             self._envs,
@@ -77,24 +90,45 @@ class RoundPlayer:
             record=True,
         ):
             episode = seeds[rollout.seed]
-            if episode not in on_disk:  # from before an interruption
+            if episode not in on_disk:
                 self._replay.write(episode, rollout.columns(self._action_column), rollout.prompt)
-            total = float(rollout.rewards.sum(dtype=np.float64))
-            episodes[episode] = rollout.length, rollout.succeeded, total
-        if not episodes:
-            raise EnvError(
-                f"all {self._size} episodes of round {number} in {self._envs.name!r} were lost; the last: "
-                f"{self._envs.failures[-1].reason}"
-            )
-        order = sorted(episodes)
-        lengths, successes, returns = zip(*(episodes[i] for i in order), strict=True)
-        played = Round(number, tuple(order), lengths, successes, returns, policy_step)
+        played = self._record(number, policy_step)
+        self._give_up_on(played)
         write_round(self._replay.root, played)
         return played
+
+    def _record(self, number: int, policy_step: int) -> Round:
+        """What is on disk of a round that is over."""
+        on_disk = set(self._replay.scan())
+        episodes = [i for i in range(number * self._size, (number + 1) * self._size) if i in on_disk]
+        lived = [self._replay.columns(i, (REWARD, SUCCESS)) for i in episodes]
+        return Round(
+            number=number,
+            episodes=tuple(episodes),
+            lengths=tuple(len(columns[REWARD]) for columns in lived),
+            successes=tuple(bool(columns[SUCCESS].any()) for columns in lived),
+            returns=tuple(float(columns[REWARD].sum(dtype=np.float64)) for columns in lived),
+            lost_episodes=self._size - len(episodes),
+            policy_step=policy_step,
+        )
+
+    def _give_up_on(self, played: Round) -> None:
+        """A lost episode is counted and the run goes on; it ends when nothing but losses come."""
+        self._lost_in_a_row = 0 if played.episodes else self._lost_in_a_row + played.lost_episodes
+        if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
+            raise EnvError(
+                f"the last {self._lost_in_a_row} episodes in {self._envs.name!r} were all lost, up to round "
+                f"{played.number}; the last one: {self._envs.failures[-1].reason}"
+            )
 
 
 def episodes_per_round(rl_config: RLTrainConfig) -> int:
     return rl_config.online.episodes_per_round or rl_config.env.num_envs
+
+
+def acting_candidates(rl_config: RLTrainConfig) -> int | None:
+    """Candidates per chunk when acting online; None: the agent's own number."""
+    return rl_config.online.best_of_n or rl_config.evaluation.best_of_n
 
 
 def action_column(rl_config: RLTrainConfig) -> str:
@@ -117,10 +151,14 @@ def open_replay(directory: pathlib.Path, rl_config: RLTrainConfig, spec: EnvSpec
 
 
 def write_round(directory: pathlib.Path, played: Round) -> None:
-    path = _round_file(directory, played.number)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(dataclasses.asdict(played)))
-    temporary.replace(path)
+    content = json.dumps(dataclasses.asdict(played)).encode()
+    try:
+        write_atomically(_round_file(directory, played.number), lambda file: file.write(content))
+    except OSError as error:
+        raise ReplayError(
+            f"{directory}: the record of round {played.number} could not be written ({error.strerror or error}). Its "
+            f"episodes are complete; free some space and go on with --resume"
+        ) from error
 
 
 def read_round(directory: pathlib.Path, number: int) -> Round | None:
@@ -133,11 +171,22 @@ def read_round(directory: pathlib.Path, number: int) -> Round | None:
     return Round(**fields)
 
 
+def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
+    """The records of the rounds from `first` on that are there now, up to the first that is missing."""
+    there = {path.name for path in directory.glob("round-*.json")}
+    rounds: list[Round] = []
+    while _round_file(directory, first + len(rounds)).name in there:
+        played = read_round(directory, first + len(rounds))
+        assert played is not None
+        rounds.append(played)
+    return rounds
+
+
 def _round_file(directory: pathlib.Path, number: int) -> pathlib.Path:
     return directory / f"round-{number:06d}.json"
 
 
-def _episode_seed(seed: int, episode: int) -> int:
+def episode_seed(seed: int, episode: int) -> int:
     """Far from the seeds of evaluations, which count up from evaluation.seed."""
     return int(np.random.SeedSequence([seed, 0, episode]).generate_state(1)[0] | 0x4000_0000) & 0x7FFF_FFFF
 

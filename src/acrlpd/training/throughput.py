@@ -1,11 +1,11 @@
-"""Model FLOPs utilisation: how much of the devices' peak goes into the arithmetic the update needs."""
+"""What the plan promised, and model FLOPs utilisation: how much of the devices' peak the arithmetic uses."""
 
 import re
 
 import jax
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.plan import CHIPS, Chip, step_flops
+from acrlpd.config.plan import CHIPS, Chip, estimate_memory, predict_step_seconds, step_flops
 
 # TPUs call themselves other than people do.
 _TPU_KINDS = {"TPU v5 lite": "TPU-v5e", "TPU v5": "TPU-v5p", "TPU v6 lite": "TPU-v6e"}
@@ -18,6 +18,16 @@ def find_device_chip(device_kind: str) -> Chip | None:
     words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
     fitting = [chip for chip in CHIPS.values() if set(chip.name.upper().split("-")) <= words]
     return max(fitting, key=lambda chip: len(chip.name), default=None)
+
+
+def planned_costs(rl_config: RLTrainConfig) -> dict[str, float | None]:
+    """What the plan says about an update on these devices, to be held against what was measured."""
+    chip = find_device_chip(jax.devices()[0].device_kind)
+    devices, memory = jax.device_count(), estimate_memory(rl_config, jax.device_count())
+    if chip is None:
+        return {"peak_bytes": memory.peak, "step_s": None}
+    step_s = predict_step_seconds(rl_config, memory, step_flops(rl_config), chip, devices)
+    return {"peak_bytes": memory.peak, "step_s": step_s}
 
 
 def update_flops(rl_config: RLTrainConfig) -> float:

@@ -92,7 +92,7 @@ class ACRLPDTrainer:
         self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
         self.best: dict[str, float] | None = None  # step and score of the best evaluation
-        self.evaluations: dict[str, dict[str, Any]] = {}  # phase -> how the policy did at its end
+        self.evaluations: dict[str, dict[str, Any]] = {}  # phase -> its last evaluation; in the end, that of its end
         self.writer = CheckpointWriter(directory, rl_config)
         self.metrics_log = MetricsLog(
             directory / METRICS_FILE if is_primary() else None, rl_config.training.log_frequency
@@ -144,9 +144,10 @@ class ACRLPDTrainer:
             self._online.load_state_dict(metadata["online"])
         self._earlier_wall_time_s = metadata["wall_time_s"]
 
-    def save_checkpoint(self, score: float | None = None) -> None:
+    def save_checkpoint(self) -> None:
         """Starts to write the run as it is now; returns when training may go on."""
         self._collect(leave=0)
+        evaluation = self.evaluations.get(self.phase, {})
         with self.clock.measure("checkpoint"):
             save_acrlpd_checkpoint(
                 self.writer,
@@ -169,7 +170,7 @@ class ACRLPDTrainer:
                     "online": None if self._online is None else self._online.state_dict(),
                     "wall_time_s": self.wall_time_s,
                 },
-                score=score,
+                score=evaluation.get(SCORE_METRIC) if evaluation.get("step") == self.step else None,
             )
 
     def save_openpi_checkpoint(self, directory: pathlib.Path) -> None:
@@ -203,11 +204,10 @@ class ACRLPDTrainer:
                     self._begin_online()
             if self.online_start is not None and self.stopped_by is None:
                 self._run_phase(self.online_start + training.online_steps)
-            self._save_for_good()
         return self._current_agent()
 
     def _run_phase(self, last_step: int) -> None:
-        """Updates until the phase is over; then judges the policy."""
+        """Updates until the phase is over; then judges the policy and saves all that is known by then."""
         self._progress = Progress(self.phase, self.step, last_step, enabled=is_primary())
         with self._progress:
             while self.step < last_step and not self._is_over():
@@ -215,12 +215,12 @@ class ACRLPDTrainer:
             self._collect(leave=0)
             if self.stopped_by is None and self.metrics_log.has_open_line:
                 self._write_line(self.step)
-        if self.stopped_by is None and self._eval_fn is not None:
-            self.evaluations[self.phase] = _phase_end(self.step, self.evaluate())
+        if self.stopped_by is None and self.evaluations.get(self.phase, {}).get("step") != self.step:
+            self.evaluate()
+        self._save_for_good()
 
     def _begin_online(self) -> None:
-        """From here on the policy acts; what was learned so far is on disk first."""
-        self._save_for_good()
+        """From here on the policy acts."""
         if self._offline_copy is not None and is_primary():
             copy_checkpoint(self.directory / str(self.step), self._offline_copy)
         self.phase, self.online_start = ONLINE, self.step
@@ -231,19 +231,21 @@ class ACRLPDTrainer:
         if self._loader.state_dict()["pool_seed"] != epoch:
             with self.clock.measure("data_wait"):
                 self._loader.refresh_memory_pool(epoch)
-        last_step = min(last_step, (epoch + 1) * self.steps_per_epoch)
-        while self.step < last_step and not self._is_over():
+        epoch_end = min(last_step, (epoch + 1) * self.steps_per_epoch)
+        while self.step < epoch_end and not self._is_over():
             if self.phase == ONLINE:
                 self._act()
             with self.clock.measure("data_wait"):
                 batch = self._loader.sample_batch()
             self._update(batch)
             self._collect(leave=MAX_IN_FLIGHT)
-            score = self.evaluate().get(SCORE_METRIC) if self._is_evaluation_due() else None
+            if self._is_evaluation_due():
+                self.evaluate()
             is_best = self.best is not None and self.best["step"] == self.step
-            save_frequency = self.rl_config.training.save_frequency
-            if self.step % save_frequency == 0 or (is_best and self.rl_config.checkpoints.keep_best):
-                self.save_checkpoint(score)
+            is_due = self.step % self.rl_config.training.save_frequency == 0
+            is_end = self.step == last_step or self._is_out_of_patience()  # saved when all of it is known
+            if (is_due or (is_best and self.rl_config.checkpoints.keep_best)) and not is_end:
+                self.save_checkpoint()
             self.writer.poll()
 
     def _act(self) -> None:
@@ -252,8 +254,8 @@ class ACRLPDTrainer:
         agent, update = self._current_agent(), self.step - self.online_start
         with self.clock.measure("rollouts"):
             played = self._online.prepare(agent, self.step, update)
-        for round_ in played:
-            self._write_event(self.step + 1, metrics_log.ONLINE, self._online.metrics(round_))
+        for metrics in played:
+            self._write_event(self.step + 1, metrics_log.ONLINE, metrics)
         bc_weight = jax.device_put(np.float32(self._online.bc_weight(update)), self._sharding.replicated)
         self.agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=bc_weight))
 
@@ -283,6 +285,7 @@ class ACRLPDTrainer:
         with self.clock.measure("evaluation"):
             metrics = dict(self._eval_fn(self._current_agent(), self.step))
         self._write_event(self.step, metrics_log.EVALUATION, metrics)
+        self.evaluations[self.phase] = _evaluation_summary(self.step, metrics)
         score = metrics.get(SCORE_METRIC)
         if score is not None:
             if self.best is None or score > self.best["score"]:
@@ -360,8 +363,10 @@ class ACRLPDTrainer:
     def _is_over(self) -> bool:
         """Whether the phase ends before its last step: everyone stops at a signal, or nothing improves."""
         self.stopped_by = self._agreed_stop.check(self.step, self._signals.received)
-        patience = self.rl_config.training.early_stopping_patience
-        return self.stopped_by is not None or 0 < patience <= self._evaluations_without_improvement
+        return self.stopped_by is not None or self._is_out_of_patience()
+
+    def _is_out_of_patience(self) -> bool:
+        return 0 < self.rl_config.training.early_stopping_patience <= self._evaluations_without_improvement
 
     def _current_agent(self) -> ACRLPDPi0Agent:
         if self.agent is None:
@@ -390,8 +395,8 @@ class ACRLPDTrainer:
             self._online.close()
 
 
-def _phase_end(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """How the policy did at the end of a phase, for summary.json."""
+def _evaluation_summary(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """How the policy did at a step, for summary.json."""
     rest: dict[str, Any] = {
         name: value for name, value in metrics.items() if name not in ("success_rate_low", "success_rate_high")
     }

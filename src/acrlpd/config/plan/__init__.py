@@ -3,7 +3,7 @@
 from acrlpd.config.plan.chips import CHIPS, MEMORY_FRACTION, Chip, find_chip
 from acrlpd.config.plan.flops import StepFlops, step_flops
 from acrlpd.config.plan.memory import Memory, estimate_memory
-from acrlpd.config.plan.plan import Plan, make_plan
+from acrlpd.config.plan.plan import Plan, make_plan, predict_step_seconds
 
 __all__ = [
     "CHIPS",
@@ -15,5 +15,6 @@ __all__ = [
     "estimate_memory",
     "find_chip",
     "make_plan",
+    "predict_step_seconds",
     "step_flops",
 ]

@@ -58,5 +58,5 @@ CONFIG = RLTrainConfig(
     training=TrainingConfig(
         offline_steps=500_000, online_steps=100_000, save_frequency=5_000, gradient_accumulation_steps=2
     ),
-    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_aloha"),
+    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_aloha", reset_pose=(0.0, -1.5, 1.5, 0.0, 0.0, 0.0)),
 )

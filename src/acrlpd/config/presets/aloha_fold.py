@@ -45,5 +45,5 @@ CONFIG = RLTrainConfig(
     critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
     training=TrainingConfig(offline_steps=20_000, gradient_accumulation_steps=2),
     fsdp=FSDPConfig(fsdp_devices=8),
-    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_aloha"),
+    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_aloha", reset_pose=(0.0, -1.5, 1.5, 0.0, 0.0, 0.0)),
 )

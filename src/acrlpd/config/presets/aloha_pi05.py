@@ -14,5 +14,7 @@ CONFIG = dataclasses.replace(
     name="aloha_pi05",
     model=Pi0Config(pi05=True, action_horizon=20),
     weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi05_base/params"),
-    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi05_aloha"),
+    openpi_compatibility=OpenPICompatibilityConfig(
+        config_name="pi05_aloha", reset_pose=(0.0, -1.5, 1.5, 0.0, 0.0, 0.0)
+    ),
 )

@@ -1,0 +1,121 @@
+"""Being told when a run goes wrong: once per episode of trouble, with numbers and advice."""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from acrlpd.config import RLTrainConfig
+from acrlpd.monitoring.anomaly_kinds import KINDS, AnomalyKind, Assessment, Component
+from acrlpd.monitoring.baselines import Baselines
+from acrlpd.monitoring.json_lines import JsonLinesFile
+from acrlpd.monitoring.run_record import Anomaly
+
+logger = logging.getLogger(__name__)
+
+ANOMALY = "anomaly/"
+# Below this share of the threshold a line is healthy.
+_HEALTHY = 0.5
+# Healthy lines in a row after which it is over: trouble that comes and goes is one episode.
+_LINES_TO_RECOVER = 5
+# A gradient this many times its clipping threshold is mentioned with the learning rate.
+_MUCH_CLIPPED = 10.0
+
+
+class AnomalyDetector:
+    """Looks at every line of metrics; never touches the run.
+
+    What it has learned and which episodes are open is part of the run's state, so that a resumed run
+    reports what it would have reported, and not again what it has reported.
+    """
+
+    def __init__(self, rl_config: RLTrainConfig, path: pathlib.Path | None) -> None:
+        """`path` None: this process watches but does not write."""
+        self.open: dict[str, Anomaly] = {}
+        self._rl_config = rl_config
+        self._file = JsonLinesFile(path)
+        self._baselines = Baselines()
+        self._bad_lines: dict[str, int] = {}  # kind -> lines in a row
+        self._healthy_lines: dict[str, int] = {}
+        self._last_bad_step: dict[str, int] = {}
+
+    def check(self, line: Mapping[str, Any]) -> dict[str, float]:
+        """Judges one line; returns what to add to it: 1 for every kind of trouble that lasts."""
+        self._baselines.enter(line)
+        for kind in KINDS:
+            assessment = kind.assess(line, self._baselines, self._rl_config)
+            if assessment is not None and self._baselines.num_lines > kind.grace:
+                self._judge(kind, assessment, line)
+        self._baselines.learn(line)
+        return {f"{ANOMALY}{kind}": 1.0 for kind in self.open}
+
+    def _judge(self, kind: AnomalyKind, assessment: Assessment, line: Mapping[str, Any]) -> None:
+        step, is_bad = int(line["step"]), assessment.excess > 1
+        is_healthy = assessment.excess < _HEALTHY
+        self._bad_lines[kind.name] = self._bad_lines.get(kind.name, 0) + 1 if is_bad else 0
+        self._healthy_lines[kind.name] = self._healthy_lines.get(kind.name, 0) + 1 if is_healthy else 0
+        if is_bad:
+            self._last_bad_step[kind.name] = step
+        if kind.name not in self.open:
+            if self._bad_lines[kind.name] >= kind.patience:
+                self._begin(kind, assessment, line)
+        elif self._healthy_lines[kind.name] >= _LINES_TO_RECOVER:
+            ended = dataclasses.replace(self.open.pop(kind.name), last_step=self._last_bad_step[kind.name])
+            self._file.append(dataclasses.asdict(ended))
+            logger.info("step %d: %s is over", step, kind.name)
+
+    def _begin(self, kind: AnomalyKind, assessment: Assessment, line: Mapping[str, Any]) -> None:
+        advice = kind.advice
+        if assessment.component is not None:
+            advice = f"{advice} {suggest_lr_adjustment(self._rl_config, assessment.component, line)}"
+        anomaly = Anomaly(kind.name, int(line["step"]), None, kind.severity, assessment.message, advice)
+        self.open[kind.name] = anomaly
+        self._file.append(dataclasses.asdict(anomaly))
+        logger.warning("step %d: %s: %s. %s", anomaly.step, anomaly.kind, anomaly.message, anomaly.advice)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on; survives JSON."""
+        return {
+            "baselines": self._baselines.state_dict(),
+            "open": [dataclasses.asdict(anomaly) for anomaly in self.open.values()],
+            "bad_lines": self._bad_lines,
+            "healthy_lines": self._healthy_lines,
+            "last_bad_step": self._last_bad_step,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None, step: int) -> None:
+        """Goes on after `step`, or from nothing; what the interrupted run reported later is dropped."""
+        if state is not None:
+            self._baselines = Baselines.from_state_dict(state["baselines"])
+            self.open = {entry["kind"]: Anomaly(**entry) for entry in state["open"]}
+            self._bad_lines = dict(state["bad_lines"])
+            self._healthy_lines = dict(state["healthy_lines"])
+            self._last_bad_step = dict(state["last_bad_step"])
+        entries = self._file.read()
+        kept = [entry for entry in entries if entry["step"] <= step and not self._is_open_again(entry)]
+        if len(kept) < len(entries):
+            self._file.replace(kept)
+
+    def _is_open_again(self, entry: Mapping[str, Any]) -> bool:
+        """Whether this is the end of an episode that, as of now, has not ended."""
+        anomaly = self.open.get(entry["kind"])
+        return entry["last_step"] is not None and anomaly is not None and anomaly.step == entry["step"]
+
+
+def suggest_lr_adjustment(rl_config: RLTrainConfig, component: Component, line: Mapping[str, Any]) -> str:
+    """The learning rate to try when a component is in trouble, as a flag. Advice only: nothing is changed."""
+    schedule, optimizer, flag = {
+        "policy": (rl_config.actor_lr_schedule, rl_config.actor_optimizer, "--pi0_lr"),
+        "critic": (rl_config.critic_lr_schedule, rl_config.critic_optimizer, "--critic_lr"),
+        "temperature": (
+            rl_config.temperature_lr_schedule,
+            rl_config.temperature_optimizer,
+            "--temperature_lr_schedule.peak_lr",
+        ),
+    }[component]
+    text = f"Half the {component} learning rate is {flag} {schedule.peak_lr / 2:g}."
+    norm, clip = line.get(f"{component}_grad_norm"), optimizer.clip_gradient_norm
+    if norm is not None and norm > _MUCH_CLIPPED * clip:
+        text += f" Its gradient norm {norm:.4g} is clipped to {clip:g}, so a lower rate does more than harder clipping."
+    return text

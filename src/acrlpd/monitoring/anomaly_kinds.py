@@ -1,0 +1,262 @@
+"""The ten ways in which a run goes wrong: how each is measured, and what to do about it.
+
+An assessment's `excess` says how far a measurement is past its threshold: trouble above 1, health below
+one half, and in between whatever it was before. That is the hysteresis of all kinds.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from acrlpd.config import RLTrainConfig
+from acrlpd.monitoring.baselines import LOSSES, UPDATE_TIME, Baselines, update_time
+
+Line = Mapping[str, Any]
+Severity = Literal["warning", "error"]
+Component = Literal["policy", "critic", "temperature"]
+
+LOSS_EXPLOSION_FACTOR = 10.0
+# A loss below this is not exploding, whatever it was before; of the critic, relative to the reward squared.
+_SMALL_LOSS = 1e-3
+Q_COLLAPSE_STD = 0.01  # of the largest reward
+Q_BOUND_SLACK = 0.05  # of the bound
+BC_RL_RATIOS = (1e-3, 100.0)
+TEMPERATURE_RANGE = (0.01, 10.0)
+DEAD_CANDIDATE_SPREAD = 1e-3  # of normalised actions
+DATA_WAIT_SHARE = 0.25
+SLOWDOWN_FACTOR = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Assessment:
+    """How bad one thing is in one line."""
+
+    excess: float
+    message: str
+    # Whose learning rate has to do with it.
+    component: Component | None = None
+
+
+Assess = Callable[[Line, Baselines, RLTrainConfig], Assessment | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class AnomalyKind:
+    """One way to go wrong. `assess` returns None for a line that does not tell."""
+
+    name: str
+    severity: Severity
+    assess: Assess
+    advice: str
+    # Lines in a row before it is called trouble, and lines of a phase that are never called so.
+    patience: int = 3
+    grace: int = 0
+
+
+def _loss_explosion(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    worst = None
+    for name in LOSSES:
+        if name == "actor_loss" and rl_config.acrlpd.actor_loss == "policy_gradient":
+            continue  # minus a value: no loss that is 0 at best
+        loss, usual = line.get(name), baselines.usual(name)
+        if loss is None or usual is None:
+            continue
+        floor = _SMALL_LOSS * (baselines.reward_scale**2 if name == "critic_loss" else 1.0)
+        excess = loss / (LOSS_EXPLOSION_FACTOR * max(usual, floor))
+        if worst is None or excess > worst.excess:
+            message = f"{name} is {loss:.4g}, {loss / usual:.3g} times its usual {usual:.4g}"
+            worst = Assessment(excess, message, "critic" if name == "critic_loss" else "policy")
+    return worst
+
+
+def _q_collapse(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    std = line.get("q_std")
+    if std is None:
+        return None
+    scale = baselines.reward_scale
+    rewards = f"rewards reach {scale:.4g}"
+    if baselines.reward_min == baselines.reward_max == 0.0:
+        rewards = "no reward other than 0 was seen"
+    message = f"Q is {line.get('q_mean') or 0.0:.4g} everywhere (standard deviation {std:.3g}; {rewards})"
+    return Assessment(Q_COLLAPSE_STD * scale / max(std, 1e-12), message)
+
+
+def _q_divergence(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    discount = rl_config.acrlpd.discount
+    values = {name: line[name] for name in ("q_mean", "target_q_mean") if line.get(name) is not None}
+    if discount >= 1 or not values:
+        return None
+    low, high = baselines.reward_min / (1 - discount), baselines.reward_max / (1 - discount)
+    slack = Q_BOUND_SLACK * baselines.reward_scale / (1 - discount)
+    outside = {name: max(value - high, low - value) for name, value in values.items()}
+    worst = max(outside, key=lambda name: outside[name])
+    message = (
+        f"{worst} is {values[worst]:.4g}; rewards from {baselines.reward_min:.4g} to {baselines.reward_max:.4g} and "
+        f"discount {discount:g} allow {low:.4g} to {high:.4g}"
+    )
+    return Assessment(outside[worst] / slack, message, "critic")
+
+
+def _bc_rl_imbalance(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    bc_weight = line.get("bc_weight")
+    bc, actor = line.get("bc_loss"), line.get("actor_loss")
+    actor_weight = rl_config.acrlpd.loss_weights.actor_weight
+    if not (bc_weight and bc and actor and actor_weight):
+        return None  # one of the two is not part of this run, or not of this line
+    ratio = bc_weight * bc / abs(actor_weight * actor)
+    low, high = BC_RL_RATIOS
+    message = (
+        f"bc_weight * bc_loss is {ratio:.3g} times actor_weight * actor_loss "
+        f"({bc_weight:g} * {bc:.4g} against {actor_weight:g} * {actor:.4g})"
+    )
+    return Assessment(max(ratio / high, low / ratio), message)
+
+
+def _temperature_out_of_range(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    alpha = line.get("alpha_value")
+    if alpha is None or not rl_config.acrlpd.learnable_temperature:
+        return None
+    low, high = TEMPERATURE_RANGE
+    entropy = line.get("entropy_estimate")
+    message = f"the temperature is {alpha:.4g}, outside of {low:g} to {high:g}"
+    if entropy is not None:
+        message += f"; the candidates' entropy is {entropy:.4g}"
+    return Assessment(max(alpha / high, low / max(alpha, 1e-12)), message, "temperature")
+
+
+def _ensemble_disagreement(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    spread, std, mean = (line.get(name) for name in ("q_ensemble_std", "q_std", "q_mean"))
+    if spread is None or std is None or mean is None:
+        return None
+    ordinary = max(std, 0.1 * abs(mean), 0.05 * baselines.reward_scale)
+    message = (
+        f"the critics differ by {spread:.4g} (standard deviation over the ensemble) where Q differs by {std:.4g} "
+        f"over the batch, around {mean:.4g}"
+    )
+    return Assessment(spread / ordinary, message)
+
+
+def _dead_candidates(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    spread, n = line.get("candidate_diversity"), rl_config.acrlpd.num_action_samples
+    if spread is None or n < 2:
+        return None
+    message = f"the {n} candidates of an observation are equal: their spread is {spread:.3g} of normalised actions"
+    return Assessment(DEAD_CANDIDATE_SPREAD / max(spread, 1e-12), message)
+
+
+def _data_starvation(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    total = update_time(line)
+    if not total:
+        return None
+    share = line["timing/data_wait_s"] / total
+    message = f"updates wait {share:.0%} of their time for data ({line['timing/data_wait_s'] * 1e3:.3g} ms each)"
+    return Assessment(share / DATA_WAIT_SHARE, message)
+
+
+def _non_finite_updates(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    share = line.get("update_skipped")
+    if share is None:
+        return None
+    components: tuple[Component, ...] = ("policy", "critic", "temperature")
+    culprits = [name for name in components if f"{name}_grad_norm" in line and line[f"{name}_grad_norm"] is None]
+    message = f"{share:.0%} of the updates since the last line had a gradient that is not finite and were skipped"
+    if culprits:
+        message += f" (of: {', '.join(culprits)})"
+    if line.get("skipped_updates") is not None:
+        message += f"; {line['skipped_updates']:.0f} in all"
+    return Assessment(2.0 if share > 0 else 0.0, message, culprits[0] if culprits else None)
+
+
+def _throughput_drop(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+    now, usual = update_time(line), baselines.usual(UPDATE_TIME)
+    if now is None or usual is None:
+        return None
+    message = f"an update takes {now * 1e3:.4g} ms, {now / usual:.3g} times the usual {usual * 1e3:.4g} ms"
+    return Assessment(now / (SLOWDOWN_FACTOR * usual), message)
+
+
+KINDS = (
+    AnomalyKind(
+        "loss_explosion",
+        "error",
+        _loss_explosion,
+        "Lower the learning rate of the part whose loss grows and clip its gradients harder; more behaviour cloning "
+        "(bc_weight) steadies the policy, fewer candidates (num_action_samples) the targets. Look for outliers in the "
+        "rewards: acrlpd.critic_loss huber limits their pull.",
+        patience=2,
+    ),
+    AnomalyKind(
+        "q_collapse",
+        "warning",
+        _q_collapse,
+        "Check that successes and rewards are labelled (`acrlpd data inspect`) and that some episodes fail and some "
+        "succeed. If they do: less critic weight decay, a higher critic learning rate, or a longer chunk "
+        "(qchunking.horizon_length), which carries rewards further per update.",
+        grace=10,
+    ),
+    AnomalyKind(
+        "q_divergence",
+        "error",
+        _q_divergence,
+        "No policy can earn such a value: the bootstrap feeds on itself. Use critic.q_aggregation min with more "
+        "critics, keep critic.use_layer_norm on, lower acrlpd.target_update_tau, the critic learning rate or "
+        "num_action_samples. Check that true terminals are marked, so that targets end there.",
+        patience=2,
+    ),
+    AnomalyKind(
+        "bc_rl_imbalance",
+        "warning",
+        _bc_rl_imbalance,
+        "One of the two losses decides alone. Too much cloning: lower bc_weight, and the policy may improve on the "
+        "data. Too little: raise it, or the policy forgets the data it comes from.",
+    ),
+    AnomalyKind(
+        "temperature_out_of_range",
+        "warning",
+        _temperature_out_of_range,
+        "The candidates' entropy does not reach its target, so the temperature runs away: above the range AWR "
+        "weights all samples alike, below it a few samples take all the weight. Set acrlpd.target_entropy near the "
+        "entropy_estimate that you see, lower the temperature's learning rate, or fix the temperature with "
+        "acrlpd.learnable_temperature false.",
+    ),
+    AnomalyKind(
+        "ensemble_disagreement",
+        "warning",
+        _ensemble_disagreement,
+        "The critics do not agree on what they were shown, so what they say of new actions is noise. Train them "
+        "longer before the policy listens (acrlpd.critic_warmup_steps), raise the critic learning rate if they "
+        "hardly learn, lower critic.kernel_init_scale, or look for contradicting rewards.",
+        grace=10,
+    ),
+    AnomalyKind(
+        "dead_candidates",
+        "warning",
+        _dead_candidates,
+        "There is nothing to choose from: best-of-N picks what one sample would have been, and advantages are noise. "
+        "The policy has collapsed onto one action: less training on few demonstrations, more varied data, fewer "
+        "updates per environment step; check that the policy's weights are the ones you meant.",
+    ),
+    AnomalyKind(
+        "data_starvation",
+        "warning",
+        _data_starvation,
+        "The devices wait for batches. Build a frame cache (`acrlpd data cache`), raise data.num_workers and "
+        "data.prefetch_batches, move the data to a local disk.",
+    ),
+    AnomalyKind(
+        "non_finite_updates",
+        "error",
+        _non_finite_updates,
+        "Skipped updates leave the run intact; many of them mean that nothing is learned. Look for NaN or huge "
+        "numbers in the data (`acrlpd data inspect`, norm statistics with a standard deviation near 0), then lower "
+        "the learning rates and clip gradients harder.",
+        patience=1,
+    ),
+    AnomalyKind(
+        "throughput_drop",
+        "warning",
+        _throughput_drop,
+        "Something else uses the machine, the devices throttle, or the data got slower: compare timing/data_wait_s "
+        "with timing/step_s, look at `nvidia-smi`, and profile a few steps (--profile_steps).",
+    ),
+)

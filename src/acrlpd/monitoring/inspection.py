@@ -1,0 +1,144 @@
+"""What debug mode looks at on the devices: gradients by layer group, actions, critics and choices."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents.accumulation import split_batch
+from acrlpd.batch import Batch
+
+# Normalised actions beyond this count in the outermost bins.
+ACTION_RANGE = 3.0
+NUM_BINS = 40
+# Parts of a parameter's name that make its group, at most.
+_GROUP_DEPTH = 5
+# Modules whose parameters are stacked along a leading axis, one entry per layer.
+_STACKED = ("layers", "encoderblock")
+
+
+@flax.struct.dataclass
+class Inspection:
+    """One look at one batch; a = real action dims, E critics, N candidates."""
+
+    gradient_norms: dict[str, jax.Array]  # group -> [layers], or [1] where layers are not stacked
+    data_actions: jax.Array  # int32 [a, NUM_BINS] histograms over the chunk the critics see
+    chosen_actions: jax.Array  # int32 [a, NUM_BINS]
+    chosen_distance: jax.Array  # root mean square of chosen minus logged action
+    member_q: jax.Array  # [E] mean over the windows the critic learns from, at the logged chunk
+    member_q_std: jax.Array  # [E]
+    candidate_q: jax.Array  # [3] lowest, mean and highest value of the candidates, mean over the batch
+    choices: jax.Array  # int32 [N] how often each candidate was chosen
+
+
+def inspect_update(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> Inspection:
+    """Looks at the update that `agent` is about to make on `batch` with the run's key; changes nothing.
+
+    Of an update in micro-batches it sees the first one, which is all that is sure to fit.
+    """
+    sharding = agent.step.sharding
+    mesh = getattr(sharding, "mesh", None)
+    with jax.set_mesh(mesh) if isinstance(mesh, jax.sharding.Mesh) else contextlib.nullcontext():
+        return _compiled(sharding)(agent, batch, rng)
+
+
+@functools.cache
+def _compiled(sharding: jax.sharding.Sharding) -> Callable[[ACRLPDPi0Agent, Batch, jax.Array], Inspection]:
+    """Every process gets the whole result. On CPUs, optimising it would take longer than it ever runs."""
+    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return jax.jit(_inspect, out_shardings=sharding, compiler_options=options)
+
+
+def _inspect(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> Inspection:
+    rng = jax.random.fold_in(rng, agent.step)
+    if agent.gradient_accumulation_steps > 1:
+        batch = jax.tree.map(lambda x: x[0], split_batch(batch, agent.gradient_accumulation_steps))
+    algorithm = agent.algorithm
+    member_q, mask = _member_q(agent, batch), jnp.asarray(batch.sequence_mask, bool)[:, None]
+    choice = agent.best_of_n(jax.random.fold_in(rng, 1), batch.observations, use_ema=False)
+    chosen, logged = algorithm.critic_chunks(choice.actions), algorithm.critic_chunks(batch.actions)
+    q = choice.q_values
+    return Inspection(
+        gradient_norms=gradient_norms(agent, batch, rng),
+        data_actions=_histograms(logged, algorithm.qchunking.action_dim),
+        chosen_actions=_histograms(chosen, algorithm.qchunking.action_dim),
+        chosen_distance=jnp.sqrt(jnp.mean(jnp.square(chosen - logged))),
+        member_q=jnp.mean(member_q, axis=0, where=mask),
+        member_q_std=jnp.std(member_q, axis=0, where=mask),
+        candidate_q=jnp.stack([jnp.mean(jnp.min(q, axis=1)), jnp.mean(q), jnp.mean(jnp.max(q, axis=1))]),
+        choices=jnp.bincount(choice.index, length=q.shape[1]),
+    )
+
+
+def gradient_norms(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> dict[str, jax.Array]:
+    """Norms of the joint loss's gradient by group, "policy/..." and "critic/...", before clipping."""
+
+    def loss(params: dict[str, Any]) -> jax.Array:
+        critics = agent.critics.replace(online=params["critic"])
+        return agent.replace(policy_params=params["policy"], critics=critics).compute_loss(batch, rng)[0]
+
+    grads = jax.grad(loss)({"policy": agent.policy_params, "critic": agent.critics.online})
+    squares: dict[str, jax.Array] = {}
+    for component, state in grads.items():
+        for path, leaf in nnx.to_flat_state(state):
+            group, is_stacked = layer_group(path)
+            axes = tuple(range(1, leaf.ndim)) if is_stacked else None
+            square = jnp.atleast_1d(jnp.sum(jnp.square(leaf[...].astype(jnp.float32)), axis=axes))
+            squares[f"{component}/{group}"] = squares.get(f"{component}/{group}", 0.0) + square
+    return {group: jnp.sqrt(square) for group, square in sorted(squares.items())}
+
+
+def layer_group(path: tuple[Any, ...]) -> tuple[str, bool]:
+    """The group of a parameter by its name, and whether its leading axis counts layers."""
+    names = [str(part) for part in path]
+    modules = names[:-1] or names
+    return "/".join(modules[:_GROUP_DEPTH]), any(name in _STACKED for name in names)
+
+
+def _member_q(agent: ACRLPDPi0Agent, batch: Batch) -> jax.Array:
+    """Q of every critic at the logged chunk, [b, E]."""
+    policy = agent.policy()
+    observation = policy.preprocess(None, batch.observations, train=False)
+    features = policy.encode(observation, features=agent.critics.uses_features).features
+    chunk = agent.algorithm.critic_chunks(batch.actions)
+    return agent.critics.online_ensemble(features, observation.state, chunk[:, None])[:, 0]
+
+
+def _histograms(chunks: jax.Array, action_dim: int) -> jax.Array:
+    """Of every action dim over samples and steps, [b, H * a] -> [a, NUM_BINS]."""
+    actions = chunks.reshape(-1, action_dim)
+    place = (actions + ACTION_RANGE) / (2 * ACTION_RANGE) * NUM_BINS
+    index = jnp.clip(jnp.floor(place), 0, NUM_BINS - 1).astype(jnp.int32)
+    return jax.vmap(lambda column: jnp.bincount(column, length=NUM_BINS), in_axes=1)(index)
+
+
+def summarize(inspection: Inspection) -> dict[str, float]:
+    """The numbers of an inspection (on the host) that make a curve."""
+    metrics = {
+        f"debug/gradient/{group}": float(np.linalg.norm(norms)) for group, norms in inspection.gradient_norms.items()
+    }
+    choices = np.asarray(inspection.choices, np.float64)
+    share = choices / choices.sum()
+    entropy = -float(np.sum(share * np.log(share, where=share > 0, out=np.zeros_like(share))))
+    low, _, high = map(float, inspection.candidate_q)
+    return metrics | {
+        "debug/action_distance": float(inspection.chosen_distance),
+        "debug/action_overlap": histogram_overlap(inspection.data_actions, inspection.chosen_actions),
+        "debug/critic_range": float(np.ptp(inspection.member_q)),
+        "debug/candidate_q_range": high - low,
+        # 1: every index is chosen as often as any other, as it should be; 0: always the same one.
+        "debug/choice_entropy": entropy / float(np.log(max(len(choices), 2))),
+    }
+
+
+def histogram_overlap(first: Any, second: Any) -> float:
+    """Share of two sets of histograms [a, bins] that lies on top of each other: 1 equal, 0 apart."""
+    shares = [np.asarray(x, np.float64) / np.sum(x, axis=1, keepdims=True) for x in (first, second)]
+    return float(np.mean(np.sum(np.minimum(*shares), axis=1)))

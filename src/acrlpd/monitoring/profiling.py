@@ -1,0 +1,89 @@
+"""`--profile_steps a:b`: a JAX trace of a few updates, and where their time went."""
+
+import json
+import logging
+import pathlib
+import time
+from typing import Any
+
+import jax
+
+from acrlpd.config import ConfigError
+from acrlpd.monitoring.run_record import PROFILE_FILE
+from acrlpd.monitoring.step_time import PARTS, attribute_time, read_program, read_trace
+
+logger = logging.getLogger(__name__)
+
+PROFILE_DIRECTORY = "profile"
+
+
+def parse_profile_steps(text: str) -> tuple[int, int]:
+    """'10:20' -> (10, 20): the ten updates after step 10."""
+    first, _, last = text.partition(":")
+    if not (first.isdigit() and last.isdigit() and 1 <= int(first) < int(last)):
+        raise ConfigError(
+            f"--profile_steps must be a:b with 1 <= a < b, the updates after step a up to step b (the first "
+            f"compiles); found {text!r}"
+        )
+    return int(first), int(last)
+
+
+class StepProfiler:
+    """Traces the updates after step a up to step b; before and after it does nothing.
+
+    All updates under way are waited for at both ends, so that the trace holds whole updates and no others.
+    """
+
+    def __init__(self, steps: tuple[int, int], directory: pathlib.Path) -> None:
+        self._first, self._last = steps
+        self._directory = directory
+        self._started: float | None = None
+
+    def after_update(self, step: int, result: Any, train_step: jax.stages.Compiled) -> None:
+        """`result` is what the update that made `step` computes, `train_step` what computes it."""
+        if step == self._first:
+            jax.block_until_ready(result)
+            self._start()
+        elif self._started is not None and step == self._last:
+            jax.block_until_ready(result)
+            self._finish(train_step)
+
+    def _start(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # a trace holds a million events: no room for Python's calls
+        jax.profiler.start_trace(str(self._directory / PROFILE_DIRECTORY), profiler_options=options)
+        self._started = time.perf_counter()
+
+    def _finish(self, train_step: jax.stages.Compiled) -> None:
+        assert self._started is not None
+        wall_time = time.perf_counter() - self._started
+        self._started = None
+        jax.profiler.stop_trace()
+        try:
+            per_step = self._summarize(train_step.as_text() or "", wall_time)
+        except (OSError, ValueError) as error:  # no profile is worth a run
+            logger.warning("the trace in %s cannot be summarised: %s", self._directory / PROFILE_DIRECTORY, error)
+        else:
+            logger.info("profile of updates %d to %d: %s", self._first + 1, self._last, describe(per_step))
+
+    def _summarize(self, hlo_text: str, wall_time: float) -> dict[str, float]:
+        """Seconds per update and part; written to profile.json."""
+        events = read_trace(self._directory / PROFILE_DIRECTORY)
+        parts = attribute_time(events, read_program(hlo_text), wall_time)
+        per_step = {part: seconds / (self._last - self._first) for part, seconds in parts.items()}
+        content = {"steps": [self._first, self._last], "parts": per_step, "trace": PROFILE_DIRECTORY}
+        (self._directory / PROFILE_FILE).write_text(json.dumps(content, indent=1) + "\n")
+        return per_step
+
+    def close(self) -> None:
+        """A run that ends within the profiled updates leaves its trace, but no summary."""
+        if self._started is not None:
+            self._started = None
+            jax.profiler.stop_trace()
+            logger.warning("--profile_steps: the run ended before step %d; the trace is not summarised", self._last)
+
+
+def describe(per_step: dict[str, float]) -> str:
+    total = sum(per_step.values()) or 1.0
+    shown = (f"{part} {per_step[part] * 1e3:.3g} ms ({per_step[part] / total:.0%})" for part in PARTS)
+    return ", ".join(shown)

@@ -1,0 +1,98 @@
+"""Everything that looks at a run while it trains, behind one object that the trainer calls."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.batch import Batch
+from acrlpd.config import RLTrainConfig
+from acrlpd.monitoring.anomalies import AnomalyDetector
+from acrlpd.monitoring.debug_mode import DEBUG_DIRECTORY, DebugMode
+from acrlpd.monitoring.memory import device_memory
+from acrlpd.monitoring.profiling import StepProfiler
+from acrlpd.monitoring.run_record import ANOMALIES_FILE
+from acrlpd.monitoring.writers import Writers, check_writer_packages
+
+MEMORY = "memory/"
+_GIB = 2**30
+
+
+class RunMonitor:
+    """Writers, anomalies, debug mode and profiling of one run.
+
+    It never changes what is computed, and what it cannot do it reports and leaves. Per update it does
+    nothing but compare numbers; the rest happens once per line of metrics. Every process has one, because
+    debug mode computes on all devices, but only the primary writes.
+    """
+
+    def __init__(
+        self,
+        rl_config: RLTrainConfig,
+        directory: pathlib.Path,
+        *,
+        is_primary: bool,
+        profile_steps: tuple[int, int] | None = None,
+    ) -> None:
+        check_writer_packages(rl_config)  # on every process: one that fails alone leaves the others waiting
+        log_frequency = rl_config.training.log_frequency
+        self.anomalies = AnomalyDetector(rl_config, directory / ANOMALIES_FILE if is_primary else None)
+        self._writers = Writers(rl_config, directory) if is_primary else None
+        self._debug: DebugMode | None = None
+        if rl_config.logging.debug:
+            self._debug = DebugMode(directory / DEBUG_DIRECTORY if is_primary else None, log_frequency)
+        self._profiler: StepProfiler | None = None
+        if profile_steps is not None and is_primary:
+            self._profiler = StepProfiler(profile_steps, directory)
+
+    def before_update(self, step: int, agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> None:
+        """`step` is the one that the update will make."""
+        if self._writers is not None:
+            self._writers.open(first_step=step - 1)
+        if self._debug is not None:
+            self._debug.before_update(step, agent, batch, rng)
+
+    def after_update(self, step: int, result: Any, train_step: jax.stages.Compiled) -> None:
+        """The update that makes `step` is under way; `result` is (part of) what it will give."""
+        if self._profiler is not None:
+            self._profiler.after_update(step, result, train_step)
+
+    def on_line(self, line: Mapping[str, Any]) -> dict[str, float]:
+        """A line of metrics, about to be written: judges it and passes it on; returns what to add to it."""
+        added = _memory_metrics() | self.anomalies.check(line)
+        if self._debug is not None:
+            added |= self._debug.on_line(int(line["step"]))
+        self._write(int(line["step"]), {**line, **added})
+        return added
+
+    def on_event(self, line: Mapping[str, Any]) -> None:
+        """A line of its own: an evaluation, or episodes that were played."""
+        self._write(int(line["step"]), line)
+
+    def _write(self, step: int, line: Mapping[str, Any]) -> None:
+        if self._writers is not None:
+            numbers = {name: value for name, value in line.items() if isinstance(value, float)}
+            self._writers.write(step, numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on as if nothing had happened."""
+        return {"anomalies": self.anomalies.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None, step: int) -> None:
+        """Goes on after `step`; None at the start of a run, and for checkpoints from before there was this."""
+        self.anomalies.load_state_dict(None if state is None else state["anomalies"], step)
+
+    def close(self) -> None:
+        if self._profiler is not None:
+            self._profiler.close()
+        if self._writers is not None:
+            self._writers.close()
+
+
+def _memory_metrics() -> dict[str, float]:
+    """Of the fullest local device, where the backend says, and of this process."""
+    memory = device_memory()
+    found = {"device_gib": memory.in_use, "device_peak_gib": memory.peak, "host_gib": memory.host}
+    return {f"{MEMORY}{name}": value / _GIB for name, value in found.items() if value is not None}

@@ -1,0 +1,156 @@
+"""Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, as far as they work.
+
+A package that is missing is an error before the run starts; everything that fails later is reported once
+and never stops training.
+"""
+
+import importlib.util
+import logging
+import pathlib
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from acrlpd.config import ConfigError, RLTrainConfig, to_dict
+
+logger = logging.getLogger(__name__)
+
+TENSORBOARD_DIRECTORY = "tensorboard"
+WANDB_ID_FILE = "wandb_run_id.txt"
+
+
+class MetricWriter(Protocol):
+    """Takes finite numbers by name."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_writer_packages(rl_config: RLTrainConfig) -> None:
+    """Refuses a config whose writers are not installed."""
+    wanted = {
+        "tensorboardX": (rl_config.logging.tensorboard, "logging.tensorboard", "tensorboard"),
+        "wandb": (rl_config.logging.wandb != "disabled", f"logging.wandb {rl_config.logging.wandb}", "wandb"),
+    }
+    for package, (is_wanted, setting, extra) in wanted.items():
+        if is_wanted and importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{setting} needs the package {package}: pip install 'acrlpd[{extra}]', or turn it off")
+
+
+class Writers:
+    """All writers of a config; they are opened when a run really starts, and none can fail the caller."""
+
+    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
+        self._failed: set[str] = set()
+        self._writers: dict[str, MetricWriter] = {}
+        self._waiting: dict[str, Callable[[int], MetricWriter]] = {}
+        if rl_config.logging.tensorboard:
+            path = directory / TENSORBOARD_DIRECTORY
+            self._waiting["TensorBoard"] = lambda first_step: TensorBoardWriter(path, first_step)
+        if rl_config.logging.wandb != "disabled":
+            self._waiting["Weights & Biases"] = lambda _: WandbWriter(rl_config, directory)
+
+    def open(self, first_step: int) -> None:
+        """Opens what is not open yet, for a run that goes on after `first_step`. Cheap when there is nothing to do."""
+        while self._waiting:
+            name, create = self._waiting.popitem()
+            try:
+                self._writers[name] = create(first_step)
+            except Exception as error:
+                self._report(name, error)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        named = {_panel_name(name): value for name, value in values.items()}
+        for name, writer in self._writers.items():
+            try:
+                writer.write(step, named)
+            except Exception as error:
+                self._report(name, error)
+
+    def close(self) -> None:
+        for name, writer in self._writers.items():
+            try:
+                writer.close()
+            except Exception as error:
+                self._report(name, error)
+        self._writers = {}
+
+    def _report(self, name: str, error: Exception) -> None:
+        """Other people's code on other people's networks fails in any way it likes; a run must outlive it."""
+        if name not in self._failed:
+            self._failed.add(name)
+            logger.warning(
+                "%s does not take metrics (%s: %s); the run goes on, metrics.jsonl has them all",
+                name,
+                type(error).__name__,
+                error,
+            )
+
+
+def _panel_name(name: str) -> str:
+    """Dashboards group by what stands before the slash."""
+    return name if "/" in name else f"train/{name}"
+
+
+class TensorBoardWriter:
+    """Event files, one event per line of metrics.
+
+    tensorboardX's own SummaryWriter hands events to a thread through a short queue: when that thread dies
+    of a full disk, the next event waits forever. So records are written here, where an error is one.
+    """
+
+    def __init__(self, directory: pathlib.Path, first_step: int) -> None:
+        """After a restart, TensorBoard forgets what the interrupted run wrote after `first_step`."""
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file = EventsWriter(str(directory / "events"), f".{uuid.uuid4().hex[:8]}")
+        if first_step:
+            restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._file.write_event(self._event(wall_time=time.time(), step=first_step + 1, session_log=restart))
+        self._file.flush()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        numbers = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers))
+        self._file.write_event(event)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class WandbWriter:
+    """A run at Weights & Biases, the same one after every restart: its id is kept in the run directory."""
+
+    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
+        import wandb
+
+        id_path = directory / WANDB_ID_FILE
+        if not id_path.exists():
+            id_path.write_text(uuid.uuid4().hex[:8])
+        self._run = wandb.init(
+            project=rl_config.logging.project_name,
+            name=rl_config.exp_name,
+            id=id_path.read_text().strip(),
+            resume="allow",
+            dir=directory,
+            mode=rl_config.logging.wandb,
+            config=to_dict(rl_config),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        # Our own step: after a restart some are logged again, which W&B's own counter would refuse.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        if rl_config.logging.wandb == "online":
+            logger.info("Weights & Biases: %s", self._run.url)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()

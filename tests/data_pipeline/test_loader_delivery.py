@@ -1,0 +1,139 @@
+"""The same batches whatever delivers them: threads, pools, caches, processes, devices, and a resumed run."""
+
+import gc
+import logging
+import shutil
+import threading
+
+import jax
+import numpy as np
+import pytest
+from data_pipeline_helpers import SIZE, assert_equal, batches, with_data
+
+from acrlpd.data.dataset import open_dataset
+from acrlpd.data.loader import ACRLPDDataLoader, create_acrlpd_data_loader
+from acrlpd.data.source import DatasetError
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_batches_do_not_depend_on_workers(config, num_workers):
+    expected = batches(config, 6)
+    assert_equal(batches(with_data(config, num_workers=num_workers, prefetch_batches=3), 6), expected)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_run_sees_the_same_batches(config, num_workers):
+    config = with_data(config, num_workers=num_workers)
+    expected = batches(config, 6)
+    with create_acrlpd_data_loader(config) as loader:
+        for _ in range(3):
+            loader.sample_batch()
+        state = loader.state_dict()
+    assert all(isinstance(value, int) for value in state.values())
+    assert state["step"] == 3
+    with create_acrlpd_data_loader(config) as loader:
+        loader.load_state_dict({key: np.int64(value) for key, value in state.items()})
+        assert_equal([loader.sample_batch() for _ in range(3)], expected[3:])
+
+
+def test_two_processes_share_the_batch_of_one(config):
+    (whole,) = batches(config, 1)
+    parts = [batches(config, 1, process_index=i, process_count=2)[0] for i in range(2)]
+    assert_equal(jax.tree.map(lambda *x: np.concatenate(x), *parts), whole)
+    with pytest.raises(ValueError, match="24 cannot be split over 5 processes"):
+        create_acrlpd_data_loader(config, process_index=0, process_count=5)
+
+
+def test_cache_pool_and_decoder_give_equal_batches(config):
+    from_cache = batches(config, 2)
+    for episodes in (64, 0):
+        without_cache = with_data(config, frame_cache_dir=None, episodes_per_memory_pool=episodes)
+        assert_equal(batches(without_cache, 2), from_cache)
+
+
+def test_the_memory_pool_moves_through_the_dataset(config, caplog):
+    config = with_data(config, frame_cache_dir=None, episodes_per_memory_pool=2, num_workers=2)
+    with caplog.at_level(logging.WARNING), create_acrlpd_data_loader(config) as loader:
+        assert "batches come from 2 of 6 episodes" in caplog.text
+        assert loader.steps_per_memory_pool == 5  # 315 frames x 2 of 6 episodes / 24
+        seen = []
+        for epoch in range(3):
+            loader.refresh_memory_pool(epoch)
+            seen.append({*np.unique(loader.sample_batch().episode_id).tolist()})
+            assert len(seen[-1]) == 2
+        assert set.union(*seen) == set(range(6))
+        state = loader.state_dict()
+        assert state["step"] == 3
+        expected = [loader.sample_batch() for _ in range(2)]
+    with create_acrlpd_data_loader(config) as loader:
+        loader.load_state_dict(state)
+        assert_equal([loader.sample_batch() for _ in range(2)], expected)
+
+
+def test_a_cursor_of_another_run_is_refused_and_of_other_data_named(config, caplog):
+    with create_acrlpd_data_loader(config) as loader:
+        state = loader.state_dict()
+        with pytest.raises(ValueError, match="seed 12, this run has seed 11"):
+            loader.load_state_dict({**state, "seed": 12})
+        with caplog.at_level(logging.WARNING):
+            loader.load_state_dict({**state, "dataset": 1})
+        assert "the dataset is not the one" in caplog.text
+
+
+def test_batches_on_devices(config):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+    config = with_data(config, num_workers=2)
+    on_device = batches(config, 8, device_sharding=sharding)
+    for leaf in jax.tree.leaves(on_device[0]):
+        assert isinstance(leaf, jax.Array)
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    assert on_device[0].observations.images["base_0_rgb"].dtype == np.uint8
+    # All eight are alive, so none of their buffers was used twice.
+    assert_equal(jax.tree.map(np.asarray, on_device), batches(config, 8))
+
+
+def test_image_buffers_are_used_again(config):
+    with ACRLPDDataLoader(open_dataset(config), config, batch_size=8) as loader:
+        for _ in range(10):
+            loader.sample_batch()
+        assert loader._parts[0].builder.buffers.allocated_bytes == 2 * 2 * 8 * SIZE * SIZE * 3
+
+
+def test_iteration_has_no_end(config):
+    with create_acrlpd_data_loader(config) as loader:
+        steps = [batch.step_id for batch, _ in zip(loader, range(3), strict=False)]
+    assert len(steps) == 3
+
+
+def loader_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("acrlpd-data")]
+
+
+def test_closing_and_dropping_a_loader_ends_its_threads(config):
+    config = with_data(config, num_workers=2)
+    loader = create_acrlpd_data_loader(config)
+    loader.sample_batch()
+    loader.close()
+    loader.close()
+    assert loader_threads() == []
+    with pytest.raises(RuntimeError, match="closed"):
+        loader.sample_batch()
+    loader = create_acrlpd_data_loader(config)
+    loader.sample_batch()
+    assert len(loader_threads()) == 2
+    del loader
+    gc.collect()
+    assert loader_threads() == []
+
+
+def test_a_reading_error_reaches_the_training_loop(config, tmp_path):
+    cache = shutil.copytree(config.data.frame_cache_dir, tmp_path / "cache")
+    with create_acrlpd_data_loader(with_data(config, frame_cache_dir=str(cache), num_workers=2)) as loader:
+        loader.sample_batch()
+        for shard in cache.rglob("*.frames"):
+            with shard.open("r+b") as file:
+                file.truncate(1000)
+        with pytest.raises(DatasetError, match="truncated"):
+            for _ in range(10):
+                loader.sample_batch()

@@ -1,0 +1,120 @@
+"""Tiny training runs in this process, with faults in their data where a test wants them."""
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from acrlpd.batch import Batch
+from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config
+from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.training.metrics_log import read_metrics
+from acrlpd.training.sharding import create_fsdp_sharding_strategy
+from acrlpd.training.trainer import ACRLPDTrainer
+
+# Compiled updates by what they depend on: runs that differ in nothing else share them.
+_COMPILED: dict[str, Any] = {}
+
+# Given the step that a batch is for, returns the batch that the trainer gets.
+Fault = Callable[[int, Batch], Batch]
+
+
+def state_config(directory: pathlib.Path, **overrides: Any) -> RLTrainConfig:
+    """All losses on the state-space policy, a line of metrics per update; compiles in seconds."""
+    base = get_config("debug")
+    config = dataclasses.replace(
+        base,
+        model=StateFlowPolicyConfig(state_dim=7, action_dim=7, action_horizon=10, hidden_dims=(32, 32)),
+        data=dataclasses.replace(base.data, repack=RepackConfig()),
+        critic=dataclasses.replace(base.critic, use_pi0_features=False, num_critics=4, hidden_dims=(32, 32)),
+    )
+    changes = {
+        "batch_size": 64,
+        "qchunking.horizon_length": 10,
+        "acrlpd.learnable_temperature": True,
+        "acrlpd.sampling_steps": 2,
+        "training.log_frequency": 1,
+        "training.save_frequency": 10**6,
+        "training.eval_frequency": 0,
+        "checkpoints.directory": str(directory),
+        "checkpoints.keep_period": None,
+    }
+    changes |= {key.replace("__", "."): value for key, value in overrides.items()}
+    return apply_config_overrides(config, changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run left behind."""
+
+    directory: pathlib.Path
+    lines: list[dict[str, Any]]
+    anomalies: list[dict[str, Any]]  # every line of anomalies.jsonl
+
+    def first(self, kind: str) -> dict[str, Any]:
+        """How the first episode of this kind was reported."""
+        return next(entry for entry in self.anomalies if entry["kind"] == kind)
+
+    def episodes(self, kind: str) -> set[int]:
+        """Steps at which this kind was noticed."""
+        return {entry["step"] for entry in self.anomalies if entry["kind"] == kind}
+
+
+def train(
+    config: RLTrainConfig,
+    directory: pathlib.Path,
+    *,
+    fault: Fault | None = None,
+    profile_steps: tuple[int, int] | None = None,
+    resume: bool = False,
+    eval_fn: Callable[..., Mapping[str, float]] | None = None,
+) -> Run:
+    """Trains as the config says; with `resume`, from the newest checkpoint in the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    sharding = create_fsdp_sharding_strategy(config)
+    with create_acrlpd_data_loader(config, device_sharding=sharding.data) as loader:
+        if fault is not None:
+            sample_batch = loader.sample_batch
+            loader.sample_batch = lambda: fault(trainer.step + 1, sample_batch())  # type: ignore[method-assign]
+        trainer = ACRLPDTrainer(config, loader, sharding, directory, profile_steps=profile_steps, eval_fn=eval_fn)
+        if resume:
+            trainer.load_checkpoint(max(directory.glob("[0-9]*"), key=lambda path: int(path.name)))
+        else:
+            trainer.initialize()
+        if compiled := _COMPILED.get(_computation(config)):
+            trainer._train_steps = compiled
+            trainer.writer.prepare(trainer.arrays())
+        trainer.train()
+        _COMPILED[_computation(config)] = trainer._train_steps
+        trainer.close()
+    return read_run(directory)
+
+
+def _computation(config: RLTrainConfig) -> str:
+    """What decides which program an update is."""
+    default = get_config("debug")
+    return repr(
+        dataclasses.replace(
+            config, logging=default.logging, checkpoints=default.checkpoints, training=default.training, exp_name=""
+        )
+    )
+
+
+def read_run(directory: pathlib.Path) -> Run:
+    path = directory / "anomalies.jsonl"
+    anomalies = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return Run(directory, read_metrics(directory / "metrics.jsonl"), anomalies)
+
+
+def with_rewards(batch: Batch, value: float) -> Batch:
+    return dataclasses.replace(batch, rewards=jax.tree.map(lambda x: x * 0 + value, batch.rewards))
+
+
+def slowly(seconds: float, batch: Batch) -> Batch:
+    time.sleep(seconds)
+    return batch

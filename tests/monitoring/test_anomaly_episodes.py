@@ -1,0 +1,132 @@
+"""How trouble becomes episodes: hysteresis, phases, restarts."""
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monitoring_helpers import state_config
+
+from acrlpd.monitoring.anomalies import AnomalyDetector, suggest_lr_adjustment
+
+CONFIG = state_config(pathlib.Path("unused"))
+HEALTHY = {"q_std": 1.0, "q_mean": 0.5, "q_ensemble_std": 0.1, "candidate_diversity": 0.5, "reward_max": 1.0}
+
+
+def line(step: int, **changes: Any) -> dict[str, Any]:
+    return {"step": step, "phase": "offline", **HEALTHY, **changes}
+
+
+def detector(directory: pathlib.Path, name: str = "anomalies.jsonl") -> AnomalyDetector:
+    return AnomalyDetector(CONFIG, directory / name)
+
+
+def entries(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_trouble_that_comes_and_goes_is_one_episode(tmp_path: pathlib.Path) -> None:
+    """Between the threshold and its half nothing changes, nor in a few healthy lines."""
+    watch = detector(tmp_path)
+    spreads = [0.5, 1e-4, 1e-4, 1e-4, 1.5e-3, 0.5, 0.5, 1e-4, 1.5e-3, 1e-4, *[0.5] * 5, 0.5]
+    shown = [bool(watch.check(line(i, candidate_diversity=spread))) for i, spread in enumerate(spreads)]
+    assert shown == [False] * 3 + [True] * 11 + [False] * 2
+    found = entries(tmp_path / "anomalies.jsonl")
+    assert [(entry["step"], entry["last_step"]) for entry in found] == [(3, None), (3, 9)]
+
+
+def test_a_new_phase_is_judged_by_itself(tmp_path: pathlib.Path) -> None:
+    """Losses of another size are normal when the data changes; an explosion within the phase is not."""
+    watch = detector(tmp_path)
+    for step in range(20):
+        assert not watch.check(line(step, critic_loss=0.01))
+    for step in range(20, 40):
+        assert not watch.check(line(step, critic_loss=1.0, phase="online"))
+    for step in range(40, 42):
+        watch.check(line(step, critic_loss=50.0, phase="online"))
+    assert set(watch.open) == {"loss_explosion"}
+
+
+def test_a_loss_that_changed_for_good_is_believed_in_the_end(tmp_path: pathlib.Path) -> None:
+    watch = detector(tmp_path)
+    for step in range(20):
+        watch.check(line(step, bc_loss=0.1))
+    for step in range(20, 220):
+        watch.check(line(step, bc_loss=2.0))
+    found = entries(tmp_path / "anomalies.jsonl")
+    assert [entry["step"] for entry in found] == [21, 21]
+    assert found[1]["last_step"] is not None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "q", "is_trouble"),
+    [
+        ((0.0, 1.0), 99.0, False),
+        ((0.0, 1.0), 106.0, True),
+        ((0.0, 1.0), -6.0, True),
+        ((-1.0, 0.0), -99.0, False),
+        ((-1.0, 0.0), 6.0, True),
+        ((0.0, 0.0), 110.0, True),  # nothing is known of rewards, but this is a lot
+    ],
+)
+def test_the_bound_of_q(rewards: tuple[float, float], q: float, is_trouble: bool, tmp_path: pathlib.Path) -> None:
+    """Discount 0.99: values lie between 100 times the smallest and the largest reward, and 0."""
+    watch = AnomalyDetector(state_config(tmp_path, acrlpd__discount=0.99), None)
+    for step in range(2):
+        watch.check(line(step, q_mean=q, q_std=10.0, reward_min=rewards[0], reward_max=rewards[1]))
+    assert ("q_divergence" in watch.open) == is_trouble
+
+
+def test_a_line_without_numbers_changes_nothing(tmp_path: pathlib.Path) -> None:
+    watch = detector(tmp_path)
+    for step in range(30):
+        assert not watch.check({"step": step, "phase": "offline", "q_std": None, "critic_loss": None})
+
+
+number = st.one_of(st.none(), st.floats(1e-6, 1e6))
+lines = st.lists(
+    st.fixed_dictionaries(
+        {"critic_loss": number, "q_std": number, "candidate_diversity": number, "timing/step_s": number},
+        optional={"update_skipped": st.sampled_from([0.0, 0.5]), "timing/data_wait_s": st.floats(0, 1)},
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(lines, st.integers(0, 40), st.integers(0, 40))
+def test_an_interrupted_watch_is_the_watch(
+    tmp_path_factory: pytest.TempPathFactory, numbers: list[dict[str, Any]], saved: int, killed: int
+) -> None:
+    """Killed some lines after a checkpoint and resumed from it, it reports what it would have reported."""
+    directory = tmp_path_factory.mktemp("anomalies")
+    saved = min(saved, len(numbers))
+    straight = detector(directory, "straight.jsonl")
+    expected = [straight.check(line(i, **changes)) for i, changes in enumerate(numbers, start=1)]
+    interrupted = detector(directory, "interrupted.jsonl")
+    found = [interrupted.check(line(i, **changes)) for i, changes in enumerate(numbers[:saved], start=1)]
+    state = json.loads(json.dumps(interrupted.state_dict()))
+    for i, changes in enumerate(numbers[saved:killed], start=saved + 1):
+        interrupted.check(line(i, **changes))
+    resumed = detector(directory, "interrupted.jsonl")
+    resumed.load_state_dict(state, saved)
+    found += [resumed.check(line(i, **changes)) for i, changes in enumerate(numbers[saved:], start=saved + 1)]
+    assert found == expected
+    assert entries(directory / "interrupted.jsonl") == entries(directory / "straight.jsonl")
+
+
+def test_suggested_learning_rates(tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path, critic_lr_schedule__peak_lr=1e-3)
+    assert "--critic_lr 0.0005" in suggest_lr_adjustment(config, "critic", {"critic_grad_norm": 2.0})
+    assert "clipped" in suggest_lr_adjustment(config, "critic", {"critic_grad_norm": 50.0})
+    assert "--pi0_lr" in suggest_lr_adjustment(config, "policy", {"policy_grad_norm": None})
+
+
+def test_a_full_disk_does_not_stop_the_watch(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "anomalies.jsonl").symlink_to("/dev/full")
+    watch = detector(tmp_path)
+    for step in range(5):
+        watch.check(line(step, candidate_diversity=0.0))
+    assert set(watch.open) == {"dead_candidates"}

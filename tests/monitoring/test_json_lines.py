@@ -1,0 +1,59 @@
+import logging
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from acrlpd.monitoring.json_lines import JsonLinesFile, read_json_lines
+
+PROCESS = """
+import pathlib, resource, signal, sys
+from acrlpd.monitoring.json_lines import JsonLinesFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+file = JsonLinesFile(pathlib.Path(sys.argv[1]))
+for i in range(10):
+    if i == 3:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    if i == 8:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    file.append({"number": i, "text": "x" * 20})
+"""
+
+
+def test_what_did_not_fit_is_written_when_there_is_room(tmp_path: pathlib.Path) -> None:
+    """A real limit on the file's size, in the middle of a line, and lifted later."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, str(tmp_path / "lines.jsonl")], capture_output=True, text=True, check=True
+    )
+    assert [entry["number"] for entry in read_json_lines(tmp_path / "lines.jsonl")] == list(range(10))
+    assert done.stderr.count("cannot be written") == 1
+
+
+def test_a_full_disk_is_reported_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.symlink_to("/dev/full")
+    file = JsonLinesFile(path)
+    with caplog.at_level(logging.WARNING, "acrlpd"):
+        for i in range(3):
+            file.append({"number": i})
+    assert len(caplog.records) == 1
+    path.unlink()
+    file.append({"number": 3})
+    assert [entry["number"] for entry in read_json_lines(path)] == [0, 1, 2, 3]
+
+
+def test_a_cut_off_line_is_left_out(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    file = JsonLinesFile(path)
+    file.append({"number": 0})
+    with path.open("a") as cut:
+        cut.write('{"number": 1')
+    assert file.read() == [{"number": 0}]
+
+
+def test_no_path_no_file() -> None:
+    file = JsonLinesFile(None)
+    file.append({"number": 0})
+    file.replace([])
+    assert file.read() == []

@@ -1,0 +1,127 @@
+"""Time of a step by part: the arithmetic on traces."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acrlpd.cli import main
+from acrlpd.config import ConfigError
+from acrlpd.monitoring.profiling import parse_profile_steps
+from acrlpd.monitoring.step_time import (
+    PARTS,
+    Segment,
+    attribute_time,
+    innermost,
+    parts_of_instructions,
+    read_program,
+    scope_of,
+    shared_time,
+)
+
+PROGRAM = """
+HloModule jit_train_step
+
+%fused.1 (p: f32[2]) -> f32[2] {
+  %p = f32[2]{0} parameter(0)
+  ROOT %tanh.1 = f32[2]{0} tanh(%p), metadata={op_name="jit(train_step)/jvp(policy)/tanh"}
+}
+
+%body (q: f32[2]) -> f32[2] {
+  %q = f32[2]{0} parameter(0)
+  %copy.1 = f32[2]{0} copy(%q)
+  ROOT %dot.1 = f32[2]{0} add(%copy.1, %q), metadata={op_name="jit(train_step)/sampling/while/body/add"}
+}
+
+ENTRY %main (a: f32[2]) -> f32[2] {
+  %a = f32[2]{0} parameter(0), metadata={op_name="batch.observations.state"}
+  %fusion.1 = f32[2]{0} fusion(%a), kind=kLoop, calls=%fused.1
+  %while.1 = f32[2]{0} while(%fusion.1), condition=%cond, body=%body
+  %add.2 = f32[2]{0} add(%while.1, %a), metadata={op_name="jit(train_step)/transpose(jvp(policy))/critic/add"}
+  ROOT %mul.3 = f32[2]{0} multiply(%add.2, %a), metadata={op_name="jit(train_step)/optimizer/mul"}
+}
+"""
+
+
+def test_operations_belong_to_their_innermost_scope() -> None:
+    parts = parts_of_instructions(PROGRAM)
+    assert (parts["add.2"], parts["mul.3"], parts["dot.1"]) == ("critic", "optimizer", "sampling")
+    assert parts["fusion.1"] == "policy"  # what it calls
+    assert (parts["while.1"], parts["copy.1"]) == ("sampling", "sampling")  # its body, and what stands around
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [
+        ("jit(train_step)/policy_head/add", None),
+        ("jit(f)/transpose(jvp(policy))/rematted_computation/sampling/dot", "sampling"),
+        ("jit(f)/vmap(critic)/dot", "critic"),
+    ],
+)
+def test_scopes_are_whole_words(name: str, scope: str | None) -> None:
+    assert scope_of(name) == scope
+
+
+segments = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(1, 20), st.sampled_from(["policy", "critic", "other"])), max_size=12
+)
+
+
+@given(segments, segments)
+def test_moments_are_shared(busy: list[tuple[int, int, str]], waits: list[tuple[int, int, str]]) -> None:
+    """Against counting, moment by moment."""
+    expected: dict[str, float] = {}
+    for moment in range(80):
+        running = [part for start, length, part in busy if start <= moment < start + length]
+        for part in running:
+            expected[part] = expected.get(part, 0.0) + 1 / len(running)
+        if not running and any(start <= moment < start + length for start, length, _ in waits):
+            expected["data"] = expected.get("data", 0.0) + 1
+    found = shared_time(
+        [Segment(start, start + length, part) for start, length, part in busy],
+        [Segment(start, start + length, "data") for start, length, _ in waits],
+    )
+    assert {part: time for part, time in found.items() if time > 1e-9} == pytest.approx(expected)
+
+
+def test_nested_operations_are_counted_once() -> None:
+    thread = [Segment(0, 10, "other"), Segment(2, 5, "policy"), Segment(3, 4, "critic"), Segment(12, 14, "policy")]
+    assert list(innermost(thread)) == [
+        Segment(0, 2, "other"),
+        Segment(2, 3, "policy"),
+        Segment(3, 4, "critic"),
+        Segment(4, 5, "policy"),
+        Segment(5, 10, "other"),
+        Segment(12, 14, "policy"),
+    ]
+
+
+ARGS = {"hlo_op": "fusion.1", "hlo_module": "jit_train_step"}
+
+
+def test_what_is_left_of_the_wall_time_is_other() -> None:
+    events = [
+        {"ph": "X", "pid": 1, "tid": 1, "ts": 0.0, "dur": 3e5, "name": "fusion.1", "args": ARGS},
+        {"ph": "X", "pid": 1, "tid": 1, "ts": 7e5, "dur": 1e5, "name": "fusion.1", "args": {**ARGS, "hlo_module": "x"}},
+        {"ph": "X", "pid": 1, "tid": 2, "ts": 2e5, "dur": 4e5, "name": "data_wait"},
+        {"ph": "M", "pid": 1, "name": "process_name"},
+    ]
+    found = attribute_time(events, read_program(PROGRAM), wall_time_s=1.0)
+    assert found == pytest.approx({**dict.fromkeys(PARTS, 0.0), "policy": 0.3, "data": 0.3, "other": 0.4})
+
+
+@pytest.mark.parametrize("text", ["5", "0:3", "5:5", "7:2", "a:b", "1:2:3", ""])
+def test_profile_steps_that_make_no_sense(text: str) -> None:
+    with pytest.raises(ConfigError, match="--profile_steps must be a:b"):
+        parse_profile_steps(text)
+
+
+def test_profile_steps() -> None:
+    assert parse_profile_steps("10:20") == (10, 20)
+
+
+def test_the_command_refuses_them_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # the command sets it where it is not
+    assert main(["train", "--config", "debug", "--profile_steps", "8"]) == 2
+    assert "--profile_steps must be a:b" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""An actor process beside the learner: it feeds it, either may die, and neither waits for a dead one."""
+
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable
+
+from training_helpers import Processes, arrays_of, finish, metrics_of, online_config
+
+from acrlpd.training.actor_process import LOG_FILE
+from acrlpd.training.rounds import REPLAY, read_rounds
+from acrlpd.training.run_directory import read_summary, run_directory, saved_steps
+
+OFFLINE, ONLINE = 4, 40
+WAIT_S = 120.0
+
+
+def wait_for(what: str, condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {WAIT_S:g} s for {what}"
+        time.sleep(0.02)
+
+
+def actors_of(learner: int) -> list[int]:
+    """The actor processes that a learner has started and that are running."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            arguments = (path / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended since
+            continue
+        if parent == learner and b"acrlpd.training.actor" in arguments:
+            found.append(int(path.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_actor_and_learner_survive_each_other(processes: Processes, tmp_path: pathlib.Path) -> None:
+    """The actor is killed and replaced; the learner is killed, the actor ends; a resumed run comes to its end."""
+    config = online_config(
+        tmp_path,
+        env__id="async_toy:slow-toy",
+        offline_steps=OFFLINE,
+        online_steps=ONLINE,
+        online__async_actor=True,
+        online__actor_refresh_steps=5,
+        online__start_steps=50,
+        online__update_to_data_ratio=0.1,
+        save_frequency=10,
+    )
+    directory = run_directory(config)
+    learner = processes.start(config)
+    wait_for("the first round", lambda: read_rounds(directory / REPLAY, 0) or learner.poll() is not None)
+    (actor,) = actors_of(learner.pid)
+    os.kill(actor, signal.SIGKILL)
+    wait_for("another actor", lambda: [a for a in actors_of(learner.pid) if a != actor] or learner.poll() is not None)
+    wait_for("a checkpoint", lambda: saved_steps(directory)[-1:] > [OFFLINE] or learner.poll() is not None)
+    assert learner.poll() is None, finish(learner).output
+    (actor,) = actors_of(learner.pid)
+    learner.kill()
+    killed = finish(learner)
+    assert "the actor process ended with exit code -9" in killed.output
+    assert "Starting it again" in killed.output
+    wait_for("the actor to end", lambda: not is_running(actor))
+
+    resumed = processes.start(config, resume=True)
+    ended = finish(resumed)
+    assert ended.returncode == 0, ended.output
+    assert not actors_of(resumed.pid)
+    summary = read_summary(directory)
+    rounds = read_rounds(directory / REPLAY, 0)
+    events = [line for line in metrics_of(directory) if "online/env_steps" in line]
+    assert summary["final_step"] == OFFLINE + ONLINE
+    assert summary["online"]["env_steps"] >= 50 + (ONLINE - 1) / 0.1
+    assert summary["online"]["env_steps"] == events[-1]["online/env_steps"] <= sum(r.env_steps for r in rounds)
+    # Every round was taken once, and the policy that plays is the learner's, a few updates old.
+    assert [event["online/policy_step"] for event in events] == [r.policy_step for r in rounds[: len(events)]]
+    played_by = [event["online/policy_step"] for event in events]
+    assert played_by[0] == OFFLINE and played_by[-1] > OFFLINE
+    assert all(event["online/policy_step"] < event["step"] for event in events)
+    assert arrays_of(directory / str(OFFLINE + ONLINE))[".step"] == OFFLINE + ONLINE
+
+
+def test_an_actor_that_cannot_start_ends_the_run(processes: Processes, tmp_path: pathlib.Path) -> None:
+    config = online_config(tmp_path, env__id="async_toy:actorless-toy", offline_steps=4, online__async_actor=True)
+    result = processes.run(config, order={"max_actor_starts": 1})
+    assert result.returncode == 1
+    error = result.output[result.output.rindex("EnvError: the actor process ended with exit code 1") :]
+    assert "its model file is missing" in error  # the end of the actor's log
+    assert "It played no round in 1 starts: giving up" in error
+    assert "Traceback" in (run_directory(config) / LOG_FILE).read_text()
+    assert saved_steps(run_directory(config)) == [4]

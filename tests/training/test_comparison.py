@@ -1,0 +1,110 @@
+"""A run beside what it is compared with: cloning, cloning of successes, and offline RL for as long."""
+
+import json
+import pathlib
+import signal
+
+import numpy as np
+import pytest
+from training_helpers import Processes, arrays_of, metrics_of, online_config
+
+from acrlpd.config import RLTrainConfig, load_config
+from acrlpd.training.comparison import DESCRIPTIONS, baseline_config, baseline_directory
+from acrlpd.training.run_directory import read_summary, run_directory
+
+OFFLINE, ONLINE = 8, 6
+LAST = OFFLINE + ONLINE
+BASELINES = ["bc", "bc_success_only", "offline_continued"]
+
+
+def config_of(directory: pathlib.Path) -> RLTrainConfig:
+    return online_config(
+        directory, offline_steps=OFFLINE, online_steps=ONLINE, log_frequency=1, evaluation__baselines=BASELINES
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> tuple[pathlib.Path, str]:
+    """Stopped in the first baseline and in the online phase of the run, and resumed after each."""
+    config = config_of(tmp_path_factory.mktemp("runs"))
+    directory = run_directory(config)
+    terminate = {"signal": signal.SIGTERM}
+    stopped = processes.run(config, order={"signal_before_step": 3, **terminate})
+    assert stopped.returncode == 143, stopped.output
+    assert read_summary(baseline_directory(directory, "bc"))["final_step"] == 4
+    assert (directory / "config.yaml").is_file()  # so that --overwrite knows what it is
+    assert not read_summary(directory)
+
+    stopped = processes.run(config, order={"signal_before_step": OFFLINE + 3, **terminate}, resume=True)
+    assert stopped.returncode == 143, stopped.output
+    assert read_summary(directory)["final_step"] == OFFLINE + 4
+    finished = [baseline_directory(directory, name) / "summary.json" for name in BASELINES[:2]]
+    contents = [path.read_bytes() for path in finished]
+
+    resumed = processes.run(config, resume=True)
+    assert resumed.returncode == 0, resumed.output
+    assert [path.read_bytes() for path in finished] == contents  # not trained again
+    return directory, resumed.output
+
+
+def test_the_summary_has_all_five_in_order(compared: tuple[pathlib.Path, str]) -> None:
+    directory, output = compared
+    evaluation = read_summary(directory)["evaluation"]
+    assert list(evaluation) == ["bc", "bc_success_only", "offline", "offline_continued", "online"]
+    steps = [found["step"] for found in evaluation.values()]
+    assert steps == [OFFLINE, OFFLINE, OFFLINE, LAST, LAST]
+    for name, found in evaluation.items():
+        assert found["episodes"] == 4
+        assert 0 <= found["interval"][0] <= found["success_rate"] <= found["interval"][1] <= 1
+        assert DESCRIPTIONS[name] in " ".join(output.split())
+    seeds = set()
+    for where, step in (
+        (directory, OFFLINE),
+        (directory, LAST),
+        *((baseline_directory(directory, name), evaluation[name]["step"]) for name in BASELINES),
+    ):
+        record = json.loads((where / "evaluations" / str(step) / "evaluation.json").read_text())
+        seeds.add(tuple(episode["seed"] for episode in record["per_episode"]))
+    assert len(seeds) == 1  # the same episodes for all
+
+
+def test_cloning_trains_no_critic(compared: tuple[pathlib.Path, str]) -> None:
+    directory, _ = compared
+    bc, filtered = (arrays_of(baseline_directory(directory, name) / str(OFFLINE)) for name in BASELINES[:2])
+    offline = arrays_of(baseline_directory(directory, "offline_continued") / str(LAST))
+    critic = [name for name in bc if ".critic" in name]
+    assert critic
+    for name in critic:
+        # They saw other data and ended with the same numbers: those of the beginning.
+        assert np.array_equal(bc[name], filtered[name]), name
+    online = [name for name in critic if name.startswith(".critics.online")]
+    for name in online:
+        assert np.array_equal(bc[name], bc[name.replace(".online", ".target", 1)])
+    assert not all(np.array_equal(bc[name], offline[name]) for name in online)
+    policy = [name for name in bc if name.startswith(".policy_params")]
+    assert not all(np.array_equal(bc[name], filtered[name]) for name in policy)
+
+
+def test_offline_continued_goes_on_where_the_run_went_online(compared: tuple[pathlib.Path, str]) -> None:
+    directory, _ = compared
+    lines = [line for line in metrics_of(baseline_directory(directory, "offline_continued")) if "total_loss" in line]
+    assert [line["step"] for line in lines] == list(range(OFFLINE + 1, LAST + 1))
+    assert {line["phase"] for line in lines} == {"offline"}
+    config = load_config(baseline_directory(directory, "offline_continued") / "config.yaml")
+    assert (config.training.offline_steps, config.training.online_steps) == (LAST, 0)
+
+
+def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path) -> None:
+    config = config_of(tmp_path)
+    filtered = baseline_config(config, "bc_success_only", {})
+    assert filtered.data.episode_filter == "success"
+    assert baseline_config(config, "bc", {}).data == config.data
+    for name in BASELINES:
+        found = baseline_config(config, name, {"final_step": 11})
+        assert (found.seed, found.batch_size, found.model, found.env) == (
+            config.seed,
+            config.batch_size,
+            config.model,
+            config.env,
+        )
+        assert found.training.offline_steps == (11 if name == "offline_continued" else OFFLINE)

@@ -1,0 +1,169 @@
+"""Rounds of episodes: what is on disk counts, whoever was interrupted and whatever the environment does."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_env import MAX_STEPS, Toy, ToyEnv, seeded_chunks
+from training_helpers import online_config
+
+from acrlpd.config import ConfigError
+from acrlpd.data.replay import Replay, ReplayError
+from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
+from acrlpd.training.rounds import RoundPlayer, action_column, episode_seed, open_replay, read_round, read_rounds
+
+SEED, SIZE = 0, 3
+
+
+class Broken(Toy):
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("no physics today")
+
+
+def make_broken(name: str, **options: Any) -> Env:
+    return ToyEnv(Broken("toy"), name=name, prompt="go right", fps=10, cameras=(), max_episode_steps=MAX_STEPS)
+
+
+register_env("broken-toy", make_broken)
+
+
+@contextlib.contextmanager
+def player_of(directory: pathlib.Path, env: str = "toy", size: int = SIZE, **pool: Any) -> Iterator[RoundPlayer]:
+    config = online_config(directory, seed=SEED, online__episodes_per_round=size)
+    options = {"num_workers": 0, "cameras": ()} | pool
+    with EnvPool(env, 2, **options) as envs:
+        yield RoundPlayer(config, envs, open_replay(directory, config, envs.spec), replan_steps=3)
+
+
+def files_of(directory: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((directory / "replay").iterdir())}
+
+
+def test_a_round_is_what_is_on_disk(tmp_path: pathlib.Path) -> None:
+    with player_of(tmp_path) as player:
+        rounds = [player.play(number, seeded_chunks, policy_step=7 * number) for number in range(2)]
+    assert [played.episodes for played in rounds] == [(0, 1, 2), (3, 4, 5)]
+    assert [played.policy_step for played in rounds] == [0, 7]
+    root = tmp_path / "replay"
+    assert read_rounds(root, 0) == rounds
+    assert read_rounds(root, 1) == rounds[1:]
+    assert read_round(root, 2) is None
+    for played in rounds:
+        for number, length, success, total in zip(
+            played.episodes, played.lengths, played.successes, played.returns, strict=True
+        ):
+            with np.load(root / f"episode-{number:08d}-{length}.npz") as shard:
+                assert len(shard["column/action"]) == length
+                assert shard["column/next.success"].any() == success
+                assert shard["column/next.reward"].sum(dtype=np.float64) == total
+                start = np.random.default_rng(episode_seed(SEED, number)).uniform(0.0, 0.2)
+                assert shard["column/observation.state"][0, 0] == np.float32(start)
+    metrics = rounds[0].metrics()
+    assert metrics["episodes"] == 3 and metrics["lost_episodes"] == 0
+    assert metrics["success_rate"] == pytest.approx(np.mean(rounds[0].successes))
+
+
+def test_an_interrupted_round_comes_to_the_same_end(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with player_of(tmp_path / "straight") as player:
+        expected = player.play(0, seeded_chunks, 0)
+    write = Replay.write
+
+    def interrupted(self: Replay, number: int, *args: Any) -> None:
+        if number != first:
+            raise KeyboardInterrupt
+        write(self, number, *args)
+
+    for first in range(SIZE):
+        directory = tmp_path / str(first)
+        with player_of(directory) as player:
+            monkeypatch.setattr(Replay, "write", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                player.play(0, seeded_chunks, 0)
+            monkeypatch.setattr(Replay, "write", write)
+            assert player.play(0, seeded_chunks, 0) == expected
+        assert files_of(directory) == files_of(tmp_path / "straight")
+
+
+def stand_still(observations: Any, prompts: Any, seed: int) -> Chunks:
+    return Chunks(np.zeros((len(prompts), 4, 2), np.float32))
+
+
+def test_another_policy_finishes_a_round_without_touching_what_is_there(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An actor that was killed is followed by one with a newer policy."""
+    write = Replay.write
+
+    def dies_after_one(self: Replay, number: int, *args: Any) -> None:
+        write(self, number, *args)
+        raise KeyboardInterrupt
+
+    with player_of(tmp_path) as player:
+        monkeypatch.setattr(Replay, "write", dies_after_one)
+        with pytest.raises(KeyboardInterrupt):
+            player.play(0, seeded_chunks, 0)
+        monkeypatch.setattr(Replay, "write", write)
+        (first,) = files_of(tmp_path)
+        assert f"-{MAX_STEPS}.npz" not in first  # it moved, and arrived
+        played = player.play(0, stand_still, 50)
+    assert first in files_of(tmp_path)
+    assert len(files_of(tmp_path)) == SIZE + 1
+    index = played.episodes.index(int(first.split("-")[1]))
+    assert played.successes == tuple(i == index for i in range(SIZE))
+    assert played.lengths[index] == int(first.removesuffix(".npz").split("-")[2])
+    assert [length for i, length in enumerate(played.lengths) if i != index] == [MAX_STEPS] * (SIZE - 1)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "shape", "reward"])
+def test_an_environment_that_fails_costs_its_episode(tmp_path: pathlib.Path, fault: str) -> None:
+    with player_of(tmp_path, f"toy-{fault}-{episode_seed(SEED, 1)}") as player:
+        played = player.play(0, seeded_chunks, 0)
+        assert played.episodes == (0, 2)
+        assert played.metrics()["lost_episodes"] == 1
+        assert player.play(1, seeded_chunks, 0).episodes == (3, 4, 5)
+
+
+def test_an_environment_that_hangs_costs_its_episode(tmp_path: pathlib.Path) -> None:
+    env = f"toy-hang-{episode_seed(SEED, 1)}"
+    with player_of(tmp_path, env, num_workers=2, timeout_s=1.0) as player:
+        played = player.play(0, seeded_chunks, 0)
+    assert 1 not in played.episodes and 1 <= len(played.episodes) <= 2
+    assert played.lost_episodes == SIZE - len(played.episodes)
+
+
+def test_a_round_without_an_episode_does_not_end_the_run(tmp_path: pathlib.Path) -> None:
+    with player_of(tmp_path, f"toy-raise-{episode_seed(SEED, 1)}", size=1) as player:
+        assert player.play(0, seeded_chunks, 0).episodes == (0,)
+        lost = player.play(1, seeded_chunks, 0)
+        assert player.play(2, seeded_chunks, 0).episodes == (2,)
+    assert (lost.episodes, lost.env_steps, lost.lost_episodes) == ((), 0, 1)
+    assert "success_rate" not in lost.metrics()
+    assert read_round(tmp_path / "replay", 1) == lost
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_an_environment_in_which_every_episode_is_lost_ends_the_run(tmp_path: pathlib.Path, size: int) -> None:
+    with (
+        player_of(tmp_path, "broken-toy", size=size) as player,
+        pytest.raises(EnvError, match=r"the last 4 episodes in 'broken-toy' were all lost.*no physics today"),
+    ):
+        for number in range(10):
+            player.play(number, seeded_chunks, 0)
+
+
+def test_a_record_that_cannot_be_written_is_explained(tmp_path: pathlib.Path) -> None:
+    with player_of(tmp_path) as player:
+        (tmp_path / "replay" / "round-000000.json.tmp").mkdir()  # stands in for a disk that takes no more
+        with pytest.raises(ReplayError, match=r"record of round 0 could not be written.*go on with --resume"):
+            player.play(0, seeded_chunks, 0)
+        (tmp_path / "replay" / "round-000000.json.tmp").rmdir()
+        assert player.play(0, seeded_chunks, 0).episodes == (0, 1, 2)
+
+
+def test_actions_must_be_one_column(tmp_path: pathlib.Path) -> None:
+    config = online_config(tmp_path, data__repack__actions=["arm", "gripper"])
+    with pytest.raises(ConfigError, match=r"data\.repack\.actions names 2: arm, gripper"):
+        action_column(config)
