@@ -34,7 +34,7 @@ $(VENV)/installed-sim: pyproject.toml | $(BIN)/python
 # openpi-client asks for numpy 1 but works with numpy 2: only without its dependencies can it be tested with.
 $(VENV)/installed-dev: pyproject.toml | $(BIN)/python
 	@echo "==> installing acrlpd with the simulators, the server, the metric writers and the development tools"
-	@$(PIP) --editable '.[sim,serve,tensorboard,wandb,dev]'
+	@$(PIP) --editable '.[sim,serve,hub,tensorboard,wandb,dev]'
 	@$(PIP) --no-deps openpi-client
 	@touch $@ $(VENV)/installed-sim $(VENV)/installed
 
@@ -44,8 +44,9 @@ install: $(VENV)/installed
 install-dev: $(VENV)/installed-dev
 
 quickstart: $(VENV)/installed-sim
-	@echo "==> acrlpd train --config quickstart"
-	@$(BIN)/acrlpd train --config quickstart --exp_name quickstart --overwrite
+	@echo "==> acrlpd train --config quickstart (an interrupted run goes on; remove checkpoints/quickstart to repeat it)"
+	@MUJOCO_GL=disabled $(BIN)/acrlpd train --config quickstart --exp_name quickstart \
+		$$(test ! -e checkpoints/quickstart/quickstart || echo --resume)
 
 test: $(VENV)/installed-dev
 	@echo "==> running the tests"

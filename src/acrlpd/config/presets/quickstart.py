@@ -53,9 +53,9 @@ CONFIG = RLTrainConfig(
     actor_lr_schedule=ConstantSchedule(2e-3),
     actor_optimizer=AdamW(b2=0.999, weight_decay=0.0),
     critic_lr_schedule=ConstantSchedule(1e-3),
-    training=TrainingConfig(offline_steps=1_200, online_steps=1_000, eval_frequency=600, save_frequency=500),
+    training=TrainingConfig(offline_steps=1_200, online_steps=1_200, eval_frequency=600, save_frequency=600),
     env=EnvConfig(id="cube-single-play-singletask-v0", num_envs=16, max_episode_steps=100),
-    online=OnlineConfig(start_steps=500, episodes_per_round=8),
+    online=OnlineConfig(start_steps=500, update_to_data_ratio=0.125, episodes_per_round=8),
     evaluation=EvaluationConfig(
         num_episodes=50, best_of_n=16, baselines=("bc", "bc_success_only", "offline_continued")
     ),
