@@ -103,7 +103,7 @@ def test_a_plan_that_does_not_fit_stops_training(tmp_path):
     stats.parent.mkdir(parents=True)
     stats.write_text("{}")
     data = ["--data_dir", str(tmp_path), "--data.assets_dir", str(tmp_path / "assets")]
-    result = run("train", "--config", "aloha", "--no-freeze_pi0_backbone", *memory, *data)
+    result = run("train", "--config", "aloha", "--no-freeze_pi0_backbone", "--online_steps", "0", *memory, *data)
     assert result.returncode == 2
     assert "does not fit" in result.stderr
     assert "--ignore_plan" in result.stderr

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from training_helpers import Processes, arrays_of, metrics_of, online_config
 
-from acrlpd.config import RLTrainConfig, load_config
+from acrlpd.config import RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.training.comparison import DESCRIPTIONS, baseline_config, baseline_directory
 from acrlpd.training.run_directory import read_summary, run_directory
 
@@ -95,7 +95,7 @@ def test_offline_continued_goes_on_where_the_run_went_online(compared: tuple[pat
 
 
 def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path) -> None:
-    config = config_of(tmp_path)
+    config = apply_config_overrides(config_of(tmp_path), early_stopping_patience=2, eval_frequency=2)
     filtered = baseline_config(config, "bc_success_only", {})
     assert filtered.data.episode_filter == "success"
     assert baseline_config(config, "bc", {}).data == config.data
@@ -107,4 +107,6 @@ def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path
             config.model,
             config.env,
         )
+        # All of its updates: the run may have stopped where nothing improved, and the baseline starts there.
+        assert (found.training.early_stopping_patience, found.training.eval_frequency) == (0, 0)
         assert found.training.offline_steps == (11 if name == "offline_continued" else OFFLINE)

@@ -27,6 +27,7 @@ CLONING = {"acrlpd__loss_weights__critic_weight": 0.0, "online_steps": 0, "evalu
         ({"online__offline_ratio": -0.1}, "online.offline_ratio must lie in [0, 1]; found -0.1"),
         ({"online__update_to_data_ratio": 0.0}, "online.update_to_data_ratio must be above 0; found 0.0"),
         ({"online__episodes_per_round": 0}, "online.episodes_per_round must be at least 1; found 0"),
+        ({"online__best_of_n": 0}, "online.best_of_n must be at least 1; found 0"),
         ({"online__actor_refresh_steps": 0}, "online.actor_refresh_steps must be at least 1; found 0"),
         ({"online__critic_warmup_steps": -1}, "online.critic_warmup_steps must be at least 0; found -1"),
         ({"online__start_steps": -1}, "online.start_steps must be at least 0; found -1"),

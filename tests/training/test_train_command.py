@@ -83,22 +83,13 @@ def test_a_run_on_a_dataset(dataset: str, processes: Processes, tmp_path: pathli
 def test_quickstart(processes: Processes, tmp_path: pathlib.Path) -> None:
     """Nothing is there: demonstrations are collected, statistics made, the policy trained on them, then online."""
     pytest.importorskip("ogbench")
-    steps = ("--offline_steps", "2", "--online_steps", "2", "--training.log-frequency", "1", "--batch_size", "8")
-    demonstrations = ("--data.demonstrations.num-episodes", "2", "--data.demonstrations.max-episode-steps", "20")
-    env = (
-        "--acrlpd.sampling-steps",
-        "1",
-        "--acrlpd.num-action-samples",
-        "2",
-        "--env.num-envs",
-        "2",
-        "--env.max-episode-steps",
-        "10",
-        "--online.start-steps",
-        "20",
+    small = (
+        "--offline_steps 2 --online_steps 2 --batch_size 8 --training.log-frequency 1 --online.start-steps 20 "
+        "--data.demonstrations.num-episodes 2 --data.demonstrations.max-episode-steps 20 "
+        "--acrlpd.sampling-steps 1 --acrlpd.num-action-samples 2 --env.num-envs 2 --env.max-episode-steps 10 "
+        "--evaluation.num-episodes 2 --evaluation.baselines"
     )
-    evaluation = ("--evaluation.num-episodes", "2", "--evaluation.baselines")
-    trained = acrlpd(processes, tmp_path, "train", "--config", "quickstart", *steps, *demonstrations, *env, *evaluation)
+    trained = acrlpd(processes, tmp_path, "train", "--config", "quickstart", *small.split())
     assert trained.returncode == 0, trained.stderr
     directory = tmp_path / "checkpoints/quickstart/default"
     lines = metrics_of(directory)

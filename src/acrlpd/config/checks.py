@@ -279,6 +279,7 @@ def check_online(config: RLTrainConfig, level: Literal["error", "warning"]) -> I
     optional = {
         "env__max_episode_steps": env.max_episode_steps,
         "online__episodes_per_round": online.episodes_per_round,
+        "online__best_of_n": online.best_of_n,
         "evaluation__best_of_n": config.evaluation.best_of_n,
     }
     yield from _at_least(
@@ -408,5 +409,5 @@ def check_files(config: RLTrainConfig, level: Literal["error", "warning"]) -> It
         return
     stats = data.norm_stats_path
     if stats is not None and not stats.exists():
-        command = f"acrlpd data stats --config {config.name}"
-        yield Finding(level, f"norm statistics {stats} are missing; compute them with `{command}`")
+        command = "`acrlpd data stats --config ...`, the config and dataset as given here"
+        yield Finding(level, f"norm statistics {stats} are missing; compute them with {command}")

@@ -70,8 +70,11 @@ def from_dict(cls: type, data: dict[str, Any], path: str = "") -> Any:
         value = data[name]
         options = dataclass_options(annotation)
         if options:
-            chosen = options[0] if len(options) == 1 else next(o for o in options if o.__name__ == value[TYPE_KEY])
-            kwargs[name] = from_dict(chosen, value, f"{path}{name}.")
+            known = {option.__name__: option for option in options}
+            kind = value[TYPE_KEY] if len(options) > 1 else options[0].__name__
+            if kind not in known:
+                raise ConfigError(f"{path}{name} is of type {kind!r}; this version knows {', '.join(known)}")
+            kwargs[name] = from_dict(known[kind], value, f"{path}{name}.")
         else:
             kwargs[name] = tuple(value) if isinstance(value, list) else value
     try:

@@ -58,12 +58,19 @@ def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:
     try:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file_name} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(_syntax_error(error, file_name)) from error
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{file_name} must hold `base_config: <preset>` and sections, or a complete config")
     assignments = list(_leaves(node, file_name, ""))
     base, assignments = _split_base(assignments, file_name)
     return assign(base, assignments)
+
+
+def _syntax_error(error: yaml.YAMLError, file_name: str) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f"{file_name} is not valid YAML: {error}"
+    context = f" {error.context}" if error.context else ""
+    return f"{file_name}:{error.problem_mark.line + 1}: not valid YAML: {error.problem}{context}"
 
 
 def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainConfig, list[Assignment]]:

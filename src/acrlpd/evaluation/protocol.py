@@ -231,6 +231,7 @@ def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None)
         config.num_envs,
         num_workers=num_workers,
         cameras=policy_cameras(rl_config),
+        image_size=config.image_size,
         max_episode_steps=config.max_episode_steps,
         timeout_s=config.timeout_s,
     )

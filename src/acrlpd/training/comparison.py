@@ -32,10 +32,12 @@ def baseline_directory(directory: pathlib.Path, name: str) -> pathlib.Path:
 
 def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, Any]) -> RLTrainConfig:
     """The config of a baseline; `summary` is that of the run, where the baseline comes after it."""
-    # Judged once, at the end, so it makes all of its updates.
+    # Judged once, at the end, so it makes all of its updates; the checkpoint that it goes on from may be out of
+    # patience.
     changes: dict[str, Any] = {
         "training.online_steps": 0,
         "training.eval_frequency": 0,
+        "training.early_stopping_patience": 0,
         "evaluation.baselines": (),
     }
     if name == OFFLINE_CONTINUED:

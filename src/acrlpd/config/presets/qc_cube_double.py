@@ -3,7 +3,7 @@
 Chunks of 5 steps. The flow policy only clones the data; it is improved by choosing the best of 32
 candidates under two critics, in targets and when acting. A million updates offline, a million online, one
 update per environment step, half of each batch from the dataset. The policy computes in bfloat16, critics
-in float32. Bring the dataset with `--data_dir`.
+in float32 except when they rank the candidates of a target. Bring the dataset with `--data_dir`.
 
 Differs from the paper's code: flow times are drawn as openpi draws them (Beta(1.5, 1)) and not uniformly,
 candidates are not clipped to [-1, 1] before the critics see them, and states and actions are normalised.
