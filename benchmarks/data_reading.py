@@ -5,6 +5,7 @@ Rates are per CPU second (all threads), which other processes on the machine dis
 
     python benchmarks/data_reading.py            # a few minutes, most of it encoding the dataset
     python benchmarks/data_reading.py --smoke    # half a minute, numbers mean little
+    python benchmarks/data_reading.py --lerobot-python ~/lerobot/bin/python    # LeRobotDataset on the same files
 """
 
 import argparse
@@ -161,10 +162,23 @@ def cpu_model() -> str:
     return platform.processor()
 
 
-def measure_decoding(source: EpisodeSource, table: ColumnTable, samples: int) -> Iterator[Row]:
+def lerobot_rate(python: Path, root: Path, samples: int) -> float:
+    """Samples per CPU second of LeRobotDataset, in an interpreter of its own."""
+    script = Path(__file__).with_name("lerobot_reading.py")
+    command = [str(python), str(script), str(root), str(samples)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def measure_decoding(
+    source: EpisodeSource, table: ColumnTable, samples: int, lerobot_python: Path | None
+) -> Iterator[Row]:
     read_direct(source, table, 8)
     rate = per_cpu_second(lambda: read_direct(source, table, samples))
     yield "decoding, full size, samples per CPU s", f"{rate:.0f}", "55 (2.5 x LeRobotDataset's 22)"
+    if lerobot_python is not None:
+        theirs = lerobot_rate(lerobot_python, source.root, samples)
+        yield "LeRobotDataset, the same samples, per CPU s", f"{theirs:.0f}", ""
+        yield "decoding against LeRobotDataset", f"{rate / theirs:.1f} x", "2.5 x"
     direct = open_frame_store(source, height=SIZE, width=SIZE)
     rate = per_cpu_second(lambda: read_store(direct, table, samples))
     yield f"decoding, resized to {SIZE}x{SIZE}, samples per CPU s", f"{rate:.0f}", ""
@@ -208,7 +222,7 @@ def measure(work: Path, args: argparse.Namespace) -> Iterator[Row]:
         write_dataset(dataset, args.episodes, args.length)
     source = open_source(dataset)
     table = source.read_columns(["observation.state", "action"])
-    yield from measure_decoding(source, table, args.direct_samples)
+    yield from measure_decoding(source, table, args.direct_samples, args.lerobot_python)
     caches: list[tuple[Encoding, int]] = [("raw", args.cache_samples), ("jpeg", args.cache_samples // 20)]
     for encoding, samples in caches:
         directory = work / f"cache-{encoding}"
@@ -222,6 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="a small dataset and few samples")
     parser.add_argument("--work", type=Path, help="directory to keep the dataset in; a temporary one by default")
+    parser.add_argument("--lerobot-python", type=Path, help="an interpreter with lerobot, to compare with")
     parser.add_argument("--episodes", type=int, default=12)
     parser.add_argument("--length", type=int, default=200)
     parser.add_argument("--direct-samples", type=int, default=640)

@@ -1,4 +1,4 @@
-"""Shapes of agents and batches, for tests of the plan."""
+"""Shapes of agents and batches, for the tests and the benchmark of the plan."""
 
 from typing import Any
 

@@ -10,13 +10,14 @@ from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.plan.flops import policy_flops, step_flops
 from acrlpd.models.pi0_config import Pi0Config
 
-# Sizes at which the context needs no padding, since padding is not counted.
+# Sizes at which neither the context nor a chunk needs padding, since padding is not counted.
 TINY = apply_config_overrides(
     get_config("debug"),
     {
         "model.image_resolution": [112, 112],
         "model.image_keys": ["base_0_rgb", "left_wrist_0_rgb"],
         "model.max_token_len": 63,
+        "model.action_horizon": 64,
         "acrlpd.sampling_steps": 3,
     },
 )

@@ -75,7 +75,7 @@ def test_numbers_may_be_written_as_people_do(text):
         ("platform: droid\nbase_config: aloha", "name two presets"),
         ("name: mine\nenvironment: debug", "run.yaml:2: environment changes a preset"),
         ("base_config: droid\nseed: 1\nseed: 2", "run.yaml:3: seed is given twice"),
-        ("base_config: droid\ncritic: [1", "run.yaml is not valid YAML"),
+        ("base_config: droid\ncritic: [1", "run.yaml:2: not valid YAML: expected ',' or ']'"),
         ("- a\n- b", "run.yaml must hold"),
         ("", "run.yaml must hold"),
         ("base_config: droid\nloss_weights:\n  bc_weight: null", "run.yaml:3: loss_weights.bc_weight must be"),

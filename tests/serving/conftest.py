@@ -1,9 +1,13 @@
 """One small warm policy for all server tests."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "envs"))  # the toy environment's configs
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import http.client
+import tarfile
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -18,20 +19,13 @@ from flax import nnx
 
 pytest.importorskip("websockets", reason="websockets is missing: pip install 'acrlpd[serve]'")
 
+from toy_agent import NORM_STATS, toy_config, toy_pi0_config
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config
-from acrlpd.config import (
-    ACRLPDHyperparams,
-    CriticConfig,
-    DataConfig,
-    QChunkingConfig,
-    RepackConfig,
-    RLTrainConfig,
-)
-from acrlpd.data.norm_stats import NormStats, save_norm_stats
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.config import CriticConfig, DataConfig, RepackConfig, RLTrainConfig
+from acrlpd.data.norm_stats import save_norm_stats
 from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.serving.message_format import packb, unpackb
 from acrlpd.serving.served_model import ServedModel
@@ -41,11 +35,7 @@ from acrlpd.training.checkpoints import CheckpointWriter, save_acrlpd_checkpoint
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 
-STATE_DIM, ACTION_DIM = 3, 2
-NORM_STATS = {
-    "state": NormStats(np.array([0.5, 5.0, 1.0]), np.array([0.3, 3.0, 1.0])),
-    "actions": NormStats(np.array([0.4, 0.0]), np.array([0.5, 1.0])),
-}
+STATE_DIM = 3
 
 
 @contextmanager
@@ -59,33 +49,17 @@ def quick_compiles() -> Iterator[None]:
 
 
 def state_config(**changes: Any) -> RLTrainConfig:
-    """The smallest thing that can be served: no image, no prompt."""
+    """The smallest thing that can be served: no image, no prompt. Five critics, so that some can be left out."""
     fields: dict[str, Any] = {
         "name": "small",
-        "model": StateFlowPolicyConfig(state_dim=STATE_DIM, action_dim=ACTION_DIM, action_horizon=4, hidden_dims=(16,)),
         "critic": CriticConfig(num_critics=5, hidden_dims=(16,), use_pi0_features=False),
-        "acrlpd": ACRLPDHyperparams(num_action_samples=4, sampling_steps=2),
-        "qchunking": QChunkingConfig(horizon_length=3, action_dim=ACTION_DIM),
         "data": DataConfig(repo_id="fake", asset_id="robot", tokenizer="byte"),
     }
-    return RLTrainConfig(**(fields | changes))
+    return toy_config(**(fields | changes))
 
 
 def pi0_config(**changes: Any) -> RLTrainConfig:
     """A pi0 with one camera and a prompt."""
-    model = Pi0Config(
-        dtype="float32",
-        paligemma_variant="dummy",
-        action_expert_variant="dummy",
-        siglip_variant="mu/14",
-        vocab_size=512,
-        action_dim=8,
-        action_horizon=4,
-        max_token_len=16,
-        image_resolution=(28, 28),
-        image_keys=("base_0_rgb",),
-        remat_policy="none",
-    )
     data = DataConfig(
         repo_id="fake",
         asset_id="lab/robot",
@@ -94,7 +68,31 @@ def pi0_config(**changes: Any) -> RLTrainConfig:
         tokenizer="byte",
     )
     critic = CriticConfig(num_critics=5, hidden_dims=(16,))
-    return state_config(**({"model": model, "data": data, "critic": critic} | changes))
+    return toy_pi0_config(**({"name": "small", "data": data, "critic": critic} | changes))
+
+
+def openpi_config() -> RLTrainConfig:
+    """What openpi's golden checkpoint is."""
+    model = Pi0Config(
+        dtype="float32",
+        paligemma_variant="dummy",
+        action_expert_variant="dummy",
+        siglip_variant="mu/14",
+        vocab_size=512,
+        action_horizon=10,
+        max_token_len=16,
+        remat_policy="none",
+    )
+    data = DataConfig(tokenizer="byte", default_prompt="go", repack=RepackConfig(base_0_rgb="top"))
+    return pi0_config(model=model, data=data)
+
+
+def openpi_checkpoint(folder: Path) -> Path:
+    """The checkpoint that openpi itself wrote."""
+    with tarfile.open(GOLDENS / "ckpt_openpi_tiny_pi0_ema.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    [step] = [path.parent for path in folder.rglob("params") if path.parent.name == "100"]
+    return step
 
 
 def make_agent(rl_config: RLTrainConfig, seed: int = 0) -> ACRLPDPi0Agent:

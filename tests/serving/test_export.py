@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import shutil
-import tarfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,26 +12,31 @@ import pytest
 from flax import nnx
 from serving_helpers import (
     GOLDENS,
-    NORM_STATS,
     STATE_DIM,
     make_agent,
+    openpi_checkpoint,
+    openpi_config,
     pi0_config,
     pi0_observation,
     save_run,
     state_config,
     state_observation,
 )
+from toy_agent import NORM_STATS
 
 from acrlpd.agents import ACRLPDPi0Agent
-from acrlpd.config import DataConfig, RepackConfig, RLTrainConfig, get_config
+from acrlpd.config import DataConfig, get_config
+from acrlpd.config.run import OpenPICompatibilityConfig
+from acrlpd.data.norm_stats import save_norm_stats
 from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
 from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.serving.commands import export_main
 from acrlpd.serving.critic_ranking import rank_critics
 from acrlpd.serving.export import export_policy, verify_export
+from acrlpd.serving.export_readme import write_readme
 from acrlpd.serving.levels import ServingLevel, serving_level
 from acrlpd.serving.merge_lora import merge_lora, merged_config
-from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
+from acrlpd.serving.policy_checkpoint import PolicyCheckpoint, open_policy_checkpoint
 from acrlpd.serving.serving_policy import load_serving_policy
 from acrlpd.training.checkpoint_metadata import CheckpointError
 
@@ -198,26 +203,8 @@ def test_without_the_data_critics_cannot_be_ranked(tmp_path: Path) -> None:
     assert open_policy_checkpoint(tmp_path / "out").level.num_critics == 5
 
 
-def openpi_config() -> RLTrainConfig:
-    """The model of the golden checkpoint."""
-    model = Pi0Config(
-        dtype="float32",
-        paligemma_variant="dummy",
-        action_expert_variant="dummy",
-        siglip_variant="mu/14",
-        vocab_size=512,
-        action_horizon=10,
-        max_token_len=16,
-        remat_policy="none",
-    )
-    data = DataConfig(tokenizer="byte", default_prompt="go", repack=RepackConfig(base_0_rgb="top"))
-    return pi0_config(model=model, data=data)
-
-
 def test_plain_openpi_checkpoints_are_served_without_critics(tmp_path: Path) -> None:
-    with tarfile.open(GOLDENS / "ckpt_openpi_tiny_pi0_ema.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    [step] = [path.parent for path in tmp_path.rglob("params") if path.parent.name == "100"]
+    step = openpi_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="--config"):
         open_policy_checkpoint(step)
     checkpoint = open_policy_checkpoint(step, openpi_config())
@@ -232,7 +219,7 @@ def test_plain_openpi_checkpoints_are_served_without_critics(tmp_path: Path) -> 
 
 
 def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, state_run: Path) -> None:
-    with pytest.raises(CheckpointError, match="does not exist"):
+    with pytest.raises(CheckpointError, match="is not a directory"):
         open_policy_checkpoint(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="neither an exported directory"):
         open_policy_checkpoint(tmp_path)
@@ -250,3 +237,45 @@ def test_a_state_policy_is_exported_for_our_server(state_run: Path, tmp_path: Pa
     policy = load_serving_policy(open_policy_checkpoint(tmp_path / "out"))
     [reply] = policy.infer([policy.prepare(state_observation())])
     assert isinstance(reply, dict) and reply["actions"].shape == (4, 2)
+
+
+def without_field(config: dict[str, Any], name: str) -> None:
+    """Takes a field out, as if it had not been there when the config was written."""
+    *sections, field = name.split(".")
+    for section in sections:
+        config = config[section]
+    del config[field]
+
+
+def test_checkpoints_that_are_older_than_a_config_field(state_run: Path, tmp_path: Path) -> None:
+    """What was saved before a field existed is served and exported with the field's default."""
+    older = tmp_path / "8"
+    shutil.copytree(state_run / "8", older)
+    file = older / "run" / "run.json"
+    metadata = json.loads(file.read_text())
+    for name in ("openpi_compatibility.reset_pose", "online", "acrlpd.best_of_n.top_k", "data.demonstrations"):
+        without_field(metadata["config"], name)
+    file.unlink()
+    file.write_text(json.dumps(metadata))
+    assert export_policy(older, tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "acrlpd.json").read_text())
+    without_field(content["config"], "openpi_compatibility")
+    (tmp_path / "out" / "acrlpd.json").write_text(json.dumps(content))
+    policies = [load_serving_policy(open_policy_checkpoint(path)) for path in (state_run, older, tmp_path / "out")]
+    replies = [policy.infer([policy.prepare(state_observation() | {"seed": 1})])[0] for policy in policies]
+    assert policies[0].metadata() == policies[1].metadata() == policies[2].metadata()
+    for reply in replies[1:]:
+        np.testing.assert_array_equal(reply["actions"], replies[0]["actions"])  # type: ignore[index]
+
+
+def test_the_readme_says_where_the_arms_start(tmp_path: Path) -> None:
+    """As openpi's ALOHA configs do: whoever serves the export with openpi needs it there too."""
+    openpi = OpenPICompatibilityConfig(config_name="pi0_aloha", reset_pose=(0.0, -1.5))
+    config = dataclasses.replace(pi0_config(), openpi_compatibility=openpi)
+    save_norm_stats(tmp_path / "assets" / "lab" / "robot", NORM_STATS)
+    checkpoint = PolicyCheckpoint(tmp_path, "export", config, ServingLevel(10, 1, 0), 7, has_critics=False)
+    write_readme(tmp_path, checkpoint, "standard")
+    readme = (tmp_path / "README.md").read_text()
+    assert "--policy.config=pi0_aloha " in readme
+    assert "policy_metadata={'reset_pose': [0.0, -1.5]}" in readme
+    assert "`assets/lab/robot/norm_stats.json`" in readme

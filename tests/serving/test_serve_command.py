@@ -1,69 +1,169 @@
-"""`acrlpd serve` as a real process: what it says, what it answers, and how it stops."""
+"""`acrlpd serve` as a real process: what it serves, what it says, and how it stops."""
 
-import os
-import re
-import signal
-import subprocess
-import sys
-import threading
+import dataclasses
+import socket
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from serving_helpers import ask, make_agent, save_run, state_config, state_observation
+from serve_process import ServeProcess
+from serving_helpers import (
+    ask,
+    make_agent,
+    openpi_checkpoint,
+    openpi_config,
+    pi0_observation,
+    save_run,
+    state_config,
+    state_observation,
+)
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from acrlpd.serving.commands import serve_main
+from acrlpd.cli import main
+from acrlpd.config import save_config
 from acrlpd.serving.export import export_policy
-from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
+from acrlpd.serving.message_format import unpackb
+from acrlpd.serving.policy_checkpoint import PolicyCheckpoint, open_policy_checkpoint
 from acrlpd.serving.serving_policy import load_serving_policy
 
 
-def test_a_process_serves_an_export_and_drains_on_sigterm(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("xla_cache")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = state_config()
-    run = save_run(tmp_path / "run", config, {10: make_agent(config)})
-    export_policy(run, tmp_path / "out")
-    command = [sys.executable, "-m", "acrlpd.cli", "serve", str(tmp_path / "out"), "--port", "0", "--best_of_n", "3"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    killer = threading.Timer(120, process.kill)
-    killer.start()
-    try:
-        assert process.stderr is not None
-        lines: list[str] = []
-        port = None
-        for line in process.stderr:
-            lines.append(line)
-            match = re.search(r"serving on ws://127\.0\.0\.1:(\d+)", line)
-            if match:
-                port = int(match.group(1))
-                break
-        assert port is not None, "".join(lines)
-        assert "best of 3, 2 denoising steps" in "".join(lines)
-        with connect(f"ws://127.0.0.1:{port}", compression=None) as connection:
+    return save_run(tmp_path_factory.mktemp("runs") / "run", config, {10: make_agent(config)})
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path) -> Path:
+    export_policy(run, run.parent / "out")
+    return run.parent / "out"
+
+
+def reply_of(checkpoint: PolicyCheckpoint, message: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """What the policy answers without a server."""
+    policy = load_serving_policy(checkpoint, **options)
+    [reply] = policy.infer([policy.prepare(message)])
+    assert isinstance(reply, dict)
+    return reply
+
+
+def test_an_export_is_served_until_sigterm(exported: Path, cache: Path) -> None:
+    message = state_observation() | {"seed": 5}
+    with ServeProcess(cache, exported, "--best_of_n", "3") as server:
+        assert "best of 3, 2 denoising steps" in server.said
+        with connect(f"ws://127.0.0.1:{server.port}", compression=None) as connection:
             connection.recv()
-            reply = ask(connection, state_observation() | {"seed": 5})
-            process.send_signal(signal.SIGTERM)
+            reply = ask(connection, message)
+            server.terminate()
             with pytest.raises(ConnectionClosed) as closed:
                 connection.recv(timeout=30)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
-        _, rest = process.communicate(timeout=60)
-        assert process.returncode == 0, rest
-    finally:
-        killer.cancel()
-        process.kill()
-        process.wait()
-    policy = load_serving_policy(open_policy_checkpoint(tmp_path / "out"), best_of_n=3)
-    [expected] = policy.infer([policy.prepare(state_observation() | {"seed": 5})])
-    assert isinstance(expected, dict)
+    expected = reply_of(open_policy_checkpoint(exported), message, best_of_n=3)
     np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-5)
     assert reply["best_of_n"]["index"] == expected["best_of_n"]["index"]
 
 
-def test_bad_options_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist"):
-        serve_main([str(tmp_path / "nothing")])
+def test_a_run_is_followed(tmp_path: Path, cache: Path) -> None:
+    """Newer checkpoints answer on the connection that is open; one that clients could not understand does not."""
+    config = state_config()
+    other = state_config(model=dataclasses.replace(config.model, action_horizon=6))
+    run = save_run(tmp_path / "run", config, {10: make_agent(config)})
+    message = state_observation() | {"seed": 5}
+    with (
+        ServeProcess(cache, run / "10", "--follow", run, "--max_batch_size", "1") as server,
+        connect(f"ws://127.0.0.1:{server.port}", compression=None) as connection,
+    ):
+        assert unpackb(connection.recv())["checkpoint_step"] == 10  # type: ignore[arg-type]
+        assert ask(connection, message)["checkpoint_step"] == 10
+        save_run(run, config, {20: make_agent(config, 1)})
+        server.wait_for_line("now serving step 20")
+        followed = ask(connection, message)
+        save_run(run, other, {30: make_agent(other)})
+        server.wait_for_line("step 30 cannot be served: .* clients were told: action_horizon 6 instead of 4")
+        last = ask(connection, message)
+    assert followed["checkpoint_step"] == 20
+    expected = reply_of(open_policy_checkpoint(run / "20"), message)
+    np.testing.assert_allclose(followed["actions"], expected["actions"], atol=1e-5)
+    np.testing.assert_array_equal(last["actions"], followed["actions"])
+
+
+def test_an_openpi_checkpoint_is_served_to_openpis_client(tmp_path: Path, cache: Path) -> None:
+    client_package = pytest.importorskip("openpi_client.websocket_client_policy", reason="openpi-client is missing")
+    checkpoint = openpi_checkpoint(tmp_path)
+    save_config(openpi_config(), tmp_path / "tiny.yaml")
+    options = ("--config", tmp_path / "tiny.yaml", "--best_of_n", "8", "--max_batch_size", "1")
+    dims = open_policy_checkpoint(checkpoint, openpi_config()).load_norm_stats()
+    assert dims is not None
+    message = pi0_observation() | {"state": np.zeros(dims["state"].dim, np.float32), "seed": 1}
+    with ServeProcess(cache, checkpoint, *options) as server:
+        assert "has no critics: one candidate per chunk, no best-of-N (--best_of_n 8 is not possible)" in server.said
+        client = client_package.WebsocketClientPolicy("127.0.0.1", server.port)
+        metadata = client.get_server_metadata()
+        assert (metadata["best_of_n"], metadata["has_critics"], metadata["checkpoint_step"]) == (1, False, 100)
+        reply = client.infer(message)
+        with pytest.raises(RuntimeError, match="best_of_n=2: the served checkpoint has no critics"):
+            client.infer(message | {"best_of_n": 2})
+    assert reply["best_of_n"] == {"n": 1, "index": 0}
+    expected = reply_of(open_policy_checkpoint(checkpoint, openpi_config()), message)
+    np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-4)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
+    """What `acrlpd serve` says when it refuses."""
+    assert main(["serve", *map(str, args)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("acrlpd: ") and "Traceback" not in error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--port", "70000"], "port must be from 0 to 65535; found 70000"),
+        (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid, port 8000"),
+        (["--max_wait_ms", "-1"], "max_wait_ms must be 0 or more"),
+        (["--max_message_mib", "0"], "max_message_bytes must be above 0"),
+        (["--max_clients", "0"], "max_clients must be above 0"),
+        (["--request_timeout_s", "nan"], "request_timeout_s must be above 0"),
+        (["--api_key_file", "nowhere"], "--api_key_file nowhere cannot be read"),
+        (["--follow", "nowhere"], "--follow: nowhere is not a directory"),
+        (["--config", "aloha"], "--config is for checkpoints of openpi"),
+        (["--config", "alhoa"], "did you mean 'aloha'?"),
+    ],
+)
+def test_bad_options_are_named(
+    exported: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = options if "--port" in options or "--host" in options else [*options, "--port", "0"]
+    assert message in refused(capsys, exported, *given)
+
+
+@pytest.mark.parametrize("options", [{"best_of_n": 0}, {"num_steps": (4, 0)}, {"max_batch_size": -1}])
+def test_there_is_no_chunk_of_nothing(exported: Path, options: dict[str, Any]) -> None:
+    [name] = options
+    with pytest.raises(ValueError, match=f"{name} must be at least 1; found"):
+        load_serving_policy(open_policy_checkpoint(exported), **options)
+
+
+def test_a_port_in_use_is_refused_before_anything_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1, port {port}" in refused(capsys, tmp_path, "--port", str(port))
+
+
+def test_what_cannot_be_served_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a directory" in refused(capsys, tmp_path / "nothing", "--port", "0")
+    assert "neither an exported directory" in refused(capsys, tmp_path, "--port", "0")
     (tmp_path / "key").write_text("\n")
-    with pytest.raises(ValueError, match="is empty"):
-        serve_main([str(tmp_path), "--api_key_file", str(tmp_path / "key")])
+    assert "is empty" in refused(capsys, tmp_path, "--port", "0", "--api_key_file", tmp_path / "key")
+    (tmp_path / "acrlpd.json").write_text('{"format": 1')
+    assert "acrlpd.json is damaged" in refused(capsys, tmp_path, "--port", "0")
+    (tmp_path / "acrlpd.json").write_text('{"format": 1}')
+    assert "acrlpd.json is damaged or of another version: KeyError" in refused(capsys, tmp_path, "--port", "0")

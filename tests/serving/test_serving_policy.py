@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from serving_helpers import GOLDENS, NORM_STATS, make_agent, pi0_config, pi0_observation, served_model, state_config
+from serving_helpers import GOLDENS, make_agent, pi0_config, pi0_observation, served_model, state_config
+from toy_agent import NORM_STATS
 
 from acrlpd.agents import ACRLPDPi0Agent, Algorithm
-from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig
+from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, get_config
 from acrlpd.data.norm_stats import load_norm_stats
 from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.serving.requests import RequestError
@@ -202,3 +203,14 @@ def test_without_critics_there_is_no_choice(policy: ServingPolicy) -> None:
     assert reply["best_of_n"] == {"n": 1, "index": 0}
     with pytest.raises(RequestError, match="no critics to choose by"):
         plain.prepare(pi0_observation(best_of_n=2))
+
+
+@pytest.mark.parametrize("preset", ["aloha", "aloha_fold", "aloha_pi05", "aloha_sim", "droid"])
+def test_clients_are_told_where_the_arms_start(preset: str, policy: ServingPolicy) -> None:
+    """The pose of openpi's own ALOHA configs; a client that is told none uses its own."""
+    openpi = get_config(preset).openpi_compatibility
+    config = dataclasses.replace(policy.rl_config, openpi_compatibility=openpi)
+    metadata = dataclasses.replace(policy, rl_config=config).metadata()
+    is_openpis = openpi.config_name in ("pi0_aloha", "pi05_aloha")
+    assert metadata.get("reset_pose") == ([0, -1.5, 1.5, 0, 0, 0] if is_openpis else None)
+    assert ("reset_pose" in metadata) == is_openpis

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 if TYPE_CHECKING:
-    from acrlpd.config import RLTrainConfig
     from acrlpd.serving.policy_checkpoint import PolicyCheckpoint
     from acrlpd.serving.server import PolicyServer
     from acrlpd.serving.serving_policy import ServingPolicy
@@ -90,7 +89,7 @@ class ServeOptions:
     # File with the key that clients must send.
     api_key_file: Path | None = None
     # Largest message that is read, in MiB.
-    max_message_mib: float = 32.0
+    max_message_mib: int = 32
     # Most clients at a time.
     max_clients: int = 64
     # Seconds for a request to be answered.
@@ -110,28 +109,35 @@ def serve_main(args: Sequence[str]) -> int:
     from acrlpd.training.compilation_cache import enable_compilation_cache
     from acrlpd.training.experiment import setup_logging
 
-    api_key = None
-    if options.api_key_file is not None:
-        api_key = options.api_key_file.read_text().strip()
-        if not api_key:
-            raise ValueError(f"--api_key_file: {options.api_key_file} is empty")
+    server_options = ServerOptions(
+        host=options.host,
+        port=options.port,
+        api_key=_read_key(options.api_key_file),
+        max_wait_ms=options.max_wait_ms,
+        max_message_bytes=options.max_message_mib * 2**20,
+        max_clients=options.max_clients,
+        request_timeout_s=options.request_timeout_s,
+    )
+    server_options.check_address()
     checkpoint = _open(options.checkpoint, options)
+    if options.follow is not None and not options.follow.expanduser().is_dir():
+        raise ValueError(f"--follow: {options.follow} is not a directory; give that of the run")
     setup_logging()
     enable_compilation_cache()
-    server = PolicyServer(
-        _load(checkpoint, options),
-        ServerOptions(
-            host=options.host,
-            port=options.port,
-            api_key=api_key,
-            max_wait_ms=options.max_wait_ms,
-            max_message_bytes=int(options.max_message_mib * 2**20),
-            max_clients=options.max_clients,
-            request_timeout_s=options.request_timeout_s,
-        ),
-    )
-    asyncio.run(_serve(server, options))
+    asyncio.run(_serve(PolicyServer(_load(checkpoint, options), server_options), options))
     return 0
+
+
+def _read_key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        key = path.expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--api_key_file {path} cannot be read: {error}") from error
+    if not key:
+        raise ValueError(f"--api_key_file: {path} is empty")
+    return key
 
 
 async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
@@ -154,7 +160,7 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     if options.follow is not None:
         run = options.follow.expanduser().absolute()
         limits = server.policy.limits  # what clients were told holds for later checkpoints too
-        same = dataclasses.replace(options, best_of_n=limits.best_of_n, num_steps=limits.num_steps)
+        same = dataclasses.replace(options, best_of_n=limits.best_of_n, num_steps=limits.num_steps, config=None)
         follower = asyncio.create_task(follow_run(server, run, lambda path: _load(_open(path, same), same)))
     await stop.wait()
     logger.info("stopping: answering what is under way")
@@ -164,9 +170,10 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
 
 
 def _open(path: Path, options: ServeOptions) -> "PolicyCheckpoint":
+    from acrlpd.config.command_line import find_config
     from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
 
-    return open_policy_checkpoint(path, None if options.config is None else _config(options.config))
+    return open_policy_checkpoint(path, None if options.config is None else find_config(options.config))
 
 
 def _load(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
@@ -209,9 +216,3 @@ def _best_of_n(checkpoint: "PolicyCheckpoint", wanted: int | None) -> int:
         "" if wanted in (None, 1) else f" (--best_of_n {wanted} is not possible)",
     )
     return 1
-
-
-def _config(name: str) -> "RLTrainConfig":
-    from acrlpd.config import get_config, load_config
-
-    return load_config(name) if name.endswith((".yaml", ".yml")) else get_config(name)

@@ -104,7 +104,7 @@ def _write(
     model, rl_config = checkpoint.load_model(), checkpoint.rl_config
     serving = serving_level(rl_config, level)
     members = None
-    if critics == "none":
+    if critics == "none" or not checkpoint.has_critics:
         serving = dataclasses.replace(serving, best_of_n=1, num_critics=0)
     else:
         members = _choose_members(model, rl_config, serving, critics)

@@ -7,7 +7,8 @@ from acrlpd.serving.levels import Level
 from acrlpd.serving.policy_checkpoint import EXPORT_FILE, PolicyCheckpoint
 from acrlpd.training.checkpoint_items import ASSETS
 
-_NOT_IN_OPENPI = ("siglip_variant", "vocab_size", "image_resolution", "image_keys", "remat_policy")
+# Fields of the model that openpi fixes.
+_NOT_IN_OPENPI = ("siglip_variant", "vocab_size", "image_resolution")
 
 
 def write_readme(directory: pathlib.Path, checkpoint: PolicyCheckpoint, level: Level) -> None:
@@ -19,9 +20,12 @@ def write_readme(directory: pathlib.Path, checkpoint: PolicyCheckpoint, level: L
         f"A policy trained with acrlpd, exported at level `{level}`: {serving.num_steps} denoising steps, {critics}.",
         "",
         "- `params/`: the policy's parameters in openpi's layout",
-        f"- `{ASSETS}/<asset_id>/norm_stats.json`: the statistics that scale states and actions",
         f"- `{EXPORT_FILE}`: the complete config, for `acrlpd serve`",
     ]
+    stats = checkpoint.norm_stats_directory
+    if stats is not None:
+        name = (stats / "norm_stats.json").relative_to(directory)
+        lines.append(f"- `{name}`: the statistics that scale states and actions")
     if checkpoint.has_critics:
         lines.append("- `critic/`: the critics that choose among candidates; openpi does not look at them")
     lines += ["", "## Serve with acrlpd", "", "```", "acrlpd serve THIS_DIRECTORY", "```", ""]
@@ -47,7 +51,7 @@ def _openpi_section(checkpoint: PolicyCheckpoint) -> list[str]:
     lines += ["", "```python", _model_call(model), *_data_lines(checkpoint), "```"]
     different = [
         f"`{field}={getattr(model, field)!r}`"
-        for field in _NOT_IN_OPENPI[:3]
+        for field in _NOT_IN_OPENPI
         if getattr(model, field) != getattr(Pi0Config(), field)
     ]
     if different:
@@ -74,6 +78,9 @@ def _data_lines(checkpoint: PolicyCheckpoint) -> list[str]:
     lines.append(f"# default_prompt={data.default_prompt!r}, use_delta_joint_actions={data.use_delta_joint_actions}")
     if data.robot == "aloha":
         lines.append(f"# adapt_to_pi={data.adapt_to_pi}")
+    reset_pose = checkpoint.rl_config.openpi_compatibility.reset_pose
+    if reset_pose is not None:
+        lines.append(f"policy_metadata={{'reset_pose': {list(reset_pose)}}}")
     if asset_id is None:
         lines.append("# no norm statistics: the run was trained on data that has none; openpi asks for them")
     return lines

@@ -13,6 +13,8 @@ from acrlpd.training.run_directory import saved_steps
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
+# What a client may rely on for as long as it is connected.
+_PROMISED = ("robot", "observation", "action_horizon", "best_of_n", "num_steps")
 
 
 async def follow_run(
@@ -37,6 +39,7 @@ async def follow_run(
                 latest = newest
                 try:
                     policy = await loop.run_in_executor(thread, load, run / str(latest))
+                    _check_same(server.policy, policy)
                 except Exception as error:  # the run may have removed it, or it is of another kind: we go on serving
                     server.metrics.reloads["error"] += 1
                     logger.error("step %d cannot be served: %s", latest, error)
@@ -47,3 +50,12 @@ async def follow_run(
             await asyncio.sleep(poll_seconds)
     finally:
         thread.shutdown(wait=False)  # a checkpoint that is being read must not hold up a server that stops
+
+
+def _check_same(old: ServingPolicy, new: ServingPolicy) -> None:
+    """Connected clients were told once what they talk to."""
+    before, after = old.metadata(), new.metadata()
+    different = [key for key in _PROMISED if before[key] != after[key]]
+    if different:
+        found = ", ".join(f"{key} {after[key]} instead of {before[key]}" for key in different)
+        raise ValueError(f"it is not what connected clients were told: {found}")

@@ -99,11 +99,20 @@ def open_policy_checkpoint(path: str | pathlib.Path, rl_config: RLTrainConfig | 
     """
     directory = pathlib.Path(path).expanduser().absolute()
     if not directory.is_dir():
-        raise CheckpointError(f"{directory} does not exist: expected an exported directory, a run or a checkpoint")
-    if (directory / EXPORT_FILE).is_file():
-        return _open_export(directory)
-    if (directory / RUN / RUN_FILE).is_file():
-        return _open_run_checkpoint(directory)
+        raise CheckpointError(
+            f"{directory} is not a directory: expected an export, a run or a checkpoint, on this machine"
+        )
+    for file, open_directory in ((EXPORT_FILE, _open_export), (f"{RUN}/{RUN_FILE}", _open_run_checkpoint)):
+        if not (directory / file).is_file():
+            continue
+        if rl_config is not None:
+            raise CheckpointError(f"--config is for checkpoints of openpi; {directory / file} says what this one is")
+        try:
+            return open_directory(directory)
+        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise CheckpointError(
+                f"{directory / file} is damaged or of another version: {type(error).__name__}: {error}"
+            ) from error
     if (directory / PARAMS / "_METADATA").is_file():
         return _open_openpi_checkpoint(directory, rl_config)
     steps = saved_steps(directory)
@@ -136,15 +145,19 @@ def _open_run_checkpoint(directory: pathlib.Path) -> PolicyCheckpoint:
     metadata = load_checkpoint_metadata(directory)
     rl_config = from_dict(RLTrainConfig, metadata["config"])
     trained = rl_config.acrlpd
+    # Cloning alone leaves the critics as they were drawn: to choose by them is worse than not to choose.
+    has_critics = trained.loss_weights.critic_weight > 0
     level = ServingLevel(trained.sampling_steps, trained.num_action_samples, rl_config.critic.num_critics)
-    return PolicyCheckpoint(directory, "run", rl_config, level, metadata["step"], has_critics=True)
+    if not has_critics:
+        level = dataclasses.replace(level, best_of_n=1, num_critics=0)
+    return PolicyCheckpoint(directory, "run", rl_config, level, metadata["step"], has_critics)
 
 
 def _open_openpi_checkpoint(directory: pathlib.Path, rl_config: RLTrainConfig | None) -> PolicyCheckpoint:
     if rl_config is None:
         raise CheckpointError(
-            f"{directory} is an openpi checkpoint, which does not say what model and robot it is for: name the "
-            "config with --config, for example --config aloha"
+            f"{directory} is a checkpoint of openpi, which does not say what model and robot it is for. There is "
+            "nothing to export; to serve it name its config, for example --config aloha"
         )
     level = ServingLevel(rl_config.acrlpd.sampling_steps, best_of_n=1, num_critics=0)
     step = int(directory.name) if directory.name.isdigit() else None
@@ -169,7 +182,8 @@ def _restore_state(directory: pathlib.Path, prefix: tuple[str, ...], abstract: n
                 ),
             )
     except Exception as error:  # Orbax raises plain Exception around what tensorstore found
-        raise CheckpointError(f"{directory} is damaged or incomplete: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0].partition(" [tensorstore_spec")[0]
+        raise CheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
     values = []
     for path, leaf in nnx.to_flat_state(abstract):
         value = restored

@@ -48,6 +48,13 @@ class RequestLimits:
     num_steps: tuple[int, ...]  # the default first
     has_critics: bool
 
+    def __post_init__(self) -> None:
+        for name, value in (("best_of_n", self.best_of_n), ("num_steps", min(self.num_steps))):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1; found {value}")
+        if self.best_of_n > 1 and not self.has_critics:
+            raise ValueError(f"best_of_n={self.best_of_n} needs critics, which this checkpoint does not have; use 1")
+
 
 def split_options(message: Any, limits: RequestLimits) -> tuple[dict[str, Any], RequestOptions]:
     """Takes the options out of a message; the rest is the observation."""

@@ -10,7 +10,9 @@ import dataclasses
 import hmac
 import http
 import logging
+import math
 import os
+import socket
 import time
 from typing import Any
 
@@ -47,6 +49,24 @@ class ServerOptions:
     request_timeout_s: float = 30.0
     # For requests under way when the server is told to stop.
     drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535; found {self.port}")
+        if not 0 <= self.max_wait_ms < math.inf:
+            raise ValueError(f"max_wait_ms must be 0 or more; found {self.max_wait_ms:g}")
+        for name in ("max_message_bytes", "max_clients", "request_timeout_s", "drain_timeout_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0; found {getattr(self, name):g}")
+
+    def check_address(self) -> None:
+        """Refuses an address that cannot be listened on, before minutes go into reading and compiling."""
+        try:
+            family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
+            socket.create_server((self.host, self.port), family=family).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ValueError(f"cannot listen on {self.host}, port {self.port}: {reason}; choose others") from error
 
 
 class PolicyServer:

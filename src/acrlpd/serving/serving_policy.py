@@ -112,7 +112,10 @@ class ServingPolicy:
     def metadata(self) -> dict[str, Any]:
         """What a client is told when it connects."""
         model = self.rl_config.model
+        reset_pose = self.rl_config.openpi_compatibility.reset_pose
         return {
+            # As openpi's server tells it: a client that finds none uses its own.
+            **({} if reset_pose is None else {"reset_pose": list(reset_pose)}),
             "config": self.rl_config.name,
             "robot": self.rl_config.data.robot,
             "checkpoint_step": self.step,
@@ -186,11 +189,9 @@ def create_serving_policy(
     step: int | None = None,
 ) -> ServingPolicy:
     """The policy of a model; without critics it takes the first candidate, so `best_of_n` must be 1."""
-    if model.critics is None and best_of_n != 1:
-        raise ValueError(f"best_of_n={best_of_n} needs critics, which this checkpoint does not have; use 1")
-    for name, value in [("best_of_n", best_of_n), ("max_batch_size", max_batch_size), ("num_steps", min(num_steps))]:
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; found {value}")
+    limits = RequestLimits(best_of_n, tuple(dict.fromkeys(num_steps)), has_critics=model.critics is not None)
+    if max_batch_size < 1:
+        raise ValueError(f"max_batch_size must be at least 1; found {max_batch_size}")
     roomy = rl_config
     if isinstance(rl_config.model, Pi0Config):
         longer = dataclasses.replace(rl_config.model, max_token_len=rl_config.model.prompt_len + 1)
@@ -202,7 +203,7 @@ def create_serving_policy(
         inputs=transforms.serving_inputs(norm_stats),
         outputs=transforms.serving_outputs(norm_stats),
         spec=create_observation_spec(rl_config, transforms, norm_stats),
-        limits=RequestLimits(best_of_n, tuple(dict.fromkeys(num_steps)), has_critics=model.critics is not None),
+        limits=limits,
         max_batch_size=max_batch_size,
         step=step,
     )
@@ -216,12 +217,19 @@ def load_serving_policy(
     max_batch_size: int = 1,
 ) -> ServingPolicy:
     """Reads a checkpoint. Parameters are in the model's compute precision, as openpi serves them."""
+    # What cannot be is refused before gigabytes are read.
+    norm_stats = checkpoint.load_norm_stats()
+    limits = RequestLimits(
+        checkpoint.level.best_of_n if best_of_n is None else best_of_n,
+        tuple(num_steps) or (checkpoint.level.num_steps,),
+        has_critics=checkpoint.has_critics,
+    )
     return create_serving_policy(
         checkpoint.load_model(dtype=checkpoint.rl_config.model.dtype),
         checkpoint.rl_config,
-        checkpoint.load_norm_stats(),
-        best_of_n=checkpoint.level.best_of_n if best_of_n is None else best_of_n,
-        num_steps=num_steps or (checkpoint.level.num_steps,),
+        norm_stats,
+        best_of_n=limits.best_of_n,
+        num_steps=limits.num_steps,
         max_batch_size=max_batch_size,
         step=checkpoint.step,
     )

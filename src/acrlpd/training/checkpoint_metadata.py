@@ -25,6 +25,8 @@ FREE_TO_CHANGE = (
     "checkpoints",
     "logging",
     "fsdp",
+    "openpi_compatibility.config_name",
+    "openpi_compatibility.reset_pose",
     "training.gradient_accumulation_steps",
     "training.log_frequency",
     "training.save_frequency",

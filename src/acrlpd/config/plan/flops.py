@@ -58,8 +58,8 @@ def policy_flops(model: Pi0Config | StateFlowPolicyConfig) -> PolicyFlops:
         chunk = model.action_horizon * model.action_dim
         dims = model.hidden_dims
         layers = sum(a * b for a, b in itertools.pairwise(dims))
-        velocity = 2.0 * ((chunk + 1) * dims[0] + layers + dims[-1] * chunk)
-        return PolicyFlops(0.0, 2.0 * model.state_dim * dims[0], velocity, 0.0)
+        velocity = 2.0 * ((model.state_dim + chunk + 1) * dims[0] + layers + dims[-1] * chunk)
+        return PolicyFlops(0.0, 0.0, velocity, 0.0)
     tokens = len(model.image_keys) * model.tokens_per_image + model.prompt_len
     images = len(model.image_keys) * _siglip(model.siglip, model.tokens_per_image, model.paligemma.width)
     language = _expert(model.paligemma, tokens, tokens)

@@ -1,0 +1,83 @@
+"""A run as the online phase leaves it, with its replay and its baselines, goes to the robot like any other."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving_helpers import state_config, state_observation
+
+from acrlpd.config import RLTrainConfig, apply_config_overrides, save_config
+from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
+from acrlpd.serving.serving_policy import load_serving_policy
+
+OFFLINE, ONLINE = 2, 3
+
+
+def acrlpd(cache: Path, *args: str | Path) -> str:
+    """What a command prints; it must succeed."""
+    envs = Path(__file__).parents[1] / "envs"
+    finished = subprocess.run(
+        [sys.executable, "-m", "acrlpd.cli", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "XLA_FLAGS": "--xla_backend_optimization_level=0",
+            "PYTHONPATH": str(envs),
+        },
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout + finished.stderr
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("xla_cache")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    folder = tmp_path_factory.mktemp("online")
+    config: RLTrainConfig = apply_config_overrides(
+        state_config(),
+        {
+            "batch_size": 8,
+            "env.id": "toy_env:toy",
+            "training.offline_steps": OFFLINE,
+            "training.online_steps": ONLINE,
+            "online.start_steps": 10,
+            "evaluation.num_episodes": 2,
+            "evaluation.baselines": ["bc"],
+            "checkpoints.directory": str(folder),
+            "logging.wandb": "disabled",
+        },
+    )
+    save_config(config, folder / "toy.yaml")
+    acrlpd(cache, "train", "--config", folder / "toy.yaml")
+    return folder / "small" / "default"
+
+
+def test_the_newest_checkpoint_is_exported(run: Path, cache: Path, tmp_path: Path) -> None:
+    assert {"baselines", "replay"} <= {path.name for path in run.iterdir()}
+    printed = acrlpd(cache, "export", run, "--output", tmp_path / "out", "--level", "fast")
+    assert "verified: actions differ" in printed
+    checkpoint = open_policy_checkpoint(tmp_path / "out")
+    assert (checkpoint.step, checkpoint.level.num_critics) == (OFFLINE + ONLINE, 3)
+    policy = load_serving_policy(checkpoint)
+    [reply] = policy.infer([policy.prepare(state_observation())])
+    assert isinstance(reply, dict) and len(reply["best_of_n"]["q_values"]) == 4
+
+
+def test_a_cloned_policy_has_no_critics_to_choose_by(run: Path, cache: Path, tmp_path: Path) -> None:
+    """Cloning trains no critic: the best of N under random numbers would be worse than the first."""
+    checkpoint = open_policy_checkpoint(run / "baselines" / "bc")
+    assert not checkpoint.has_critics and checkpoint.level.best_of_n == 1
+    acrlpd(cache, "export", run / "baselines" / "bc", "--output", tmp_path / "bc")
+    assert json.loads((tmp_path / "bc" / "acrlpd.json").read_text())["critics"] is None
+    assert not (tmp_path / "bc" / "critic").exists()
