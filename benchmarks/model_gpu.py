@@ -3,11 +3,13 @@
     python benchmarks/model_gpu.py                     # all rows, one Markdown table
     python benchmarks/model_gpu.py --rows bc_full,sample1 --profile
 
-Needs only jax, flax and optax. `--tiny` runs the same code on a CPU in seconds, as a check of the script.
+All rows are compiled together, then timed one by one. Needs only jax, flax and optax. `--tiny` runs the same code on
+a CPU in seconds, as a check of the script.
 """
 
 import argparse
 import collections
+import concurrent.futures
 import dataclasses
 import functools
 import pathlib
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 sys.path[:0] = [str(pathlib.Path(__file__).parents[1] / "src"), str(pathlib.Path(__file__).parents[1] / ".device-deps")]
 
@@ -31,14 +34,20 @@ PEAK_TFLOPS = 989.0  # dense bfloat16 of one H200, from its data sheet
 FORWARD, TRAIN, CANDIDATE = 4.04, 12.11, 0.386
 
 
-def random_params(config: Pi0Config, dtype) -> tuple[nnx.GraphDef, nnx.State]:
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return (0.02 * jax.random.normal(key, shape)).astype(dtype)
+
+
+def param_shapes(config: Pi0Config, dtype: Any) -> tuple[nnx.GraphDef, nnx.State]:
     graphdef, state = nnx.split(nnx.eval_shape(lambda: config.create(jax.random.key(0))))
-    leaves, tree = jax.tree.flatten(state)
-    draw = functools.partial(jax.jit, static_argnums=(1,))(
-        lambda key, shape: (0.02 * jax.random.normal(key, shape)).astype(dtype)
-    )
+    return graphdef, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), state)
+
+
+def random_like(shapes: nnx.State) -> nnx.State:
+    leaves, tree = jax.tree.flatten(shapes)
     keys = jax.random.split(jax.random.key(0), len(leaves))
-    return graphdef, jax.tree.unflatten(tree, [draw(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
+    return jax.tree.unflatten(tree, [draw(key, x.shape, x.dtype) for key, x in zip(keys, leaves, strict=True)])
 
 
 def observation(config: Pi0Config, batch_size: int) -> Observation:
@@ -88,20 +97,30 @@ def top_kernels(call: Callable[[], object], count: int = 25) -> str:
     return "\n".join(rows)
 
 
-def peak_gib() -> float:
-    stats = jax.devices()[0].memory_stats() or {}
-    return stats.get("peak_bytes_in_use", 0) / 2**30
+Call = Callable[[], object]
 
 
-def bc_step(config: Pi0Config, batch_size: int):
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Something to time: lowered without any weights, so that all rows can be compiled before the first is run."""
+
+    lowered: jax.stages.Lowered
+    start: Callable[[jax.stages.Compiled], Call]  # allocates
+    tflop: float
+    units: int
+    unit: str
+
+
+def bc_step(config: Pi0Config, batch_size: int) -> Work:
     """openpi's train step: augmentation, flow-matching loss, clipped AdamW, EMA; everything float32 state."""
-    graphdef, params = random_params(config, jnp.float32)
+    graphdef, shapes = param_shapes(config, jnp.float32)
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(2.5e-5, b1=0.9, b2=0.95, weight_decay=1e-10))
-    state = jax.jit(lambda p: {"params": p, "opt": tx.init(p), "ema": jax.tree.map(jnp.copy, p)}, donate_argnums=0)(
-        params
-    )
     obs = observation(config, batch_size)
     actions = jax.random.normal(jax.random.key(1), (batch_size, config.action_horizon, config.action_dim))
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def init(params):
+        return {"params": params, "opt": tx.init(params), "ema": jax.tree.map(jnp.copy, params)}
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state, rng, obs, actions):
@@ -114,25 +133,49 @@ def bc_step(config: Pi0Config, batch_size: int):
         ema = jax.tree.map(lambda e, p: 0.99 * e + 0.01 * p, state["ema"], params)
         return {"params": params, "opt": opt, "ema": ema}, loss
 
-    box = {"state": state}
+    def start(compiled: jax.stages.Compiled) -> Call:
+        box = {"state": init(random_like(shapes))}
 
-    def call():
-        box["state"], loss = step(box["state"], jax.random.key(0), obs, actions)
-        return loss
+        def call() -> object:
+            box["state"], loss = compiled(box["state"], jax.random.key(0), obs, actions)
+            return loss
 
-    compiled = step.lower(state, jax.random.key(0), obs, actions).compile()
-    analysis = compiled.memory_analysis()
-    gib = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes) / 2**30 if analysis else 0.0
-    return call, gib
+        return call
+
+    lowered = step.lower(jax.eval_shape(init, shapes), jax.random.key(0), obs, actions)
+    return Work(lowered, start, TRAIN * batch_size, batch_size, "samples")
 
 
-def sample_call(config: Pi0Config, batch_size: int, num_samples: int):
-    graphdef, params = random_params(config, jnp.bfloat16)
-    obs = observation(config, batch_size)
+def sample_call(config: Pi0Config, batch_size: int, num_samples: int) -> Work:
+    graphdef, shapes = param_shapes(config, jnp.bfloat16)
+    args = jax.random.key(0), observation(config, batch_size)
     sample = jax.jit(
         lambda params, rng, obs: nnx.merge(graphdef, params).sample_candidates(rng, obs, num_samples, num_steps=10)
     )
-    return lambda: sample(params, jax.random.key(0), obs)
+
+    def start(compiled: jax.stages.Compiled) -> Call:
+        params = random_like(shapes)
+        return lambda: compiled(params, *args)
+
+    tflop = batch_size * (FORWARD + (num_samples - 1) * CANDIDATE)
+    return Work(sample.lower(shapes, *args), start, tflop, batch_size * num_samples, "chunks")
+
+
+def compile_timed(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
+    start = time.perf_counter()
+    return lowered.compile(), time.perf_counter() - start
+
+
+def measure(work: Work, compiled: jax.stages.Compiled, repeats: int, *, profile: bool) -> str:
+    """The cells of one row."""
+    analysis = compiled.memory_analysis()
+    gib = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes) / 2**30 if analysis else 0.0
+    call = work.start(compiled)
+    seconds = time_calls(call, repeats)
+    if profile:
+        print(top_kernels(call), flush=True)
+    mfu = work.tflop / seconds / PEAK_TFLOPS
+    return f"{1e3 * seconds:.1f} ms | {work.units / seconds:.1f} {work.unit}/s | {gib:.1f} GiB | {mfu:.1%}"
 
 
 def main() -> None:
@@ -147,35 +190,24 @@ def main() -> None:
             paligemma_variant="dummy", action_expert_variant="dummy", siglip_variant="mu/14", vocab_size=512
         )
         batch_size, repeats = 2, 1
-    two = dataclasses.replace(config, image_keys=IMAGE_KEYS[:2])
-    bc = {
-        "bc_full": dataclasses.replace(config, remat_policy="full"),
-        "bc_dots": dataclasses.replace(config, remat_policy="dots"),
-        "bc_two": dataclasses.replace(two, remat_policy="full"),
+    full = dataclasses.replace(config, remat_policy="full")
+    works: dict[str, Callable[[], Work]] = {
+        "sample1": lambda: sample_call(config, 1, 1),
+        "candidates32": lambda: sample_call(config, 1, 32),
+        "candidates4x32": lambda: sample_call(config, batch_size, 4),
+        "bc_full": lambda: bc_step(full, batch_size),
+        "bc_dots": lambda: bc_step(dataclasses.replace(config, remat_policy="dots"), batch_size),
+        "bc_two": lambda: bc_step(dataclasses.replace(full, image_keys=IMAGE_KEYS[:2]), batch_size),
     }
-    samples = {"sample1": (1, 1), "candidates32": (1, 32), "candidates4x32": (batch_size, 4)}
-    table = ["| work | time | rate | memory (plan of XLA / peak) | MFU |", "|---|---|---|---|---|"]
-    for row in args.rows.split(","):
-        start = time.perf_counter()
+    chosen = {row: works[row]() for row in args.rows.split(",")}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        compiled = list(pool.map(compile_timed, [work.lowered for work in chosen.values()]))
+    table = ["| work | time | rate | memory (XLA) | MFU |", "|---|---|---|---|---|"]
+    for (row, work), (executable, seconds) in zip(chosen.items(), compiled, strict=True):
         try:
-            if row in bc:
-                call, gib = bc_step(bc[row], batch_size)
-                seconds = time_calls(call, repeats)
-                flops = TRAIN * batch_size
-                rate = f"{batch_size / seconds:.1f} samples/s"
-            else:
-                batch, n = samples[row]
-                call, gib = sample_call(config, batch, n), 0.0
-                seconds = time_calls(call, repeats)
-                flops = batch * (FORWARD + (n - 1) * CANDIDATE)
-                rate = f"{batch * n / seconds:.1f} chunks/s"
-            mfu = f"{flops / seconds / PEAK_TFLOPS:.1%}"
-            table.append(f"| {row} | {1e3 * seconds:.1f} ms | {rate} | {gib:.1f} / {peak_gib():.1f} GiB | {mfu} |")
-            print(table[-1], f"(set-up {time.perf_counter() - start:.0f} s)", flush=True)
-            if args.profile:
-                print(top_kernels(call), flush=True)
-            del call
-        except Exception as error:  # one row that does not fit must not cost the others
+            table.append(f"| {row} | {measure(work, executable, repeats, profile=args.profile)} |")
+            print(table[-1], f"(compiled in {seconds:.0f} s)", flush=True)
+        except jax.errors.JaxRuntimeError as error:  # one row that does not fit must not cost the others
             print(f"| {row} | failed: {str(error).splitlines()[0][:200]} |", flush=True)
     device = jax.devices()[0]
     print(f"\n{device.device_kind}, jax {jax.__version__}, {time.strftime('%Y-%m-%d')}\n" + "\n".join(table))

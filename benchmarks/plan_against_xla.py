@@ -10,13 +10,13 @@ Prints a Markdown table. Without --time the compiler does not tune kernels, whic
 import argparse
 import datetime
 import os
+import pathlib
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from acrlpd.batch import Batch
     from acrlpd.config import RLTrainConfig
 
 FULL = {
@@ -86,6 +86,9 @@ def config_of(full: bool, changes: dict[str, Any]) -> "RLTrainConfig":
 def measure(config: "RLTrainConfig", timed: bool) -> list[str]:
     import jax
 
+    sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "config"))
+    from plan_helpers import batch_spec
+
     from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_step
     from acrlpd.config.plan import make_plan
 
@@ -121,35 +124,6 @@ def measure(config: "RLTrainConfig", timed: bool) -> list[str]:
         agent, info = compiled(agent, batch, key)
     jax.block_until_ready(info)
     return [*columns, f"{(time.perf_counter() - start) / 5 * 1e3:.0f}", f"{plan.step_seconds * 1e3:.0f}"]
-
-
-def batch_spec(config: "RLTrainConfig") -> "Batch":
-    import jax
-    import jax.numpy as jnp
-
-    from acrlpd.batch import Batch
-
-    size, chunk = config.batch_size, config.qchunking.horizon_length
-    observation, actions = config.model.inputs_spec(size)
-    uint8 = {k: jax.ShapeDtypeStruct(v.shape, jnp.uint8) for k, v in observation.images.items()}
-    observation = observation.replace(images=uint8)
-
-    def spec(*shape: int, dtype: type = jnp.float32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((size, *shape), dtype)
-
-    return Batch(
-        observations=observation,
-        next_observations=observation,
-        actions=actions,
-        valid=spec(config.model.action_horizon),
-        rewards=spec(chunk),
-        masks=spec(chunk),
-        terminals=spec(chunk),
-        next_terminal=spec(),
-        sequence_mask=spec(),
-        episode_id=spec(dtype=jnp.int32),
-        step_id=spec(dtype=jnp.int32),
-    )
 
 
 if __name__ == "__main__":

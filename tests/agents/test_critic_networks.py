@@ -183,3 +183,15 @@ def test_dropout_of_a_sample_does_not_depend_on_its_neighbours():
 def test_impossible_critics_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         build(**changes)
+
+
+def test_chunks_in_bfloat16_get_nearly_the_same_values():
+    """Candidates are ranked in the policy's precision; parameters and values stay float32."""
+    critics = build(hidden_dims=(64, 64))
+    features, state, chunks = map(jnp.asarray, inputs(b=16, n=8))
+    exact = critics.online_ensemble(features, state, chunks)
+    rough = critics.online_ensemble(features, state, chunks.astype(jnp.bfloat16))
+    assert rough.dtype == jnp.float32
+    error = float(jnp.sqrt(jnp.mean(jnp.square(rough - exact))))
+    spread = float(jnp.mean(jnp.std(exact, axis=1)))
+    assert 0 < error < 0.03 * spread

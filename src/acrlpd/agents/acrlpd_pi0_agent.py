@@ -348,7 +348,22 @@ def train_step(
     return agent.train_step(batch, rng, update_policy=update_policy)
 
 
-@functools.partial(jax.jit, static_argnames="update_policy", donate_argnames="agent")
+# For networks whose kernels take microseconds, on a GPU: cuBLASLt applies bias and GELU to a product while it writes
+# it (after Triton's products, a kernel of its own takes as long again), and what does not depend on each other runs
+# side by side. Other backends know these options and have no use for them.
+_SMALL_NETWORK_OPTIONS = {
+    "xla_gpu_enable_triton_gemm": False,
+    "xla_gpu_enable_cublaslt": True,
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+}
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames="update_policy",
+    donate_argnames="agent",
+    compiler_options=_SMALL_NETWORK_OPTIONS,
+)
 def train_steps(
     agent: ACRLPDPi0Agent, batches: Batch, rng: jax.Array, *, update_policy: bool = True
 ) -> tuple[ACRLPDPi0Agent, Info]:

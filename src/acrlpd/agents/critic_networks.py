@@ -57,29 +57,33 @@ class CriticEnsemble(nnx.Module):
         if config.q_aggregation == "weighted":
             self.aggregation_logits = nnx.Param(jnp.zeros(e, jnp.float32))
 
+    @jax.named_scope("critic")
     def __call__(
         self,
         features: jax.Array | None,  # [b, d]
         state: Array,  # [b, s]
         chunks: jax.Array,  # [b, n, c]
         dropout_keys: jax.Array | None = None,  # [b]; None: no dropout
-    ) -> jax.Array:  # [b, n, E]
+    ) -> jax.Array:  # float32 [b, n, E]
+        """Values of chunks. Products are computed in the chunks' dtype, everything else in float32."""
         activation = _ACTIVATIONS[self.config.activation]
         observation = self._fuse(features, state)  # [b, d] or [E, b, d]
         spec = "bd,edh->ebh" if observation.ndim == 2 else "ebd,edh->ebh"
-        x = jnp.einsum(spec, observation, self.observation_kernel[...])[:, :, None]
-        # Broadcast first: the product then comes out with the ensemble axis in front, where it is needed.
-        chunks = jnp.broadcast_to(chunks, (self.config.num_critics, *chunks.shape))
-        x = x + jnp.einsum("ebnc,ech->ebnh", chunks, self.chunk_kernel[...]) + self.bias[:, None, None]
+        observation = jnp.einsum(spec, observation, self.observation_kernel[...])[:, :, None]
+        (b, n, c), e = chunks.shape, self.config.num_critics
+        # Padded, because matrix units want aligned sizes.
+        rows = jnp.pad(chunks.reshape(b * n, c), [(0, 0), (0, -c % 8)])
+        x = _product(rows[None], jnp.pad(self.chunk_kernel[...], [(0, 0), (0, -c % 8), (0, 0)]))  # [E, b * n, h]
+        x = (x.reshape(e, b, n, -1) + observation).reshape(x.shape) + self.bias[:, None]
         for i in range(len(self.config.hidden_dims)):
             if i > 0:
-                x = self.hidden[i - 1](x)
+                x = self.hidden[i - 1](x.astype(chunks.dtype))
             if self.config.use_layer_norm:
                 x = self.norms[i](x)
             x = activation(x)
             if dropout_keys is not None and self.config.dropout_rate > 0:
                 x = _dropout(x, dropout_keys, i, self.config.dropout_rate)
-        return jnp.moveaxis(self.out(x)[..., 0], 0, -1)
+        return jnp.moveaxis(self.out(x).reshape(e, b, n), 0, -1)
 
     def aggregate(self, q: jax.Array) -> jax.Array:
         """One value from those of all members, [..., E] -> [...]."""
@@ -123,11 +127,8 @@ class _Dense(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((e, dim_out), jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[E or 1, ..., in] -> [E, ..., out]."""
-        kernel, bias = self.kernel[...], self.bias[...]
-        x = jnp.broadcast_to(x, (kernel.shape[0], *x.shape[1:]))
-        bias = bias.reshape(bias.shape[0], *(1,) * (x.ndim - 2), bias.shape[1])
-        return jnp.einsum("e...i,eio->e...o", x, kernel) + bias
+        """[E or 1, rows, in] -> [E, rows, out]."""
+        return _product(x, self.kernel[...]) + self.bias[:, None]
 
 
 class _LayerNorm(nnx.Module):
@@ -135,8 +136,19 @@ class _LayerNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones((e, dim), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((e, dim), jnp.float32))
 
-    def __call__(self, x: jax.Array) -> jax.Array:  # [E, b, n, h]
-        return _standardize(x) * self.scale[:, None, None] + self.bias[:, None, None]
+    def __call__(self, x: jax.Array) -> jax.Array:  # [E, rows, h]
+        return _standardize(x) * self.scale[:, None] + self.bias[:, None]
+
+
+def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """[E or 1, rows, in] times [E, in, out], computed in x's dtype, as float32."""
+    # Broadcast first: the product then comes out with the ensemble axis in front, where it is needed.
+    x = jnp.broadcast_to(x, (kernel.shape[0], *x.shape[1:]))
+    product = jnp.einsum("eri,eio->ero", x, kernel.astype(x.dtype))
+    if x.dtype == jnp.float32:
+        return product
+    # Without the barrier XLA would write it as float32 at once, and so read and write twice as much.
+    return jax.lax.optimization_barrier(product).astype(jnp.float32)
 
 
 def _standardize(x: jax.Array) -> jax.Array:
@@ -147,10 +159,10 @@ def _standardize(x: jax.Array) -> jax.Array:
 
 
 def _dropout(x: jax.Array, keys: jax.Array, layer: int, rate: float) -> jax.Array:
-    """Inverted dropout on [E, b, n, h]; every sample has its own key, so that micro-batches change nothing."""
-    shape = (x.shape[0], *x.shape[2:])
+    """Inverted dropout on [E, b * n, h]; each of the b samples has its own key: micro-batches change nothing."""
+    shape = (x.shape[0], x.shape[1] // keys.shape[0], x.shape[2])
     keep = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - rate, shape))(keys)
-    return jnp.where(jnp.moveaxis(keep, 0, 1), x / (1 - rate), 0.0)
+    return jnp.where(jnp.moveaxis(keep, 0, 1).reshape(x.shape), x / (1 - rate), 0.0)
 
 
 class CriticNetworks(flax.struct.PyTreeNode):

@@ -48,23 +48,32 @@ def shared_context_attention(
     """
     context_k, context_v, length = context
     if q.shape[1] == 1:
-        k, v = (jnp.concatenate(pair, axis=1) for pair in ((k[:, 0], context_k), (v[:, 0], context_v)))
+        k, v = (_join_tokens(pair) for pair in ((k[:, 0], context_k), (v[:, 0], context_v)))
         # Few queries over many keys: plain products are faster than a flash kernel here.
         return _masked_attention(q[:, 0], k, v, length + q.shape[2])[:, None]
-    own = _einsum_f32("bntgh,bnsh->bngts", q, k)
-    shared = _mask_padding(_einsum_f32("bntgh,bsh->bngts", q, context_k), length)
+    own = _einsum_f32("bntgh,bnsh->bntgs", q, k)
+    shared = _mask_padding(_einsum_f32("bntgh,bsh->bntgs", q, context_k), length)
     # Two softmaxes, joined by their normalisers: one over both would copy the logits side by side.
     share = jax.nn.sigmoid(jax.nn.logsumexp(shared, axis=-1) - jax.nn.logsumexp(own, axis=-1))[..., None]
     own, shared = (jax.nn.softmax(logits, axis=-1).astype(v.dtype) for logits in (own, shared))
-    out = share * _einsum_f32("bngts,bsh->bngth", shared, context_v)
-    out += (1 - share) * _einsum_f32("bngts,bnsh->bngth", own, v)
-    return jnp.moveaxis(out.astype(v.dtype), 2, 3)
+    out = share * _einsum_f32("bntgs,bsh->bntgh", shared, context_v)
+    out += (1 - share) * _einsum_f32("bntgs,bnsh->bntgh", own, v)
+    return out.astype(v.dtype)
 
 
 def _masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
-    logits = _mask_padding(_einsum_f32("btgh,bsh->bgts", q, k), length)
+    # All heads share keys and values, so tokens and heads are one axis to a product: nothing is transposed.
+    logits = _mask_padding(_einsum_f32("btgh,bsh->btgs", q, k), length)
     probs = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
-    return _einsum_f32("bgts,bsh->btgh", probs, v).astype(v.dtype)
+    return _einsum_f32("btgs,bsh->btgh", probs, v).astype(v.dtype)
+
+
+def _join_tokens(parts: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Two sequences [b, t, h] one after the other; long ones with zeros up to the length that matrix units want."""
+    joined = jnp.concatenate(parts, axis=1)
+    if joined.shape[1] < 64:
+        return joined
+    return jnp.pad(joined, [(0, 0), (0, -joined.shape[1] % 64), (0, 0)])
 
 
 def _mask_padding(logits: jax.Array, length: jax.Array) -> jax.Array:

@@ -12,9 +12,9 @@ from acrlpd.models.policy import Context, FlowPolicy
 class StateFlowPolicy(FlowPolicy):
     """Flow matching on flattened chunks, conditioned on the state.
 
-    The first layer is three linear maps, of state, noisy chunk and flow time, whose outputs are summed:
-    the same as one map of their concatenation, but the state's share is computed once per observation
-    and not once per candidate and denoising step.
+    The first layer has a kernel for each of state, noisy chunk and flow time, and multiplies once with all of
+    them: the state's share could be computed once for all candidates, but adding it to every candidate and
+    step afterwards costs more than the wider product.
 
     The critic sees the state itself, so there are no features for it (`feature_dim` is 0).
     """
@@ -26,6 +26,7 @@ class StateFlowPolicy(FlowPolicy):
         self.action_dim = config.action_dim
         self.action_horizon = config.action_horizon
         self.feature_dim = 0
+        self.dtype = config.dtype
         dtype = jnp.dtype(config.dtype)
         chunk_dim = config.action_horizon * config.action_dim
         width = config.hidden_dims[0]
@@ -50,7 +51,7 @@ class StateFlowPolicy(FlowPolicy):
         if state.shape[-1] != self.config.state_dim:
             raise ValueError(f"state must be [b, {self.config.state_dim}]; found {state.shape}")
         no_features = jnp.zeros((state.shape[0], 0), jnp.float32) if features else None
-        return Context(features=no_features, memory=self.state_in(state))
+        return Context(features=no_features, memory=state.astype(self.config.dtype))
 
     def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
         b, n, horizon, dim = x_t.shape
@@ -59,8 +60,13 @@ class StateFlowPolicy(FlowPolicy):
                 f"action chunks must end in [action_horizon, action_dim] = "
                 f"[{self.action_horizon}, {self.action_dim}]; found shape {x_t.shape}"
             )
-        condition = context.memory[:, None] + self.time_in(time[..., None])  # [b, n, width]
-        x = nnx.gelu(self.chunk_in(x_t.reshape(b, n, horizon * dim)) + condition)
+        state = jnp.broadcast_to(context.memory[:, None], (b, n, self.config.state_dim))
+        chunk, time = (x.astype(state.dtype) for x in (x_t.reshape(b, n, horizon * dim), time[..., None]))
+        inputs = jnp.concatenate([state, chunk, time], axis=-1).reshape(b * n, -1)
+        kernel = jnp.concatenate([layer.kernel[...] for layer in (self.state_in, self.chunk_in, self.time_in)])
+        bias = self.chunk_in.bias
+        assert bias is not None
+        x = nnx.gelu(inputs @ kernel.astype(state.dtype) + bias[...].astype(state.dtype))
         for layer in self.hidden:
             x = nnx.gelu(layer(x))
         return self.chunk_out(x).astype(jnp.float32).reshape(x_t.shape)

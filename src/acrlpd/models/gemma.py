@@ -201,10 +201,13 @@ class Gemma(nnx.Module):
     def unstack(self, index: int) -> list[LayerWeights]:
         """An expert's weights layer by layer, ready to multiply with: worth it when many steps reuse them."""
         stacked = self._expert_weights(index)
-        return [
-            fuse_projections(jax.tree.map(lambda w, i=i: w[i], stacked), self.dtype)
-            for i in range(self.experts[index].depth)
-        ]
+        layers = []
+        for i in range(self.experts[index].depth):
+            weights = fuse_projections(jax.tree.map(lambda w, i=i: w[i], stacked), self.dtype)
+            # Left apart, the compiler would join these two itself, in every step.
+            joined = jnp.concatenate([weights.pop("gate"), weights.pop("up")], axis=1)
+            layers.append(weights | {"gate_up": joined})
+        return layers
 
     def _final_norm(self, index: int) -> LayerWeights:
         return _params(getattr(self, expert_name("final_norm", index)))
@@ -274,7 +277,10 @@ def _mix(
         y = y + lora.einsum_update(f"{letters}gh,ghd->{letters}d", attended, weights["out"], config.lora)
     x = _gated_residual(x, y, gate)
     y, gate = rms_norm(x, weights["pre_ffw_norm"], condition)
-    opened, up = y @ weights["gate"], y @ weights["up"]
+    if "gate_up" in weights:
+        opened, up = jnp.split(y @ weights["gate_up"], 2, axis=-1)
+    else:
+        opened, up = y @ weights["gate"], y @ weights["up"]
     if config.lora:
         opened_update, up_update = lora.gating_update(y, weights["mlp"])
         opened, up = opened + opened_update, up + up_update

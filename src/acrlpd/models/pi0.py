@@ -46,6 +46,7 @@ class Pi0(FlowPolicy):
         self.action_dim = config.action_dim
         self.action_horizon = config.action_horizon
         self.feature_dim = config.paligemma.width
+        self.dtype = config.dtype
         width, action_dim = config.action_expert.width, config.action_dim
         self.PaliGemma = _PaliGemma(config, rngs)
         self.action_in_proj = nnx.Linear(action_dim, width, rngs=rngs)

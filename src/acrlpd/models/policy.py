@@ -35,6 +35,7 @@ class FlowPolicy(nnx.Module):
     action_dim: int
     action_horizon: int
     feature_dim: int  # width of Context.features
+    dtype: str = "float32"  # of its matrix products
     sampling_unroll: int = 1  # denoising steps per loop iteration; more only where a step is very short
 
     @abc.abstractmethod
