@@ -31,6 +31,7 @@ from acrlpd.training.comparison import (
 )
 from acrlpd.training.compilation_cache import enable_compilation_cache
 from acrlpd.training.distributed import barrier, is_primary
+from acrlpd.training.host_memory import keep_freed_memory
 from acrlpd.training.online_phase import OnlinePhase, Player, SynchronousPlayer
 from acrlpd.training.out_of_memory import OutOfMemoryError
 from acrlpd.training.rounds import RoundPlayer, acting_candidates, open_replay
@@ -63,6 +64,7 @@ def run_training_experiment(
     """
     setup_logging()
     enable_compilation_cache()
+    keep_freed_memory()
     directory = runs.run_directory(rl_config)
     if is_primary() and not dry_run:
         runs.prepare_run_directory(directory, resume=resume, overwrite=overwrite)
