@@ -171,7 +171,7 @@ def test_ogbench_demonstrations_train_the_quick_start(tmp_path: Path) -> None:
     assert dataset.rewards.success.sum() == collection.num_successes
     assert set(np.unique(dataset.rewards.rewards)) == {-1.0, 0.0}
     assert dataset.norm_stats is not None and dataset.norm_stats["state"].dim == 20
-    assert dataset.prompts.tolist() == ["move the cube"]
+    assert dataset.prompts.tolist() == ["cube"]
 
 
 @needs_aloha

@@ -28,8 +28,8 @@ _CAPTION_WIDTH = 200
 class DebugMode:
     """Looks at the first line's update and at every tenth one's, and at the pictures of fewer.
 
-    An inspection computes gradients and candidates once more, and costs one compile. It belongs to the line of the step it
-    looks at, so a resumed run inspects what it would have inspected.
+    An inspection computes gradients and candidates once more, and costs one compile. It belongs to the line of
+    the step it looks at, so a resumed run inspects what it would have inspected.
     """
 
     def __init__(self, directory: pathlib.Path | None, log_frequency: int) -> None:
