@@ -46,7 +46,9 @@ def learn(config, data: Batch, *, updates: int, batch_size: int):
     """Uniformly drawn batches, all updates in one call."""
     agent = quick_jit(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key))(jax.random.key(0))
     rows = np.random.default_rng(0).integers(0, len(data.actions), (updates, batch_size))
-    return train_steps(agent, jax.tree.map(lambda x: jnp.asarray(x)[rows], data), jax.random.key(1))
+    # Here more is computed than compiled, unlike in the other tests.
+    optimized = jax.jit(train_steps.__wrapped__, compiler_options={"xla_backend_optimization_level": 3})
+    return optimized(agent, jax.tree.map(lambda x: jnp.asarray(x)[rows], data), jax.random.key(1))
 
 
 def walk_chain(state: int, chunk: tuple[float, ...]) -> tuple[int, list[float], list[float]]:
