@@ -36,7 +36,7 @@ CONFIG = RLTrainConfig(
         discount=0.98,
         target_update_tau=0.01,
         learnable_temperature=False,
-        # 0.999 would still be half the initial weights when the offline phase ends.
+        # 0.999 would still be a third initial weights when the offline phase ends.
         ema_decay=0.99,
     ),
     qchunking=QChunkingConfig(horizon_length=5, action_dim=5, sequence_ratio=0.7),
