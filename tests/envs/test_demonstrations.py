@@ -52,7 +52,7 @@ def test_a_dataset_with_rewards_success_prompt_and_frames(tmp_path: Path) -> Non
             else:
                 np.testing.assert_array_equal(episode.columns[name], values)
         outcomes.append(expected.succeeded)
-    assert True in outcomes and False in outcomes
+    assert set(outcomes) == {True, False}
     assert not (tmp_path / "demos.partial").exists()
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Iterator
 
-from acrlpd.config import checks
-from acrlpd.config.checks import Finding
+from acrlpd.config import checks, online_checks
+from acrlpd.config.findings import Finding
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 
@@ -47,9 +47,9 @@ def validate_config(
         *checks.check_policy(config),
         *checks.check_learning_rates(config),
         *checks.check_training(config),
-        *checks.check_online(config, "error" if ready_to_train else "warning"),
-        *checks.check_baselines(config),
-        *checks.check_cloning(config),
+        *online_checks.check_online(config, "error" if ready_to_train else "warning"),
+        *online_checks.check_baselines(config),
+        *online_checks.check_cloning(config),
         *checks.check_data(config),
         *checks.check_files(config, "error" if ready_to_train else "warning"),
     ]

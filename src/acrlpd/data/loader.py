@@ -113,6 +113,13 @@ class ACRLPDDataLoader:
         self._start(step)
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Steps after which as many windows were drawn as there are steps within reach."""
+        statistics = self.get_dataset_statistics()
+        share = statistics["num_sampled_episodes"] / statistics["num_episodes"]
+        return max(1, round(share * statistics["num_frames"] / self.batch_size))
+
+    @property
     def steps_per_memory_pool(self) -> int | None:
         """Steps in which as many windows are drawn as the pool has frames: a good time for the next refresh.
 

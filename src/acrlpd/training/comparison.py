@@ -67,6 +67,16 @@ def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
         print_comparison(summary["evaluation"])
 
 
+def evaluation_summary(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """How the policy did at a step, for summary.json."""
+    rest: dict[str, Any] = {
+        name: value for name, value in metrics.items() if name not in ("success_rate_low", "success_rate_high")
+    }
+    if "success_rate_low" in metrics:
+        rest["interval"] = [metrics["success_rate_low"], metrics["success_rate_high"]]
+    return {"step": step} | rest
+
+
 def print_comparison(evaluation: Mapping[str, Mapping[str, Any]]) -> None:
     table = rich.table.Table(title="success in the same episodes", title_justify="left")
     table.add_column("policy")

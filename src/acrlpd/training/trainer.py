@@ -29,6 +29,7 @@ from acrlpd.training.checkpoints import (
     save_acrlpd_checkpoint,
 )
 from acrlpd.training.clock import Clock
+from acrlpd.training.comparison import evaluation_summary
 from acrlpd.training.distributed import AgreedStop, is_primary
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.metrics_log import MetricsLog
@@ -99,7 +100,7 @@ class ACRLPDTrainer:
         )
         self.monitor = RunMonitor(rl_config, directory, is_primary=is_primary(), profile_steps=profile_steps)
         self.clock = Clock()
-        self.steps_per_epoch = _steps_per_epoch(data_loader)
+        self.steps_per_epoch = data_loader.steps_per_epoch
         self._loader = data_loader
         self._sharding = sharding
         self._assets = dict(assets or {})
@@ -285,7 +286,7 @@ class ACRLPDTrainer:
         with self.clock.measure("evaluation"):
             metrics = dict(self._eval_fn(self._current_agent(), self.step))
         self._write_event(self.step, metrics_log.EVALUATION, metrics)
-        self.evaluations[self.phase] = _evaluation_summary(self.step, metrics)
+        self.evaluations[self.phase] = evaluation_summary(self.step, metrics)
         score = metrics.get(SCORE_METRIC)
         if score is not None:
             if self.best is None or score > self.best["score"]:
@@ -393,20 +394,3 @@ class ACRLPDTrainer:
         self.monitor.close()
         if self._online is not None:
             self._online.close()
-
-
-def _evaluation_summary(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """How the policy did at a step, for summary.json."""
-    rest: dict[str, Any] = {
-        name: value for name, value in metrics.items() if name not in ("success_rate_low", "success_rate_high")
-    }
-    if "success_rate_low" in metrics:
-        rest["interval"] = [metrics["success_rate_low"], metrics["success_rate_high"]]
-    return {"step": step} | rest
-
-
-def _steps_per_epoch(loader: ACRLPDDataLoader) -> int:
-    """Updates after which as many windows were drawn as the loader has steps within reach."""
-    statistics = loader.get_dataset_statistics()
-    share = statistics["num_sampled_episodes"] / statistics["num_episodes"]
-    return max(1, round(share * statistics["num_frames"] / loader.batch_size))

@@ -1,0 +1,26 @@
+"""What a check of a config finds, and how it says so."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+
+class Finding(NamedTuple):
+    """One thing wrong with a config."""
+
+    level: Literal["error", "warning"]
+    message: str
+
+
+def error(message: str) -> Finding:
+    return Finding("error", message)
+
+
+def warning(message: str) -> Finding:
+    return Finding("warning", message)
+
+
+def at_least(minimum: float, **values: float) -> Iterator[Finding]:
+    """Field names are given with double underscores for dots."""
+    for name, value in values.items():
+        if value < minimum:
+            yield error(f"{name.replace('__', '.')} must be at least {minimum}; found {value}")
