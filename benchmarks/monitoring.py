@@ -25,7 +25,7 @@ import jax
 
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.batch import Batch
-from acrlpd.config import RLTrainConfig, TrainingConfig, apply_config_overrides, get_config
+from acrlpd.config import RLTrainConfig, TrainingConfig, apply_config_overrides
 from acrlpd.data.loader import create_acrlpd_data_loader
 from acrlpd.monitoring.run_monitor import RunMonitor
 from acrlpd.training.metrics_log import MetricsLog
@@ -36,24 +36,15 @@ from acrlpd.training.sharding import (
     init_fsdp_train_state,
 )
 from acrlpd.training.trainer import MAX_IN_FLIGHT
+from training_loop import make_config
 
 Row = tuple[str, str]
 
 
-def make_config(name: str, batch_size: int | None, log_frequency: int, directory: pathlib.Path) -> RLTrainConfig:
-    """A preset on fake data; `tiny` is `debug` with a larger batch."""
-    config = get_config("debug" if name == "tiny" else name)
-    changes = {
-        "batch_size": batch_size or (64 if name == "tiny" else config.batch_size),
-        "checkpoints.directory": str(directory),
-        "data.repo_id": "fake",
-        "data.data_dir": None,
-        "data.tokenizer": "byte",
-        "logging.tensorboard": True,
-        "training.log_frequency": log_frequency,
-        "weight_loader.kind": "none",
-    }
-    return apply_config_overrides(config, changes)
+def monitored_config(name: str, batch_size: int | None, log_frequency: int, directory: pathlib.Path) -> RLTrainConfig:
+    """That of the loop's benchmark, with lines and a writer."""
+    changes = {"logging.tensorboard": True, "training.log_frequency": log_frequency}
+    return apply_config_overrides(make_config(name, batch_size, directory), changes)
 
 
 class Metrics:
@@ -159,7 +150,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         directory = pathlib.Path(temporary)
         frequency = min(TrainingConfig.log_frequency, options.steps)
-        config = make_config(options.config, options.batch_size, frequency, directory)
+        config = monitored_config(options.config, options.batch_size, frequency, directory)
         rows = list(measure(config, directory, options.steps, options.turns))
     device = jax.devices()[0]
     print(f"# Monitoring, {datetime.date.today()}, commit {commit.stdout.strip() or 'unknown'}\n")
