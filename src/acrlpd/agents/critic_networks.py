@@ -67,9 +67,7 @@ class CriticEnsemble(nnx.Module):
     ) -> jax.Array:  # float32 [b, n, E]
         """Values of chunks. Products are computed in the chunks' dtype, everything else in float32."""
         activation = _ACTIVATIONS[self.config.activation]
-        observation = self._fuse(features, state)  # [b, d] or [E, b, d]
-        spec = "bd,edh->ebh" if observation.ndim == 2 else "ebd,edh->ebh"
-        observation = jnp.einsum(spec, observation, self.observation_kernel[...])[:, :, None]
+        observation = _product(self._fuse(features, state), self.observation_kernel[...])[:, :, None]  # [E, b, 1, h]
         (b, n, c), e = chunks.shape, self.config.num_critics
         # Padded, because matrix units want aligned sizes.
         rows = jnp.pad(chunks.reshape(b * n, c), [(0, 0), (0, -c % 8)])
@@ -104,14 +102,14 @@ class CriticEnsemble(nnx.Module):
             return chosen @ jax.nn.softmax(self.aggregation_logits[members])
         return jnp.min(chosen, axis=-1) if self.config.q_aggregation == "min" else jnp.mean(chosen, axis=-1)
 
-    def _fuse(self, features: jax.Array | None, state: Array) -> jax.Array:
+    def _fuse(self, features: jax.Array | None, state: Array) -> jax.Array:  # [E or 1, b, d]
         if not self.feature_dim:
-            return jnp.asarray(state)
+            return jnp.asarray(state)[None]
         if features is None:
             raise ValueError("this critic was built with policy features; none were given")
         features = _standardize(features)
         if self.config.feature_fusion_method == "concat":
-            return jnp.concatenate([features, state], axis=-1)
+            return jnp.concatenate([features, state], axis=-1)[None]
         if self.config.feature_fusion_method == "add":
             return self.feature_in(features[None]) + self.state_in(jnp.asarray(state)[None])
         both = jnp.concatenate([features, state], axis=-1)
@@ -142,7 +140,7 @@ class _LayerNorm(nnx.Module):
 
 def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """[E or 1, rows, in] times [E, in, out], computed in x's dtype, as float32."""
-    # Broadcast first: the product then comes out with the ensemble axis in front, where it is needed.
+    # Broadcast first: as one product with a matrix of all members, XLA would transpose kernels and gradients.
     x = jnp.broadcast_to(x, (kernel.shape[0], *x.shape[1:]))
     product = jnp.einsum("eri,eio->ero", x, kernel.astype(x.dtype))
     if x.dtype == jnp.float32:
