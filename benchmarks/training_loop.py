@@ -1,7 +1,7 @@
 """What the machinery around the train step costs.
 
     python benchmarks/training_loop.py                    # all parts that fit a laptop, as Markdown
-    python benchmarks/training_loop.py --parts overhead,checkpoint --config aloha --batch_size 32   # one 140 GB GPU
+    python benchmarks/training_loop.py --parts overhead,checkpoint --config full --steps 6 --saves 1   # one 140 GB GPU
 
 Parts:
   overhead    steps/s of the trainer (data, metrics, logging, progress) against the bare compiled step on a batch
@@ -11,7 +11,8 @@ Parts:
   fsdp        bytes of the full-size state on one of 8 devices, and what the compiled step gathers (8 virtual
               devices on a CPU; compiles for a minute)
 
-`--config tiny` (the default) is a small pi0 whose step takes about 100 ms on two cores.
+`--config tiny` (the default) is a small pi0 whose step takes about 100 ms on two cores; `full` is pi0 at full size, all
+of it trained, on fake data, and needs 110 GB of host memory and 52 GB of disk for each of its `--saves`.
 """
 
 import argparse
@@ -27,12 +28,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config, save_config
+from acrlpd.config.plan import MEMORY_FRACTION
 from acrlpd.data.loader import create_acrlpd_data_loader
 from acrlpd.training.checkpoints import restore_agent
 from acrlpd.training.experiment import setup_logging
@@ -49,10 +52,11 @@ PARTS = ("overhead", "checkpoint", "start", "fsdp")
 
 
 def make_config(name: str, batch_size: int | None, directory: pathlib.Path) -> RLTrainConfig:
-    """A preset on fake data; `tiny` is `debug` with a larger batch."""
-    config = get_config("debug" if name == "tiny" else name)
-    changes = {
-        "batch_size": batch_size or (64 if name == "tiny" else config.batch_size),
+    """A preset on fake data; `tiny` is `debug` with a larger batch, `full` is `aloha` with nothing frozen."""
+    config = get_config({"tiny": "debug", "full": "aloha"}.get(name, name))
+    sizes = {"tiny": 64, "full": 32}
+    changes: dict[str, Any] = {
+        "batch_size": batch_size or sizes.get(name, config.batch_size),
         "checkpoints.directory": str(directory),
         "data.repo_id": "fake",
         "data.data_dir": None,
@@ -61,6 +65,8 @@ def make_config(name: str, batch_size: int | None, directory: pathlib.Path) -> R
         "training.eval_frequency": 0,
         "weight_loader.kind": "none",
     }
+    if name == "full":
+        changes |= {"freeze_pi0_backbone": False, "gradient_accumulation_steps": 1}
     return apply_config_overrides(config, changes)
 
 
@@ -113,12 +119,12 @@ def measure_overhead(config: RLTrainConfig, directory: pathlib.Path, num_steps: 
     trainer._loader.close()
 
 
-def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path) -> Iterator[Row]:
+def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path, num_saves: int) -> Iterator[Row]:
     trainer = make_trainer(config, directory / "checkpoint")
     train_until(trainer, 3)
     yield "state", f"{trainer.arrays().num_bytes / 2**30:.2f} GiB"
     stalls, saves = [], []
-    for _ in range(2):
+    for _ in range(num_saves):
         train_until(trainer, trainer.step + 2)
         start = time.perf_counter()
         trainer.save_checkpoint()
@@ -188,13 +194,22 @@ def fsdp_worker() -> None:
     memory = compiled.memory_analysis()
     print(f"compiled step, arguments per device (XLA)\t{memory.argument_size_in_bytes / 2**30:.2f} GiB")
     print(f"compiled step, temporaries per device (XLA, CPU)\t{memory.temp_size_in_bytes / 2**30:.2f} GiB")
-    gathers = re.findall(r"= \(?(\w+)\[([\d,]*)\]\S* all-gather", compiled.as_text())
-    shapes = {tuple(int(n) for n in shape.split(",") if n) for _, shape in gathers}
+    program = compiled.as_text()
+    shapes = set(gathered_shapes(program))
     depths = {config.model.paligemma.depth, config.model.siglip.depth}  # type: ignore[union-attr]
     stacked = [shape for shape in shapes if len(shape) >= 3 and shape[0] in depths]
     largest = max(shapes, key=lambda shape: np.prod(shape))
     print(f"largest all-gather\t{list(largest)}, {np.prod(largest) / 1e6:.0f} M elements")
     print(f"all-gathers of a whole stack of layers\t{len(stacked)}")
+    outside_loops = gathered_shapes(program[program.index("\nENTRY ") :])
+    elements = sum(int(np.prod(shape)) for shape in outside_loops)
+    print(f"all-gathers outside the loops over layers, in all\t{elements / 1e6:.0f} M elements")
+
+
+def gathered_shapes(program: str) -> list[tuple[int, ...]]:
+    """Result shapes of the all-gathers in a compiled program, one for each."""
+    texts = re.findall(r"= \(?\w+\[([\d,]*)\]\S* all-gather", program)
+    return [tuple(int(n) for n in text.split(",") if n) for text in texts]
 
 
 def abstract_batch(config: RLTrainConfig) -> Batch:
@@ -224,11 +239,13 @@ def main() -> None:
     parser.add_argument("--config", default="tiny")
     parser.add_argument("--batch_size", type=int)
     parser.add_argument("--steps", type=int, default=30, help="steps per turn of the overhead part")
+    parser.add_argument("--saves", type=int, default=2, help="saves of the checkpoint part")
     parser.add_argument("--directory", type=pathlib.Path, help="where checkpoints go; a temporary one by default")
     options = parser.parse_args()
     if options.parts == "fsdp_worker":
         fsdp_worker()
         return
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))  # as `acrlpd train` does
     setup_logging()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     device = jax.devices()[0]
@@ -240,7 +257,7 @@ def main() -> None:
         config = make_config(options.config, options.batch_size, directory)
         parts = {
             "overhead": lambda: measure_overhead(config, directory, options.steps),
-            "checkpoint": lambda: measure_checkpoint(config, directory),
+            "checkpoint": lambda: measure_checkpoint(config, directory, options.saves),
             "start": lambda: measure_start(config, directory),
             "fsdp": measure_fsdp,
         }

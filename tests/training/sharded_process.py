@@ -56,12 +56,13 @@ def train(directory: pathlib.Path) -> dict[str, Any]:
         "compiled_after_first_step": compiled_after_first_step,
         "losses": [line["total_loss"] for line in metrics_of(run)],
         "gathered": gathered_shapes(program),
+        "gathered_outside_loops": gathered_shapes(program[program.index("\nENTRY ") :]),
     }
 
 
 def gathered_shapes(program: str) -> list[str]:
-    """Result shapes of all all-gathers in a compiled program."""
-    return sorted(set(re.findall(r"= \(?\w+\[([\d,]*)\]\S* all-gather", program)))
+    """Result shapes of the all-gathers in a compiled program, one for each."""
+    return sorted(re.findall(r"= \(?\w+\[([\d,]*)\]\S* all-gather", program))
 
 
 def same_on_other_meshes(directory: pathlib.Path) -> bool:

@@ -51,11 +51,14 @@ def test_nothing_is_compiled_after_the_first_step(eight: dict[str, Any]) -> None
 
 
 def test_layers_are_gathered_one_at_a_time(eight: dict[str, Any]) -> None:
-    """The dummy experts have 4 layers: no gathered array may hold them all."""
+    """The dummy experts have 4 layers: no gathered array may hold them all, and no 4 may lie side by side."""
     shapes = [tuple(int(n) for n in text.split(",") if n) for text in eight["gathered"]]
     assert shapes, "the weights are sharded, so something must be gathered"
     stacked = [shape for shape in shapes if len(shape) >= 3 and shape[0] == 4]
     assert not stacked
+    down_projection = "128,64"
+    assert eight["gathered"].count(down_projection) >= 4
+    assert eight["gathered_outside_loops"].count(down_projection) < 4
 
 
 def test_checkpoints_can_be_read_on_other_meshes(eight: dict[str, Any]) -> None:

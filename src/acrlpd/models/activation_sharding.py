@@ -15,3 +15,9 @@ def split_by_sample(x: jax.Array) -> jax.Array:
     if mesh.empty or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(mesh.axis_names))
+
+
+def weights_are_split() -> bool:
+    """Whether devices of the mesh that is in use share one copy of the weights: openpi's axis `fsdp`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.shape.get("fsdp", 1) > 1

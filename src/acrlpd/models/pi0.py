@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from acrlpd.models.activation_sharding import weights_are_split
 from acrlpd.models.gemma import Gemma, LayerWeights
 from acrlpd.models.image_preprocessing import preprocess_observation
 from acrlpd.models.observation import Observation, to_float_image
@@ -91,8 +92,9 @@ class Pi0(FlowPolicy):
         return self._velocity(context, x_t, time, None)
 
     def velocity_fn(self, context: Context) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        # Sampling runs the action expert many times: its weights are laid out once, outside that loop.
-        layers = self.PaliGemma.llm.unstack(1)
+        # Sampling runs the action expert many times: its weights are laid out once, outside that loop, unless
+        # that would put together on every device what FSDP keeps apart.
+        layers = None if weights_are_split() else self.PaliGemma.llm.unstack(1)
         return lambda x_t, time: self._velocity(context, x_t, time, layers)
 
     def _velocity(
