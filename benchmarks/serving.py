@@ -2,7 +2,8 @@
 
 Run on an otherwise idle machine:  python benchmarks/serving.py [--full]
 `--full` adds the full-size pi0 with random weights and needs one GPU. Prints a Markdown table; `--smoke` does the
-same in seconds with numbers that mean nothing. Clients are processes of their own on the loopback interface.
+same in seconds with numbers that mean nothing. Clients are in a process of their own, on the loopback interface; it is
+one process for all eight, because on a robot they would not take the server's processors.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
@@ -126,15 +128,25 @@ def drive(port: int, observation: dict[str, Any], count: int) -> list[float]:
     return times[3:]
 
 
-def process_id(_: int) -> int:
-    time.sleep(0.05)
-    return os.getpid()
+def drive_eight(port: int, observation: dict[str, Any], count: int) -> float:
+    """Requests per second of 8 clients, each of which sends its next request when it has its answer."""
+    message = packb(observation)
 
+    async def client() -> None:
+        async with connect_async(f"ws://127.0.0.1:{port}", compression=None, max_size=None) as connection:
+            await connection.recv()
+            for _ in range(count):
+                await connection.send(message)
+                reply = await connection.recv()
+                if isinstance(reply, str):
+                    raise RuntimeError(reply)
 
-def wake(pool: concurrent.futures.Executor) -> None:
-    """Waits until all eight client processes have imported what they need."""
-    while len(set(pool.map(process_id, range(32)))) < 8:
-        pass
+    async def clients() -> None:
+        await asyncio.gather(*(client() for _ in range(8)))
+
+    start = time.perf_counter()
+    asyncio.run(clients())
+    return 8 * count / (time.perf_counter() - start)
 
 
 def bare_calls(policy: ServingPolicy, observation: dict[str, Any], count: int) -> list[float]:
@@ -173,11 +185,8 @@ def overhead(pool: concurrent.futures.Executor, count: int) -> Row:
 
 
 def throughput(pool: concurrent.futures.Executor, policy: ServingPolicy, observation: Any, count: int) -> float:
-    """Requests per second of 8 clients."""
     with serving(policy) as port:
-        start = time.perf_counter()
-        list(pool.map(drive, [port] * 8, [observation] * 8, [count] * 8))
-        return 8 * (count + 3) / (time.perf_counter() - start)
+        return pool.submit(drive_eight, port, observation, count).result()
 
 
 def batching(pool: concurrent.futures.Executor, count: int) -> list[Row]:
@@ -225,8 +234,7 @@ def main() -> None:
     count = 20 if args.smoke else 200
     # Spawned, not forked: clients must not share this process' JAX.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(8, mp_context=context) as pool:
-        wake(pool)
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         rows = [overhead(pool, count), *batching(pool, count)]
         if args.full:
             rows += full_size(pool, count)

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 # Port scanners and lost connections are not worth a traceback each.
 _quiet = logging.getLogger(f"{__name__}.connections")
 _quiet.setLevel(logging.CRITICAL)
+# Bytes; without images a message is read in less time than it takes to hand it to another thread.
+_SMALL_MESSAGE = 16 * 2**10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +155,7 @@ class PolicyServer:
         start = time.perf_counter()
         try:
             async with asyncio.timeout(self._options.request_timeout_s):
-                request = await asyncio.get_running_loop().run_in_executor(self._prepare_pool, self._prepare, message)
-                reply = await self._batcher.submit(request)
+                reply = await self._batcher.submit(await self._prepare(message))
         except (RequestError, MessageError) as error:
             self.metrics.requests["bad_request"] += 1
             return f"bad request: {error}"
@@ -173,10 +174,14 @@ class PolicyServer:
             reply["server_timing"]["prev_total_ms"] = previous_ms
         return packb(reply)
 
-    def _prepare(self, message: str | bytes) -> Request:
+    async def _prepare(self, message: str | bytes) -> Request:
         if isinstance(message, str):
             raise MessageError("expected a binary frame of msgpack, found a text frame")
-        return self.policy.prepare(unpackb(message))
+        policy = self.policy
+        if len(message) <= _SMALL_MESSAGE:
+            return policy.prepare(unpackb(message))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._prepare_pool, lambda: policy.prepare(unpackb(message)))
 
     # -- plain HTTP ----------------------------------------------------------------------------------
 
