@@ -54,6 +54,11 @@ def test_overwrite_spares_what_is_not_a_run(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "photos").exists()
 
 
+def test_a_place_that_cannot_be_written_to_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"run directory /proc/runs.*set checkpoints\.directory"):
+        prepare_run_directory(pathlib.Path("/proc/runs"), resume=False, overwrite=False)
+
+
 def test_nothing_to_resume(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="there is no run in"):
         prepare_run_directory(tmp_path / "nothing", resume=True, overwrite=False)

@@ -1,4 +1,4 @@
-"""A disk that is full costs a checkpoint, not the run. The limit on file sizes stands in for the disk."""
+"""A disk that is full or locked costs a checkpoint, not the run. A limit on file sizes stands in for the full one."""
 
 import json
 import pathlib
@@ -21,6 +21,17 @@ def test_training_goes_on_and_the_previous_checkpoint_stays(processes: Processes
     assert json.loads((directory / "summary.json").read_text())["failed_saves"] == 1
     assert saved_steps(directory) == [40]
     assert not list(directory.glob("*tmp*"))  # what a failed save leaves may be what fills the disk
+
+
+def test_a_directory_that_is_read_only_for_a_while(processes: Processes, tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path, offline_steps=40, save_frequency=10)
+    result = processes.run(config, order={"lock_directory_before_step": 12, "unlock_directory_before_step": 25})
+    assert result.returncode == 0, result.output
+    assert "the checkpoint of step 20 could not be written (PermissionError" in result.output
+    assert "the checkpoint of step 10 stays; training goes on" in result.output
+    directory = run_directory(config)
+    assert [line["step"] for line in metrics_of(directory)] == list(range(5, 41, 5))
+    assert saved_steps(directory) == [40]
 
 
 def test_too_many_failures_in_a_row_end_the_run(processes: Processes, tmp_path: pathlib.Path) -> None:

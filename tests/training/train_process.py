@@ -27,8 +27,13 @@ def before_step(step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if step == ORDER.get("signal_before_step"):
         os.kill(os.getpid(), ORDER["signal"])
-    if step in (ORDER.get("limit_files_before_step"), ORDER.get("unlimit_files_before_step")):
+    faults = ("limit_files", "unlimit_files", "lock_directory", "unlock_directory")
+    if step in [ORDER.get(f"{fault}_before_step") for fault in faults]:
         TRAINERS[-1].writer.wait()  # the save under way happens under the old limit
+    if step == ORDER.get("lock_directory_before_step"):
+        TRAINERS[-1].directory.chmod(0o555)
+    if step == ORDER.get("unlock_directory_before_step"):
+        TRAINERS[-1].directory.chmod(0o755)
     if step == ORDER.get("limit_files_before_step"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (ORDER["file_limit_bytes"], resource.RLIM_INFINITY))
     if step == ORDER.get("unlimit_files_before_step"):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import pathlib
 import shutil
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 FINISHED = "finished"
+_ELSEWHERE = "set checkpoints.directory to a place that can be written to"
 
 
 def run_directory(rl_config: RLTrainConfig) -> pathlib.Path:
@@ -43,7 +45,12 @@ def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: b
             f"{directory} holds a run {what}: continue it with --resume, replace it with --overwrite, or "
             f"choose another --exp_name"
         )
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the run directory {directory} ({error.strerror}); {_ELSEWHERE}") from error
+    if not os.access(directory, os.W_OK):
+        raise ConfigError(f"cannot write to the run directory {directory}; {_ELSEWHERE}")
 
 
 def _remove_run(directory: pathlib.Path) -> None:
