@@ -28,14 +28,16 @@ class _Waiting:
 class Batcher:
     """Collects requests while the device is busy, and a moment longer if more clients may be about to ask.
 
-    `expected` is the number of connected clients: who is alone never waits for others. Nobody waits more
-    than `max_wait_s` for company.
+    `expected` is the number of connected clients: who is alone never waits for others. Nobody waits for
+    company more than `max_wait_s`, or a tenth of what a call takes where that is longer: large models take
+    large messages, which do not come at once. With a `max_wait_s` of 0 nobody waits.
     """
 
     def __init__(self, *, max_wait_s: float, expected: Callable[[], int], metrics: ServerMetrics) -> None:
         self._max_wait_s = max_wait_s
         self._expected = expected
         self._metrics = metrics
+        self._call_s = 0.0  # of the last call
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._device = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-device")
@@ -74,7 +76,8 @@ class Batcher:
                     if not waiting.reply.done():
                         waiting.reply.set_exception(error)
                 continue
-            self._metrics.infer_seconds.observe(loop.time() - started)
+            self._call_s = loop.time() - started
+            self._metrics.infer_seconds.observe(self._call_s)
             self._metrics.batch_size.observe(len(batch))
             for waiting, reply in zip(batch, replies, strict=True):
                 if waiting.reply.done():  # its client has gone
@@ -94,7 +97,8 @@ class Batcher:
                 await self._arrived.wait()
             oldest = self._queue[0]
             limit = min(oldest.request.policy.max_batch_size, max(self._expected(), 1))
-            remaining = oldest.arrived + self._max_wait_s - loop.time()
+            wait = max(self._max_wait_s, 0.1 * self._call_s) if self._max_wait_s else 0.0
+            remaining = oldest.arrived + wait - loop.time()
             batch = [waiting for waiting in self._queue if waiting.key == oldest.key][:limit]
             if len(batch) == limit or remaining <= 0:
                 for waiting in batch:

@@ -43,7 +43,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     api_key: str | None = None
-    # Longest time that a request waits for others to share a call with.
+    # Longest time that a request waits for others to share a call with, or a tenth of a call where that is longer.
     max_wait_ms: float = 5.0
     max_message_bytes: int = 32 * 2**20
     max_clients: int = 64
