@@ -181,3 +181,34 @@ def test_steps_that_do_not_fit_the_declaration(tmp_path: Path) -> None:
 def test_an_existing_dataset_is_not_written_over(written: Path) -> None:
     with pytest.raises(DatasetError, match=r"not empty"):
         LeRobotWriter(written, fps=50, features=FEATURES)
+
+
+def test_many_steps_at_once_are_the_same_steps(tmp_path: Path) -> None:
+    lengths = [24, 11]
+    with LeRobotWriter(tmp_path / "single", fps=10, features=SMALL, codec="h264") as writer:
+        for episode, length in enumerate(lengths):
+            write_small(writer, episode, length)
+    with LeRobotWriter(tmp_path / "many", fps=10, features=SMALL, codec="h264") as writer:
+        for episode, length in enumerate(lengths):
+            steps = np.arange(length)
+            columns = {"state": np.repeat(steps[:, None] / 3, 3, axis=1), "count": steps}
+            sizes = {"left": (64, 96), "right": (96, 128)}
+            frames = {
+                camera: np.stack([frame_codes.encode(episode, t, number, *size) for t in steps])
+                for number, (camera, size) in enumerate(sizes.items())
+            }
+            writer.add_steps(columns, frames)
+            writer.end_episode("do it")
+    check_small(tmp_path / "many", lengths)
+    names = ("meta/stats.json", "meta/info.json", "data/chunk-000/file-000.parquet")
+    for name in (*names, *(f"videos/{camera}/chunk-000/file-000.mp4" for camera in ("left", "right"))):
+        assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "single" / name).read_bytes(), name
+
+
+def test_cameras_that_are_shorter_than_the_columns_are_refused(tmp_path: Path) -> None:
+    frames = {"left": np.zeros((2, 64, 96, 3), np.uint8), "right": np.zeros((3, 96, 128, 3), np.uint8)}
+    with (
+        LeRobotWriter(tmp_path / "short", fps=10, features=SMALL, codec="h264") as writer,
+        pytest.raises(ValueError, match=r"equally many steps; found \[2, 3\]"),
+    ):
+        writer.add_steps({"state": np.zeros((3, 3)), "count": np.arange(3)}, frames)

@@ -52,6 +52,18 @@ def test_an_expert_that_reaches_beside_the_cube_fails(transfer: Env) -> None:
     assert outcomes == {True, False}
 
 
+def test_commands_that_break_the_simulation_fail_the_episode(transfer: Env) -> None:
+    rng = np.random.default_rng(0)
+    transfer.reset(0)
+    for _step in range(299):  # one less than the time limit
+        step = transfer.step(rng.normal(0.0, 3.0, 14))
+        if step.truncated:
+            break
+    assert step.truncated and not step.terminated and not step.success and step.reward == 0.0
+    assert np.isfinite(transfer.observe()["observation.state"]).all()
+    assert demonstrate(transfer, 0, "expert").succeeded, "the next episode is as if nothing had happened"
+
+
 def test_insertion_has_no_expert() -> None:
     env = make_env("gym_aloha/AlohaInsertion-v0", cameras=())
     env.reset(0)

@@ -6,6 +6,7 @@ layout (file names, metadata columns, parquet schemas) is that of lerobot itself
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -80,9 +81,32 @@ class LeRobotWriter:
 
     def add_step(self, columns: Mapping[str, Any], frames: Mapping[str, np.ndarray]) -> None:
         """One step: every declared column, and for every camera a uint8 [h, w, 3] frame."""
+        self._add_columns(columns, set(frames))
+        for camera, frame in frames.items():
+            self._add_frame(camera, frame, self._length)
+        self._length += 1
+
+    def add_steps(self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray]) -> None:
+        """Many steps at once, [n, ...] each, with the result of `add_step`; every camera has a thread of its own."""
+        lengths = {len(values) for values in (*columns.values(), *frames.values())}
+        if len(lengths) != 1:
+            raise ValueError(f"columns and cameras must have equally many steps; found {sorted(lengths)}")
+        (count,) = lengths
+        for t in range(count):
+            self._add_columns({name: values[t] for name, values in columns.items()}, set(frames))
+
+        def encode(camera: str) -> None:
+            for t, frame in enumerate(frames[camera]):
+                self._add_frame(camera, frame, self._length + t)
+
+        with ThreadPoolExecutor(max(1, len(frames))) as threads:
+            list(threads.map(encode, frames))
+        self._length += count
+
+    def _add_columns(self, columns: Mapping[str, Any], cameras: set[str]) -> None:
         expected = set(self._columns) - set(_ADDED)
-        if set(columns) != expected or set(frames) != set(self._videos):
-            wrong = sorted((set(columns) ^ expected) | (set(frames) ^ set(self._videos)))
+        if set(columns) != expected or cameras != set(self._videos):
+            wrong = sorted((set(columns) ^ expected) | (cameras ^ set(self._videos)))
             raise ValueError(f"a step must give exactly the declared features; missing or unknown: {wrong}")
         for name, value in columns.items():
             feature = self._columns[name]
@@ -90,11 +114,11 @@ class LeRobotWriter:
             if array.size != int(np.prod(feature.shape)):
                 raise ValueError(f"{name} has shape {list(array.shape)}, declared {list(feature.shape)}")
             self._steps[name].append(array.reshape(feature.shape))
-        for camera, frame in frames.items():
-            self._videos[camera].write(frame)
-            if self._length % _STATS_FRAMES == 0:
-                self._samples[camera].append(frame[::_STATS_PIXELS, ::_STATS_PIXELS].copy())
-        self._length += 1
+
+    def _add_frame(self, camera: str, frame: np.ndarray, step: int) -> None:
+        self._videos[camera].write(frame)
+        if step % _STATS_FRAMES == 0:
+            self._samples[camera].append(frame[::_STATS_PIXELS, ::_STATS_PIXELS].copy())
 
     def end_episode(self, task: str) -> int:
         """Stores the steps since the last end as an episode; returns its index."""

@@ -75,6 +75,7 @@ class AlohaEnv(Env):
 
 def _simulator(name: str, task: str, image_size: tuple[int, int]) -> Any:
     import mujoco
+    from dm_control.rl.control import PhysicsError
     from gym_aloha.env import AlohaEnv as GymAloha
 
     class Simulator(GymAloha):
@@ -88,6 +89,17 @@ def _simulator(name: str, task: str, image_size: tuple[int, int]) -> Any:
 
         def _format_raw_obs(self, raw_obs: dict[str, np.ndarray]) -> np.ndarray:
             return raw_obs["qpos"].astype(np.float32)
+
+        def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            """Commands that make the simulation diverge end the episode, failed, in the last pose that was valid."""
+            before = self.physics.get_state()
+            try:
+                return super().step(action)
+            except PhysicsError:
+                with self.physics.reset_context():
+                    self.physics.set_state(before)
+                raw = self._format_raw_obs({"qpos": self._env.task.get_qpos(self.physics)})
+                return raw, 0.0, False, True, {"is_success": False}
 
         def render_camera(self, camera: str, size: tuple[int, int] = image_size) -> np.ndarray:
             renderer = self._renderers.get(size)

