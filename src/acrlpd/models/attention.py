@@ -52,59 +52,14 @@ def shared_context_attention(
         # Few queries over many keys: plain products are faster than a flash kernel here.
         return _masked_attention(q[:, 0], k, v, length + q.shape[2])[:, None]
     own = _einsum_f32("bntgh,bnsh->bntgs", q, k)
-    shared, shared_normaliser = _context_attention(q, context_k, context_v, length)
-    # Two softmaxes, joined by their normalisers: one over both would copy the logits side by side.
-    share = jax.nn.sigmoid(shared_normaliser - jax.nn.logsumexp(own, axis=-1))[..., None]
-    own = _einsum_f32("bntgs,bnsh->bntgh", jax.nn.softmax(own, axis=-1).astype(v.dtype), v)
-    return (share * shared + (1 - share) * own).astype(v.dtype)
-
-
-def _context_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Attention of q [b, n, t, heads, h] over the first `length` [b] of k and v [b, s, h], and log-sum-exps."""
-    return (_fused_context_attention if _has_fused_kernel(q) else _plain_context_attention)(q, k, v, length)
-
-
-def _plain_context_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    logits = _mask_padding(_einsum_f32("bntgh,bsh->bntgs", q, k), length)
-    probs = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
-    return _einsum_f32("bntgs,bsh->bntgh", probs, v), jax.nn.logsumexp(logits, axis=-1)
-
-
-@jax.custom_vjp
-def _fused_context_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """All chunks of an observation are the queries of one kernel, which never writes its logits.
-
-    Its own gradient forgets the log-sum-exps, so ours is that of the plain form.
-    """
-    b, n, t, heads, h = q.shape
-    out, normaliser = jax.nn.dot_product_attention(
-        q.reshape(b, n * t, heads, h),
-        k[:, :, None],
-        v[:, :, None],
-        scale=1.0,
-        query_seq_lengths=jnp.full_like(length, n * t),
-        key_value_seq_lengths=length,
-        implementation="cudnn",
-        return_residual=True,
-    )
-    return out.reshape(q.shape).astype(jnp.float32), normaliser.reshape(b, n, t, heads)
-
-
-def _fused_forward(*inputs: jax.Array) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    return _fused_context_attention(*inputs), inputs
-
-
-def _fused_backward(inputs: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]) -> tuple:
-    q, k, v, length = inputs
-    _, vjp = jax.vjp(lambda q, k, v: _plain_context_attention(q, k, v, length), q, k, v)
-    return *vjp(grads), None
-
-
-_fused_context_attention.defvjp(_fused_forward, _fused_backward)
+    shared = _mask_padding(_einsum_f32("bntgh,bsh->bntgs", q, context_k), length)
+    # One softmax over both, in two parts: joining the logits would copy them.
+    highest = jnp.maximum(jnp.max(own, axis=-1, keepdims=True), jnp.max(shared, axis=-1, keepdims=True))
+    own, shared = (jnp.exp(logits - jax.lax.stop_gradient(highest)) for logits in (own, shared))
+    total = jnp.sum(own, axis=-1, keepdims=True) + jnp.sum(shared, axis=-1, keepdims=True)
+    out = _einsum_f32("bntgs,bsh->bntgh", shared.astype(v.dtype), context_v)
+    out += _einsum_f32("bntgs,bnsh->bntgh", own.astype(v.dtype), v)
+    return (out / total).astype(v.dtype)
 
 
 def _masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
