@@ -28,9 +28,12 @@ class _Waiting:
 class Batcher:
     """Collects requests while the device is busy, and a moment longer if more clients may be about to ask.
 
-    `expected` is the number of connected clients: who is alone never waits for others. Nobody waits for
-    company more than `max_wait_s`, or a tenth of what a call takes where that is longer: large models take
-    large messages, which do not come at once. With a `max_wait_s` of 0 nobody waits.
+    `expected` is the number of connected clients: who is alone never waits for others. Nobody keeps the
+    device waiting for company more than `max_wait_s`, or a tenth of what a call takes where that is longer:
+    large models take large messages, which do not come at once. With a `max_wait_s` of 0 nobody waits.
+
+    The wait begins when the device is free. If it began with the request, clients would split for good
+    into those who are answered and those who wait meanwhile.
     """
 
     def __init__(self, *, max_wait_s: float, expected: Callable[[], int], metrics: ServerMetrics) -> None:
@@ -38,6 +41,7 @@ class Batcher:
         self._expected = expected
         self._metrics = metrics
         self._call_s = 0.0  # of the last call
+        self._free_since = 0.0
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._device = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-device")
@@ -76,7 +80,8 @@ class Batcher:
                     if not waiting.reply.done():
                         waiting.reply.set_exception(error)
                 continue
-            self._call_s = loop.time() - started
+            self._free_since = loop.time()
+            self._call_s = self._free_since - started
             self._metrics.infer_seconds.observe(self._call_s)
             self._metrics.batch_size.observe(len(batch))
             for waiting, reply in zip(batch, replies, strict=True):
@@ -98,7 +103,7 @@ class Batcher:
             oldest = self._queue[0]
             limit = min(oldest.request.policy.max_batch_size, max(self._expected(), 1))
             wait = max(self._max_wait_s, 0.1 * self._call_s) if self._max_wait_s else 0.0
-            remaining = oldest.arrived + wait - loop.time()
+            remaining = max(oldest.arrived, self._free_since) + wait - loop.time()
             batch = [waiting for waiting in self._queue if waiting.key == oldest.key][:limit]
             if len(batch) == limit or remaining <= 0:
                 for waiting in batch:

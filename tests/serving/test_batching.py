@@ -1,0 +1,69 @@
+"""Who shares a call with whom, with a device that takes its time."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from acrlpd.serving.batching import Batcher
+from acrlpd.serving.metrics import ServerMetrics
+
+
+@dataclasses.dataclass(eq=False)
+class SlowPolicy:
+    """Answers after a fifth of a second, however many ask."""
+
+    max_batch_size: int = 8
+    sizes: list[int] = dataclasses.field(default_factory=list)
+
+    def infer(self, requests: Sequence[Any]) -> list[dict[str, Any]]:
+        self.sizes.append(len(requests))
+        time.sleep(0.2)
+        return [{} for _ in requests]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    num_steps: int = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    policy: SlowPolicy
+    options: Options = Options()
+
+
+async def ask_repeatedly(batcher: Batcher, request: Request, *, starts_at: float, count: int) -> None:
+    await asyncio.sleep(starts_at)
+    for _ in range(count):
+        await batcher.submit(request)  # type: ignore[arg-type]
+
+
+def sizes_of_calls(max_wait_s: float, starts: Sequence[float], count: int = 6) -> list[int]:
+    policy = SlowPolicy()
+
+    async def run() -> None:
+        batcher = Batcher(max_wait_s=max_wait_s, expected=lambda: len(starts), metrics=ServerMetrics())
+        clients = (ask_repeatedly(batcher, Request(policy), starts_at=start, count=count) for start in starts)
+        await asyncio.gather(*clients)
+        await batcher.close()
+
+    asyncio.run(run())
+    return policy.sizes
+
+
+def test_clients_that_came_while_others_were_answered_join_them() -> None:
+    sizes = sizes_of_calls(0.05, [0.0, 0.0, 0.0, 0.15, 0.15, 0.15, 0.15, 0.15])
+    assert sizes[0] == 3
+    assert sizes[1:6] == [8] * 5
+
+
+def test_nobody_waits_when_told_not_to() -> None:
+    assert sizes_of_calls(0.0, [0.0, 0.1, 0.1], count=1) == [1, 2]
+
+
+def test_a_client_that_is_alone_does_not_wait() -> None:
+    start = time.perf_counter()
+    assert sizes_of_calls(10.0, [0.0], count=3) == [1, 1, 1]
+    assert time.perf_counter() - start < 10.0
