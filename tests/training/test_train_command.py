@@ -89,6 +89,9 @@ def test_quickstart(processes: Processes, tmp_path: pathlib.Path) -> None:
         "--acrlpd.sampling-steps 1 --acrlpd.num-action-samples 2 --env.num-envs 2 --env.max-episode-steps 10 "
         "--evaluation.num-episodes 2 --evaluation.baselines"
     )
+    dry = acrlpd(processes, tmp_path, "train", "--config", "quickstart", "--dry_run")
+    assert dry.returncode == 2 and "would begin with 80 demonstrations" in dry.stderr
+    assert not list(tmp_path.iterdir())
     trained = acrlpd(processes, tmp_path, "train", "--config", "quickstart", *small.split())
     assert trained.returncode == 0, trained.stderr
     directory = tmp_path / "checkpoints/quickstart/default"

@@ -61,7 +61,7 @@ def main(args: Sequence[str]) -> int:
         initialize_distributed(
             DistributedOptions(options.distributed, options.coordinator, options.num_processes, options.process_id)
         )
-        collect_missing_demonstrations(config)
+        collect_missing_demonstrations(config, dry_run=options.dry_run)
         check(config, ignore_plan=options.ignore_plan)
         return run_training_experiment(
             config,

@@ -8,16 +8,22 @@ from acrlpd.training.distributed import barrier, is_primary
 _TIMEOUT_S = 4 * 3600.0
 
 
-def collect_missing_demonstrations(rl_config: RLTrainConfig) -> None:
+def collect_missing_demonstrations(rl_config: RLTrainConfig, *, dry_run: bool = False) -> None:
     """Collects the dataset and the norm statistics that the config describes, unless they are there.
 
-    One process collects; an interrupted collection goes on where it stopped.
+    One process collects; an interrupted collection goes on where it stopped. A dry run leaves no trace, so it
+    collects nothing.
     """
     demonstrations, data = rl_config.data.demonstrations, rl_config.data
     if not demonstrations.num_episodes:
         return
     if data.data_dir is None or rl_config.env.id is None:
         raise ConfigError("data.demonstrations needs data.data_dir, where they go, and env.id, where they are played")
+    if dry_run and not pathlib.Path(data.data_dir).exists():
+        raise ConfigError(
+            f"--dry_run: {data.data_dir} does not exist; the run would begin with {demonstrations.num_episodes} "
+            f"demonstrations in {rl_config.env.id}. Without them `acrlpd plan` can tell memory and step time"
+        )
     if is_primary():
         _collect(rl_config, pathlib.Path(data.data_dir), rl_config.env.id)
     barrier("demonstrations", _TIMEOUT_S)
