@@ -52,6 +52,19 @@ def test_an_expert_that_reaches_beside_the_cube_fails(transfer: Env) -> None:
     assert outcomes == {True, False}
 
 
+def test_the_expert_reaches_alike_for_cubes_that_lie_close_together(transfer: Env) -> None:
+    """Inverse kinematics know several poses of the arm; it must not jump between them."""
+    from acrlpd.envs.aloha_expert import Arm, right_waypoints
+
+    transfer.reset(0)
+    model, data = transfer.env.physics.model.ptr, transfer.env.physics.data.ptr
+    arm = Arm(model, "right")
+    x, y = np.meshgrid(np.linspace(0.0, 0.2, 6), np.linspace(0.4, 0.6, 6), indexing="ij")
+    cubes = np.stack([x, y, np.full_like(x, 0.02)], axis=-1)  # every 4 cm of where the cube can lie
+    plans = np.array([[arm.plan(data, right_waypoints(cube), 1.0) for cube in row] for row in cubes])
+    assert max(np.abs(np.diff(plans, axis=0)).max(), np.abs(np.diff(plans, axis=1)).max()) < 1.2  # radians
+
+
 def test_commands_that_break_the_simulation_fail_the_episode(transfer: Env) -> None:
     rng = np.random.default_rng(0)
     transfer.reset(0)

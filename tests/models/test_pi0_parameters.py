@@ -68,7 +68,7 @@ def test_frozen_backbone_trains_action_expert_and_projections(pi05):
 
 
 def test_initialisation_statistics():
-    """lecun fan-in per projection, zero heads and norms, small adapters: what openpi starts from."""
+    """lecun fan-in per projection, zero norms, small adapters: as openpi, but for what SigLIP needs to learn to see."""
     config = tiny_config(paligemma_variant="dummy_lora", pi05=True)
     state = nnx.state(nnx.jit(lambda: config.create(jax.random.key(1)))())
     flat = {"/".join(path): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
@@ -82,16 +82,40 @@ def test_initialisation_statistics():
         "PaliGemma/llm/layers/attn/q_einsum/lora_b": 0.01,
         "PaliGemma/llm/embedder/input_embedding": 0.01,
         "PaliGemma/img/embedding/kernel": (14 * 14 * 3) ** -0.5,
+        "PaliGemma/img/pos_embedding": 1.0,
+        "PaliGemma/img/head/kernel": config.siglip.width**-0.5,
     }
     for name, std in expected_std.items():
         assert flat[name].std() == pytest.approx(std, rel=0.1), name
     for name in (
-        "PaliGemma/img/head/kernel",
         "PaliGemma/llm/layers/pre_attention_norm_1/Dense_0/kernel",
         "PaliGemma/llm/final_norm/scale",
         "action_in_proj/bias",
     ):
         assert not flat[name].any(), name
+
+
+def test_a_fresh_policy_can_learn_to_see():
+    """The loss depends on where something is in the image, and teaches the layer that looks at pixels."""
+    config = tiny_config(image_resolution=(28, 28), image_keys=("base_0_rgb",))
+    graphdef, params = nnx.split(config.create(jax.random.key(0)))
+    observation, actions = config.fake_obs(2), config.fake_act(2)
+    image = np.full((2, 28, 28, 3), -1, np.float32)
+    image[0, :6, :6] = image[1, -6:, -6:] = 1
+    observation = observation.replace(images={"base_0_rgb": jax.numpy.asarray(image)})
+
+    def loss(params: nnx.State) -> tuple[jax.Array, jax.Array]:
+        noise, time = jax.numpy.zeros_like(actions), jax.numpy.full(2, 0.9)
+        model = nnx.merge(graphdef, params)
+        losses = model.flow_matching_loss(model.encode(observation, features=False), actions, noise, time).mean(axis=1)
+        return losses.mean(), losses
+
+    gradient, (first, second) = jax.jit(jax.grad(loss, has_aux=True))(params)
+    assert abs(first - second) > 1e-3 * first
+    norms = {"/".join(path): float(np.linalg.norm(leaf[...])) for path, leaf in nnx.to_flat_state(gradient)}
+    total = np.linalg.norm(list(norms.values()))
+    assert norms["PaliGemma/img/embedding/kernel"] > 1e-2 * total
+    assert total < 100, "clipped to 1, such gradients hide the others"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,10 @@ _OPEN, _CLOSED = 1.0, 0.0
 _CUBE_HEIGHT = 0.02  # of its centre, when it lies on the table
 _MEETING_POINT = np.array([0.0, 0.5, 0.3])
 _PITCH_DOWN = np.deg2rad(60.0)  # of the right gripper
+# Angles of the wrists from which poses are searched. The right wrist bends the other way than it does at rest; a
+# search through the straight wrist turns the forearm over for some cubes and not for others, one way or the other,
+# and demonstrations that jump like this between cubes that lie side by side are hard to imitate.
+_WRIST_BEND = {"left": -0.3, "right": 0.6}
 _MAX_STEP = 0.2  # radians per iteration of the inverse kinematics
 _DAMPING = 1e-2
 _TOLERANCE = 1e-4
@@ -129,18 +133,24 @@ class Arm:
         self._dofs = np.array([joint.dofadr[0] for joint in joints])
         self._low, self._high = np.array([joint.range for joint in joints]).T
         self._body = model.body(f"vx300s_{side}/gripper_link").id
+        self._wrist_bend = _WRIST_BEND[side]
 
     def plan(self, data: Any, waypoints: list[Waypoint], pace: float) -> np.ndarray:
         """Joint positions and opening [steps, 7] from where the arm is now through all waypoints."""
         self._data.qpos[:] = data.qpos
         joints, openings = [self._data.qpos[self._qpos].copy()], [_CLOSED]
+        self._data.qpos[self._qpos[_JOINTS.index("wrist_angle")]] = self._wrist_bend
         for waypoint in waypoints:
             joints.append(self.solve(waypoint.position, waypoint.rotation))
             openings.append(waypoint.opening)
         times = pace * np.array([0, *(waypoint.step for waypoint in waypoints)])
         steps = np.arange(1, int(times[-1]) + 1)
+        # Movements start and end gently: a pose that gives the aim away at once would leave nothing to look for.
+        position = np.interp(steps, times, np.arange(len(times)))  # in waypoints
+        passed, share = np.divmod(np.minimum(position, len(times) - 1 - 1e-9), 1.0)
+        position = passed + share**3 * (10 - 15 * share + 6 * share**2)
         columns = [*np.transpose(joints), openings]
-        return np.stack([np.interp(steps, times, column) for column in columns], axis=1)
+        return np.stack([np.interp(position, np.arange(len(times)), column) for column in columns], axis=1)
 
     def solve(self, position: np.ndarray, rotation: np.ndarray, iterations: int = 200) -> np.ndarray:
         """Joint positions [6] that put the fingertips there, from those of the last call."""

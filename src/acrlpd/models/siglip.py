@@ -87,10 +87,16 @@ class Siglip(nnx.Module):
             nnx.initializers.lecun_normal()(rngs.params(), (patch, patch, 3, width), jnp.float32),
             jnp.zeros((width,), jnp.float32),
         )
-        init_position = nnx.initializers.normal(stddev=width**-0.5)
+        # Positions as large as patches, and a head that is not zero. Checkpoints bring their own; from scratch,
+        # openpi's width**-0.5 and zero hide from the language model what differs between images: its first norm
+        # turns tokens about zero into one direction, and hardly any gradient comes back to the layers here.
+        init_position = nnx.initializers.normal(stddev=1.0)
         self.pos_embedding = nnx.Param(init_position(rngs.params(), (1, num_tokens, width), jnp.float32))
         self.Transformer = _Transformer(config, rngs)
-        self.head = _Affine(jnp.zeros((width, out_dim), jnp.float32), jnp.zeros((out_dim,), jnp.float32))
+        self.head = _Affine(
+            nnx.initializers.lecun_normal()(rngs.params(), (width, out_dim), jnp.float32),
+            jnp.zeros((out_dim,), jnp.float32),
+        )
 
     def __call__(self, images: jax.Array) -> jax.Array:
         x = self.embed_patches(images).astype(self.dtype)

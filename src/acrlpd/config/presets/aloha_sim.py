@@ -40,8 +40,9 @@ CONFIG = RLTrainConfig(
         learnable_temperature=False,
         ema_decay=0.998,
     ),
-    # A second of acting: the first chunk decides where the arm goes, and five make an episode.
-    qchunking=QChunkingConfig(horizon_length=50, action_dim=14, sequence_ratio=0.7),
+    # A second of acting: the first chunk decides where the arm goes, and five make an episode. Only windows from an
+    # episode's first steps teach to look for the cube (later the pose of the arm tells it), so ends get no extra share.
+    qchunking=QChunkingConfig(horizon_length=50, action_dim=14, sequence_ratio=0.95),
     data=DataConfig(
         data_dir="./data/aloha_sim",
         robot="aloha",
@@ -53,7 +54,9 @@ CONFIG = RLTrainConfig(
         ),
         # The environment's own reward pays more for staying at the last stage than for finishing.
         rewards=RewardConfig(source="success_column"),
-        demonstrations=DemonstrationsConfig(num_episodes=300),
+        demonstrations=DemonstrationsConfig(num_episodes=300, max_episode_steps=250),
+        # Where the cube lies makes 6 % of the first chunk's mean square as joint positions, 24 % as relative ones.
+        use_delta_joint_actions=True,
         # It is the same everywhere, so it is short.
         prompt_from_task=False,
         default_prompt="cube",
@@ -69,7 +72,7 @@ CONFIG = RLTrainConfig(
     actor_optimizer=AdamW(b2=0.999, weight_decay=0.0),
     critic_lr_schedule=ConstantSchedule(5e-4),
     training=TrainingConfig(offline_steps=4_000, online_steps=2_000, eval_frequency=1_000, save_frequency=2_000),
-    env=EnvConfig(id="gym_aloha/AlohaTransferCube-v0", num_envs=16, max_episode_steps=300, image_size=(84, 84)),
+    env=EnvConfig(id="gym_aloha/AlohaTransferCube-v0", num_envs=16, max_episode_steps=250, image_size=(84, 84)),
     online=OnlineConfig(start_steps=4_000, update_to_data_ratio=0.04, episodes_per_round=16),
     evaluation=EvaluationConfig(
         num_episodes=50, best_of_n=16, baselines=("bc", "bc_success_only", "offline_continued"), num_videos=2
