@@ -49,7 +49,8 @@ from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_
 logger = logging.getLogger(__name__)
 
 SCORE = "score"
-# Of arrays that are on their way between devices and disk at the same time: bounds the host's memory.
+# Of arrays that are on their way between devices and disk at the same time: with all of them at once, the restore of
+# a full-size state ran out of host memory.
 _CONCURRENT_GB = 16
 # Large arrays are stored in pieces, so that all processors read and write them.
 _PIECE_BYTES = 256 * 2**20

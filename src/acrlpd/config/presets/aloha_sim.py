@@ -1,7 +1,7 @@
 """Transfer a cube in simulation (gym-aloha): a small pi0 from scratch, three cameras, offline then online.
 
 The quick start with images, on one GPU: scripted demonstrations of mixed quality (collected at the first
-start), offline RL, online RL, and what both are compared with. Most demonstrations reach beside the cube; the
+start), offline RL, online RL, and what both are compared with. Half of them reach beside the cube; the
 policy clones all of them, and critics that see what it sees choose among its chunks when it acts. The policy
 has pi0's architecture at a fraction of its size and reads prompts as bytes, so nothing needs to be downloaded.
 Rendering needs EGL.
