@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
@@ -208,6 +209,7 @@ def ensemble_row(batch_size: int, features: int, repeats: int) -> dict[str, str]
     """All that an update asks of the critics, with pi0's feature width and 8 candidates.
 
     Online critics choose, target critics judge, the TD loss and its gradient, optimizer and target update.
+    Medians of three compilations: XLA times its kernels when it compiles, and does not choose the same every time.
     """
     config = pi0_config(tiny=False, frozen=False)
     optimizer = create_optimizer(config.critic_optimizer, config.critic_lr_schedule)
@@ -223,7 +225,7 @@ def ensemble_row(batch_size: int, features: int, repeats: int) -> dict[str, str]
         def update(carry: Any, _: None) -> Any:
             critics, opt_state = carry
             online, target = critics.online_ensemble, critics.target_ensemble
-            ranks = online.aggregate(online(feature, state, chunks.astype(jnp.bfloat16)))
+            ranks = online.rank(feature, state, chunks, jnp.bfloat16)
             best = take_candidate(chunks, jnp.argmax(ranks, axis=1))
             value = target.aggregate(target(feature, state, best[:, None])[:, 0])
 
@@ -239,7 +241,7 @@ def ensemble_row(batch_size: int, features: int, repeats: int) -> dict[str, str]
         run = jax.jit(lambda carry: jax.lax.scan(update, carry, length=20), donate_argnums=0)
         return time_calls(repeat_update(run, (critics, optimizer.tx.init(critics.online))), repeats) / 20
 
-    one, ten = seconds(1), seconds(10)
+    one, ten = (statistics.median(seconds(n) for _ in range(3)) for n in (1, 10))
     return {"time": f"{1e3 * ten:.3f} ms against {1e3 * one:.3f} ms", "rate": f"{ten / one:.2f} x one critic"}
 
 

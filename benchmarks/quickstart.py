@@ -184,10 +184,11 @@ def draw(path: pathlib.Path, title: str, found: dict[str, dict[str, Any]], point
     parts = [text(left, 18, title, "start")]
     for i in range(5):
         parts.append(f'<path d="M{x(0):.1f} {y(i / 4):.1f}H{x(last):.1f}" stroke="#ddd"/>')
-        parts += [
-            text(left - 6, y(i / 4) + 4, f"{25 * i} %", "end"),
-            text(x(last * i / 4), height - 26, f"{last * i // 4:,}"),
-        ]
+        parts.append(text(left - 6, y(i / 4) + 4, f"{25 * i} %", "end"))
+    tick = next(
+        step for power in itertools.count() for step in (10**power, 2 * 10**power, 5 * 10**power) if step * 5 >= last
+    )
+    parts += [text(x(step), height - 26, f"{step:,}") for step in range(0, last + 1, tick)]
     parts.append(text(x(last / 2), height - 8, "updates"))
     online = [point["step"] for point in points if point["phase"] == "online"]
     if online and "offline" in found:

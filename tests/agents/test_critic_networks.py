@@ -195,3 +195,13 @@ def test_chunks_in_bfloat16_get_nearly_the_same_values():
     error = float(jnp.sqrt(jnp.mean(jnp.square(rough - exact))))
     spread = float(jnp.mean(jnp.std(exact, axis=1)))
     assert 0 < error < 0.03 * spread
+
+
+@pytest.mark.parametrize("n, exact", [(2, True), (8, False)])
+def test_ranks_are_rough_only_where_there_are_more_candidates_than_a_cast_is_worth(n, exact):
+    ensemble = build(hidden_dims=(64, 64)).online_ensemble
+    features, state, chunks = map(jnp.asarray, inputs(b=16, n=n))
+    values = np.asarray(ensemble.aggregate(ensemble(features, state, chunks)))
+    ranks = np.asarray(ensemble.rank(features, state, chunks, jnp.bfloat16))
+    assert (ranks == values).all() == exact
+    np.testing.assert_allclose(ranks, values, atol=0.1 * values.std())

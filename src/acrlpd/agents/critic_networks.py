@@ -83,6 +83,15 @@ class CriticEnsemble(nnx.Module):
                 x = _dropout(x, dropout_keys, i, self.config.dropout_rate)
         return jnp.moveaxis(self.out(x).reshape(e, b, n), 0, -1)
 
+    def rank(self, features: jax.Array | None, state: Array, chunks: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        """Values [b, n] of which only the order counts, so they may be computed in `dtype`.
+
+        They are where it pays: a cast reads and writes a kernel as a product with few rows does.
+        """
+        b, n, _ = chunks.shape
+        ranked = chunks.astype(dtype) if b * n > self.config.hidden_dims[0] else chunks
+        return self.aggregate(self(features, state, ranked))
+
     def aggregate(self, q: jax.Array) -> jax.Array:
         """One value from those of all members, [..., E] -> [...]."""
         if self.config.q_aggregation == "min":

@@ -140,9 +140,7 @@ def compute_targets(
     candidates = _candidates(algorithm, networks.policy, context, draws.next_noise)
     chunks = algorithm.critic_chunks(candidates)
     online, target = networks.critics.online_ensemble, networks.critics.target_ensemble
-    # Ranked in the precision they were sampled in: N values per sample, of which only the order counts.
-    ranked = chunks.astype(networks.policy.dtype)
-    q = online.aggregate(online(context.features, observation.state, ranked))  # [b, N]
+    q = online.rank(context.features, observation.state, chunks, networks.policy.dtype)  # [b, N]
     best = take_candidate(chunks, jnp.argmax(q, axis=1))
     next_q = target(context.features, observation.state, best[:, None])[:, 0]  # [b, E]
     seen = candidates[..., : algorithm.critic_action_horizon, : algorithm.qchunking.action_dim]

@@ -36,6 +36,9 @@ class Quality:
     aim_probability: float = 1.0  # that the right arm reaches for the cube itself
     miss: tuple[float, float] = (0.04, 0.08)  # metres by which it reaches beside the cube otherwise
     pace: tuple[float, float] = (0.9, 1.1)  # of all movements, drawn per episode; larger is slower
+    # Metres, at most, between where it arrives above its aim and the aim. A pose that gave the aim away would leave
+    # nothing to look for on the way down, and nothing to learn corrections from.
+    drift: float = 0.03
 
 
 QUALITIES = {
@@ -67,11 +70,11 @@ class TransferExpert:
         model, data = physics.model.ptr, physics.data.ptr
         cube = np.array([*data.qpos[16:18], _CUBE_HEIGHT])
         if rng.uniform() >= settings.aim_probability:
-            angle = rng.uniform(0, 2 * np.pi)
-            cube[:2] += rng.uniform(*settings.miss) * np.array([np.cos(angle), np.sin(angle)])
+            cube[:2] += rng.uniform(*settings.miss) * direction(rng)
+        drift = settings.drift * np.sqrt(rng.uniform()) * direction(rng)
         pace = rng.uniform(*settings.pace)
         left = Arm(model, "left").plan(data, left_waypoints(), pace)
-        right = Arm(model, "right").plan(data, right_waypoints(cube), pace)
+        right = Arm(model, "right").plan(data, right_waypoints(cube, drift), pace)
         self._plan = np.concatenate([left, right], axis=1)  # [steps, 14]
         self._step = 0
 
@@ -84,18 +87,18 @@ class TransferExpert:
         return (action + noise).astype(np.float32)
 
 
-def right_waypoints(cube: np.ndarray) -> list[Waypoint]:
-    """Above the cube, down, close, up to the meeting point, hold, let go."""
+def right_waypoints(cube: np.ndarray, drift: np.ndarray) -> list[Waypoint]:
+    """High above the cube and `drift` [2] beside it, just above it, down, close, up to the meeting point, let go."""
     down = gripper_rotation(heading=np.pi, pitch=_PITCH_DOWN, roll=0.0)
-    above = cube + np.array([0.0, 0.0, 0.1])
     return [
-        Waypoint(60, above, down, _OPEN),
-        Waypoint(85, cube, down, _OPEN),
-        Waypoint(105, cube, down, _CLOSED),
-        Waypoint(150, _MEETING_POINT, down, _CLOSED),
-        Waypoint(225, _MEETING_POINT, down, _CLOSED),
-        Waypoint(240, _MEETING_POINT, down, _OPEN),
-        Waypoint(270, _MEETING_POINT + np.array([0.1, 0.0, 0.0]), down, _OPEN),
+        Waypoint(45, cube + np.array([*drift, 0.1]), down, _OPEN),
+        Waypoint(62, cube + np.array([0.0, 0.0, 0.06]), down, _OPEN),
+        Waypoint(78, cube, down, _OPEN),
+        Waypoint(95, cube, down, _CLOSED),
+        Waypoint(135, _MEETING_POINT, down, _CLOSED),
+        Waypoint(190, _MEETING_POINT, down, _CLOSED),
+        Waypoint(205, _MEETING_POINT, down, _OPEN),
+        Waypoint(235, _MEETING_POINT + np.array([0.1, 0.0, 0.0]), down, _OPEN),
     ]
 
 
@@ -104,13 +107,19 @@ def left_waypoints() -> list[Waypoint]:
     rolled = gripper_rotation(heading=0.0, pitch=0.0, roll=np.pi / 2)
     beside = _MEETING_POINT - np.array([0.12, 0.0, 0.0])
     return [
-        Waypoint(110, beside, rolled, _OPEN),
-        Waypoint(160, beside, rolled, _OPEN),
-        Waypoint(200, _MEETING_POINT, rolled, _OPEN),
-        Waypoint(220, _MEETING_POINT, rolled, _CLOSED),
-        Waypoint(240, _MEETING_POINT, rolled, _CLOSED),
-        Waypoint(270, beside, rolled, _CLOSED),
+        Waypoint(100, beside, rolled, _OPEN),
+        Waypoint(135, beside, rolled, _OPEN),
+        Waypoint(170, _MEETING_POINT, rolled, _OPEN),
+        Waypoint(190, _MEETING_POINT, rolled, _CLOSED),
+        Waypoint(205, _MEETING_POINT, rolled, _CLOSED),
+        Waypoint(235, beside, rolled, _CLOSED),
     ]
+
+
+def direction(rng: np.random.Generator) -> np.ndarray:
+    """A random direction on the table [2]."""
+    angle = rng.uniform(0, 2 * np.pi)
+    return np.array([np.cos(angle), np.sin(angle)])
 
 
 def gripper_rotation(heading: float, pitch: float, roll: float) -> np.ndarray:

@@ -283,7 +283,7 @@ def _array_handler() -> ocp.PyTreeCheckpointHandler:
 
 def _save_arrays(tree: Any) -> ocp.args.PyTreeSave:
     pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_PIECE_BYTES), tree)
-    return ocp.args.PyTreeSave(tree, save_args=pieces)
+    return ocp.args.PyTreeSave(tree, save_args=pieces, ocdbt_target_data_file_size=_PIECE_BYTES)
 
 
 def restore_agent(step_directory: pathlib.Path, abstract_agent: ACRLPDPi0Agent, served: str) -> ACRLPDPi0Agent:

@@ -40,8 +40,8 @@ CONFIG = RLTrainConfig(
         learnable_temperature=False,
         ema_decay=0.998,
     ),
-    # A second of acting: the first chunk decides where the arm goes, and five make an episode. Only windows from an
-    # episode's first steps teach to look for the cube (later the pose of the arm tells it), so ends get no extra share.
+    # A second of acting: the first chunk decides where the arm goes, and four make an episode. Only windows from before
+    # the grasp teach to look for the cube (later the pose of the arm tells it), so ends get no extra share.
     qchunking=QChunkingConfig(horizon_length=50, action_dim=14, sequence_ratio=0.95),
     data=DataConfig(
         data_dir="./data/aloha_sim",
@@ -68,10 +68,11 @@ CONFIG = RLTrainConfig(
         # The camera hangs still, and a centimetre decides: turned and cropped images would only blur where the cube is.
         augment_images=False,
     ),
-    actor_lr_schedule=CosineDecaySchedule(warmup_steps=300, peak_lr=5e-4, decay_steps=4_000, decay_lr=1e-4),
+    actor_lr_schedule=CosineDecaySchedule(warmup_steps=300, peak_lr=5e-4, decay_steps=6_000, decay_lr=1e-4),
     actor_optimizer=AdamW(b2=0.999, weight_decay=0.0),
     critic_lr_schedule=ConstantSchedule(5e-4),
-    training=TrainingConfig(offline_steps=4_000, online_steps=2_000, eval_frequency=1_000, save_frequency=2_000),
+    # It begins to see between updates 1,500 and 3,000.
+    training=TrainingConfig(offline_steps=6_000, online_steps=2_250, eval_frequency=1_500, save_frequency=2_000),
     env=EnvConfig(id="gym_aloha/AlohaTransferCube-v0", num_envs=16, max_episode_steps=250, image_size=(84, 84)),
     online=OnlineConfig(start_steps=4_000, update_to_data_ratio=0.04, episodes_per_round=16),
     evaluation=EvaluationConfig(
