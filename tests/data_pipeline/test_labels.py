@@ -66,6 +66,8 @@ def test_parse_indices():
     assert parse_indices("") == []
     with pytest.raises(ValueError, match="found '3-x'"):
         parse_indices("1,3-x")
+    with pytest.raises(ValueError, match="'5-2' ends before it begins; expected 2-5"):
+        parse_indices("1,5-2")
 
 
 def test_lists_are_checked(source):
@@ -142,17 +144,12 @@ def test_the_dataset_itself_is_not_touched(libero, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["set", "set.labels.json"]
 
 
-def test_rewards_of_episodes(source):
+def test_rewards_of_episodes():
     assert parse_rewards("0-1=1, 4=-0.5") == {0: 1.0, 1: 1.0, 4: -0.5}
     for text in ("1", "1=x", "1=nan", "a=1"):
         with pytest.raises(ValueError, match="expected episode"):
             parse_rewards(text)
-    steps = lengths(source)
-    found = label_rewards(source, {0: 0.5, 1: 0.5, 2: 0.0}, {1: Label(False, steps[1])})
-    assert found == {
-        0: Label(True, steps[0], 0.5),
-        1: Label(False, steps[1], 0.5),
-        2: Label(False, steps[2], 0.0),
-    }
-    with pytest.raises(ValueError, match=r"no episodes \[9\]"):
-        label_rewards(source, {9: 1.0}, {})
+    known = {0: Label(True, 50), 1: Label(False, 60), 2: Label(True, 70)}
+    assert label_rewards(known, {0: 0.5, 1: -1.0}) == {0: Label(True, 50, 0.5), 1: Label(False, 60, -1.0)}
+    with pytest.raises(ValueError, match=r"episodes \[9\] have no label yet"):
+        label_rewards(known, {0: 1.0, 9: 1.0})

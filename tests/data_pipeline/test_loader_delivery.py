@@ -1,5 +1,6 @@
 """The same batches whatever delivers them: threads, pools, caches, processes, devices, and a resumed run."""
 
+import dataclasses
 import gc
 import logging
 import shutil
@@ -68,6 +69,23 @@ def test_the_memory_pool_moves_through_the_dataset(config, caplog):
     with create_acrlpd_data_loader(config) as loader:
         loader.load_state_dict(state)
         assert_equal([loader.sample_batch() for _ in range(2)], expected)
+
+
+def test_a_pool_of_episodes_shorter_than_a_chunk_is_no_mistake(config):
+    with create_acrlpd_data_loader(config) as loader:
+        lengths = np.diff(loader.dataset.table.offsets)
+    horizon = int(lengths.max())
+    assert lengths.min() < horizon
+    config = with_data(config, frame_cache_dir=None, episodes_per_memory_pool=1)
+    qchunking = dataclasses.replace(config.qchunking, horizon_length=horizon)
+    model = dataclasses.replace(config.model, action_horizon=horizon)
+    config = dataclasses.replace(config, qchunking=qchunking, model=model)
+    with create_acrlpd_data_loader(config) as loader:
+        inside = set()
+        for epoch in range(len(lengths)):
+            loader.refresh_memory_pool(epoch)
+            inside.add(bool(loader.sample_batch().valid.all(axis=1).any()))
+    assert inside == {True, False}
 
 
 def test_a_cursor_of_another_run_is_refused_and_of_other_data_named(config, caplog):

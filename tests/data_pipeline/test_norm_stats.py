@@ -103,6 +103,22 @@ def test_statistics_of_windows_equal_brute_force():
     np.testing.assert_allclose(stats["state"].mean, columns["state"].mean(axis=0), atol=1e-6)
 
 
+def test_quantiles_of_a_dataset_whose_range_grows_late():
+    """A gripper that is mostly shut in the first 16,000 frames, and wide open in those after them."""
+    gripper = np.concatenate([np.tile([0, 0, 0, 0.2], 4_000), np.linspace(0.5, 1, 24_000)]).astype(np.float32)
+    columns = {"state": gripper[:, None], "actions": (gripper * gripper - 0.5)[:, None]}
+    table = ColumnTable(columns, np.array([0, 20_000, 40_000]), ("",), np.zeros(40_000, np.int32))
+    for order in (slice(None), slice(None, None, -1)):
+        ordered = dataclasses.replace(table, columns={name: x[order] for name, x in columns.items()})
+        stats = compute_norm_stats(
+            ordered, dict, columns=("state", "actions"), action_columns=("actions",), action_horizon=1
+        )
+        for name, values in columns.items():
+            for q, found in ((0.01, stats[name].q01), (0.99, stats[name].q99)):
+                expected = np.quantile(values, q, axis=0, method="inverted_cdf")
+                np.testing.assert_allclose(found, expected, atol=1.001 / 5000)
+
+
 @pytest.mark.parametrize("name", ["norm_stats_example", "norm_stats_example_noquantiles"])
 def test_files_are_openpis_byte_for_byte(goldens, tmp_path, name):
     norm_stats = load_norm_stats(goldens / name)

@@ -6,7 +6,7 @@ import pytest
 
 from acrlpd.config import RewardConfig
 from acrlpd.data.labels import Label, Labels
-from acrlpd.data.rewards import compute_rewards
+from acrlpd.data.rewards import compute_rewards, environment_rewards
 from acrlpd.data.source import ColumnTable, DatasetError
 
 
@@ -39,6 +39,25 @@ def test_success_column_makes_sparse_rewards(kind, expected):
     found = rewards_of(table(next_success=SUCCESS), RewardConfig(kind=kind))
     assert found.rewards.tolist() == expected
     assert np.flatnonzero(found.terminals).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "labels", "source"),
+    [
+        ({"next_reward": [0, 0, 1, 2, 0, 1, 1], "next_success": SUCCESS}, None, "reward_column"),
+        ({"next_success": SUCCESS}, None, "success_column"),
+        # Rewards alone, of which the last one is a success.
+        ({"next_reward": [0, 0, 0, 1, 0, 0, 0]}, None, "reward_column"),
+        (
+            {"next_reward": [0, 0, 1, 2, 0, 1, 1]},
+            Labels(Path("labels.json"), {0: Label(True, 4), 1: Label(False, 3)}),
+            "success_column",
+        ),
+    ],
+)
+def test_what_the_policy_lives_is_rewarded_as_its_data_is(columns, labels, source):
+    origin = rewards_of(table(**columns), labels=labels).origin
+    assert environment_rewards(RewardConfig(scale=2.0), origin) == RewardConfig(source=source, scale=2.0)
 
 
 def test_the_end_of_a_recording_is_no_terminal():

@@ -85,3 +85,11 @@ def test_the_model_is_found_in_the_cache_directory(sentencepiece_model, tmp_path
     default_tokenizer_path().parent.mkdir()
     default_tokenizer_path().write_bytes(sentencepiece_model.read_bytes())
     assert isinstance(create_tokenizer("paligemma", 48), PaligemmaTokenizer)
+
+
+def test_a_damaged_model_is_named(sentencepiece_model, tmp_path):
+    path = tmp_path / "paligemma_tokenizer.model"
+    for content in (b"<html>404</html>", b"", sentencepiece_model.read_bytes()[:100]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"paligemma_tokenizer.model is not a SentencePiece model"):
+            create_tokenizer(str(path), 48)

@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import simplejpeg
 
+from acrlpd.data.inspect import inspect_source
 from acrlpd.data.source import DatasetError, EpisodeError, open_source
 from acrlpd.data.validate import Frames, validate_source
 
@@ -207,17 +209,21 @@ def test_a_clip_that_lies_past_the_end_of_its_video(copy_dataset: Callable[[str]
     assert [e.index for e in open_source(root, on_bad_episode="skip").skipped] == [11]
 
 
+def replace_video(path: Path, *, rate: int, frames: int, height: int, width: int) -> None:
+    path.unlink()
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("h264", rate=rate)
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        for t in range(frames):
+            frame = frame_codes.encode(1, t, 0, height, width)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode(None))
+
+
 def test_a_video_at_another_rate_is_refused_instead_of_guessed(copy_dataset: Callable[[str], Path]) -> None:
     root = copy_dataset("aloha_v21")
     path = root / "videos" / "chunk-000" / CAMERA / "episode_000001.mp4"
-    path.unlink()
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("h264", rate=30)
-        stream.height, stream.width, stream.pix_fmt = 240, 320, "yuv420p"
-        for t in range(137):
-            frame = frame_codes.encode(1, t, 0, 240, 320)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode(None))
+    replace_video(path, rate=30, frames=137, height=240, width=320)
     with pytest.raises(EpisodeError, match=r"episode 1, frame 1, camera .*: no frame at 0.0200 s: the nearest is"):
         open_source(root).episode(1).frames(CAMERA, [0, 1])
 
@@ -285,6 +291,118 @@ def test_droid_with_lengths_that_disagree(copy_dataset: Callable[[str], Path]) -
     edit_hdf5(folder / "trajectory.h5", shorten)
     with pytest.raises(EpisodeError, match=r"joint_positions has 96 rows, action/joint_velocity has 97"):
         open_source(root).episode(1)
+
+
+def assert_bad(root: Path, episode: int, message: str) -> None:
+    """The episode is refused with the message when it is read or checked, and can be skipped."""
+    source = open_source(root)
+    with pytest.raises(EpisodeError, match=message):
+        source.check(episode)
+    skipping = open_source(root, on_bad_episode="skip")
+    assert [e.index for e in skipping.skipped] == [episode]
+    assert inspect_source(skipping).episodes == len(source) - 1
+
+
+def reshape(key: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[h5py.File], None]:
+    def edit(file: h5py.File) -> None:
+        values = file[key][()]
+        del file[key]
+        file[key] = change(values)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "change", "message"),
+    [
+        ("sim_raw", "action", lambda x: x[:, :7], r"episode 1: column 'action' is \[7\] .* first episode \[14\]"),
+        ("sim_raw", "observations/qpos", lambda x: x[:, 0], r"column 'observation.state' is \[\] .* \[14\]"),
+        (
+            "sim_raw",
+            "observations/images/cam_high",
+            lambda x: x[:, ::2],
+            r"episode 1, camera '.*cam_high': frames are \[48, 128, 3\], in the first episode \[96, 128, 3\]",
+        ),
+        (
+            "compressed",
+            "observations/images/cam_high",
+            lambda x: np.tile(np.frombuffer(simplejpeg.encode_jpeg(np.zeros((8, 16, 3), np.uint8)), "u1"), (97, 1)),
+            r"frames are \[8, 16, 3\], in the first episode \[\d+, \d+, 3\]",
+        ),
+    ],
+)
+def test_hdf5_with_shapes_of_its_own(copy_dataset: Callable[[str], Path], name, key, change, message) -> None:
+    root = copy_dataset(f"aloha_hdf5_{name}")
+    edit_hdf5(root / "episode_1.hdf5", reshape(key, change))
+    assert_bad(root, 1, message)
+
+
+def test_droid_with_shapes_of_its_own(copy_dataset: Callable[[str], Path]) -> None:
+    folder = Path("success") / "2023-07-07" / "Fri_Jul__7_09_41_23_2023"
+    root = copy_dataset("droid_like")
+    replace_video(root / folder / "recordings/MP4/12345678.mp4", rate=15, frames=97, height=64, width=96)
+    assert_bad(root, 1, r"episode 1, camera 'wrist_image_left': frames are \[64, 96, 3\], in the first episode")
+    edit_hdf5(root / folder / "trajectory.h5", reshape("observation/robot_state/joint_positions", lambda x: x[:, :6]))
+    assert_bad(root, 1, r"joint_positions' is \[6\] per step, in the first episode \[7\]")
+
+
+def test_hdf5_without_steps(copy_dataset: Callable[[str], Path]) -> None:
+    root = copy_dataset("aloha_hdf5_compressed")
+
+    def empty(file: h5py.File) -> None:
+        datasets: list[str] = []
+        file.visititems(lambda name, item: datasets.append(name) if isinstance(item, h5py.Dataset) else None)
+        for name in datasets:
+            reshape(name, lambda x: x[:0])(file)
+
+    edit_hdf5(root / "episode_0.hdf5", empty)
+    assert_bad(root, 0, "episode_0.hdf5: episode 0: it has no steps")
+
+
+def test_lerobot_without_steps(copy_dataset: Callable[[str], Path]) -> None:
+    root = copy_dataset("aloha_v30")
+    edit_parquet(root / "meta" / "episodes" / "chunk-000" / "file-000.parquet", set_value("length", 11, 0))
+    assert_bad(root, 11, "episode 11: it has no steps")
+    with pytest.raises(EpisodeError, match=r"episode 11: it has no steps; .* on_bad_episode=skip"):
+        inspect_source(open_source(root))
+
+
+def edit_info(root: Path, edit: Callable[[dict], object]) -> None:
+    info = json.loads((root / "meta" / "info.json").read_text())
+    edit(info)
+    replace(root / "meta" / "info.json", json.dumps(info).encode())
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda info: info.update(fps=None), "fps is None, expected a rate above 0"),
+        (lambda info: info.update(fps=0), "fps is 0, expected a rate above 0"),
+        (lambda info: info.update(chunks_size=0), "chunks_size is 0, expected"),
+        (lambda info: info.update(features=[]), "features is list, expected"),
+        (lambda info: info["features"].update(action=3), "'action' has dtype None and shape None"),
+        (lambda info: info["features"]["action"].pop("dtype"), "'action' has dtype None and shape"),
+        (lambda info: info["features"]["action"].update(shape=None), "'action' has dtype 'float32' and shape None"),
+        (lambda info: info["features"][CAMERA].update(shape=[240]), r"has shape \[240\], expected height, width"),
+        (lambda info: info.update(video_path=None), "video_path is None, expected a path made of .*video_key"),
+        (lambda info: info.update(data_path="{nope}.parquet"), "data_path is '{nope}.parquet', expected a path"),
+    ],
+)
+@pytest.mark.parametrize("name", ["aloha_v21", "aloha_v30"])
+def test_an_info_file_that_says_nonsense(
+    copy_dataset: Callable[[str], Path], name: str, edit: Callable[[dict], object], message: str
+) -> None:
+    root = copy_dataset(name)
+    edit_info(root, edit)
+    with pytest.raises(DatasetError, match=rf"meta/info.json: .*{message}"):
+        open_source(root).check(0)
+
+
+def test_an_info_file_that_is_no_object(copy_dataset: Callable[[str], Path]) -> None:
+    root = copy_dataset("aloha_v30")
+    replace(root / "meta" / "info.json", b"[]")
+    with pytest.raises(DatasetError, match=r"meta/info.json: expected an object with keys, found list"):
+        open_source(root)
 
 
 def test_a_dataset_of_which_nothing_can_be_read(copy_dataset: Callable[[str], Path]) -> None:

@@ -75,6 +75,35 @@ def test_inspect_warns_of_what_would_spoil_training(tmp_path: Path) -> None:
     assert "no cameras" in warnings
 
 
+def test_brackets_in_names_and_prompts_are_shown_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, name = tmp_path / "set [bold]", "state[red]"
+    features = {name: Feature("float32", (2,)), "action": Feature("float32", (2,))}
+    features["top"] = Feature("video", (32, 32, 3))
+    with LeRobotWriter(root, fps=10, features=features, codec="h264") as writer:
+        for _ in range(3):
+            for t in range(4):
+                values = np.array([t, t * t], np.float32)
+                writer.add_step({name: values, "action": values}, {"top": np.zeros((32, 32, 3), np.uint8)})
+            writer.end_episode("pick [red] cup")
+    monkeypatch.setenv("COLUMNS", "500")
+    run("inspect", root)
+    shown = capsys.readouterr().out
+    assert f"{root}: LeRobot" in shown
+    assert "prompt 'pick [red] cup'" in shown
+    assert shown.count(name) == 2  # among the features, and above its ranges
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\nq\n"))
+    run("label", root, "--interactive")
+    shown = capsys.readouterr().out
+    assert "task: pick [red] cup" in shown
+    assert "success? (y)es, (n)o, (s)kip, (q)uit: " in shown
+    assert f"{root}.labels.json: 1 of 3" in shown
+    next((root / "videos").rglob("*.mp4")).unlink()
+    run("validate", root)
+    assert f"broken {root}" in capsys.readouterr().out
+
+
 def test_the_contact_sheet_shows_frames(datasets: Path, tmp_path: Path) -> None:
     run("inspect", datasets / "libero_v30", "--contact-sheet", tmp_path / "sheet.png")
     sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
@@ -94,6 +123,12 @@ def test_cache_then_validate(datasets: Path, tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     assert run("validate", source.root, "--cache-dir", cache_dir, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"episodes": 6, "problems": []}
+
+
+def test_a_cache_of_frames_without_size_is_refused(datasets: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"frames of 0x224 cannot be cached"):
+        run("cache", datasets / "libero_v30", tmp_path / "cache", "--height", 0)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_validate_lists_everything_that_is_wrong(copy_dataset, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,8 +182,11 @@ def test_label_with_rewards(copy_dataset, tmp_path: Path) -> None:
     episodes = json.loads((tmp_path / "libero_v30.labels.json").read_text())["episodes"]
     assert (episodes["3"]["success"], episodes["3"]["reward"], episodes["1"]["reward"]) == (True, 2, 0.5)
     (tmp_path / "libero_v30.labels.json").unlink()
-    with pytest.raises(ValueError, match=r"episode 3 has no label yet"):
+    with pytest.raises(ValueError, match=r"episodes \[3\] have no label yet"):
         run("label", root, "--reward", "3=2")
+    for wrong in ("0=nan", "1"):
+        with pytest.raises(ValueError, match=rf"rewards like 0-9=1,12=0.5; found '{wrong}'"):
+            run("label", root, "--success", "0-5", "--reward", wrong)
 
 
 def test_label_interactively(copy_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

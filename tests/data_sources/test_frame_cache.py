@@ -66,6 +66,14 @@ def expected_frames(source: EpisodeSource, camera: str, episodes: np.ndarray, ts
     return np.stack([small[i][t] for i, t in zip(episodes, ts, strict=True)])
 
 
+def check_frames(cache: FrameCache, source: EpisodeSource) -> None:
+    for camera in source.cameras:
+        episodes, ts = all_frames(source, camera)
+        out = np.zeros((len(ts), 40, 56, 3), np.uint8)
+        cache.read_into(camera, episodes, ts, out)
+        np.testing.assert_array_equal(out, expected_frames(source, camera, episodes, ts))
+
+
 def files_of(directory: Path) -> dict[str, bytes]:
     found = (p for p in directory.rglob("*") if p.is_file() and p.name != ".lock")
     return {str(p.relative_to(directory)): p.read_bytes() for p in found}
@@ -76,11 +84,7 @@ def test_a_raw_cache_holds_the_resized_frames_exactly(source: EpisodeSource, tmp
     assert build(source, tmp_path) == {}
     cache = FrameCache(tmp_path, source, cameras=source.cameras, **SIZE)
     assert len(cache.shards) > 4
-    for camera in source.cameras:
-        episodes, ts = all_frames(source, camera)
-        out = np.zeros((len(ts), 40, 56, 3), np.uint8)
-        cache.read_into(camera, episodes, ts, out)
-        np.testing.assert_array_equal(out, expected_frames(source, camera, episodes, ts))
+    check_frames(cache, source)
     assert cache.verify() == []
     cache.close()
 
@@ -212,6 +216,12 @@ def test_a_cache_serves_only_the_dataset_it_was_made_from(
         build(source, cache_dir, encoding="jpeg")
 
 
+def test_a_camera_that_is_not_in_the_dataset_leaves_nothing_behind(source: EpisodeSource, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no camera 'imagee'; it has image, wrist_image"):
+        build(source, tmp_path / "cache", cameras=("imagee",))
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_camera_that_is_not_in_the_cache(source: EpisodeSource, tmp_path: Path) -> None:
     build(source, tmp_path, cameras=("image",))
     with pytest.raises(DatasetError, match=r"no camera 'wrist_image', it has \['image'\]"):
@@ -310,3 +320,22 @@ def test_the_number_of_open_shards_is_bounded(source: EpisodeSource, monkeypatch
     for camera in source.cameras:
         assert [i for _, c, indices in plan if c == camera for i in indices] == list(source.indices)
     assert json.loads(json.dumps(plan))
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_cache_begun_with_error_goes_on_with_skip(copy_dataset, tmp_path: Path) -> None:
+    root, directory = copy_dataset("libero_v21"), tmp_path / "cache"
+    (root / "data" / "chunk-000" / "episode_000004.parquet").unlink()
+    with pytest.raises(EpisodeError, match="episode 4"):
+        build(open_source(root), directory, workers=1)
+    finished = {path: path.stat().st_mtime_ns for path in directory.rglob("*.frames")}
+    assert finished
+    source = open_source(root, on_bad_episode="skip")
+    assert build(source, directory) == {}  # what the source lists is not listed again
+    assert finished.items() <= {path: path.stat().st_mtime_ns for path in directory.rglob("*.frames")}.items()
+    cache = FrameCache(directory, source, cameras=source.cameras, **SIZE)
+    assert cache.source.indices == source.indices == (0, 1, 2, 3, 5)
+    check_frames(cache, source)
+    build(source, tmp_path / "fresh")
+    with pytest.raises(DatasetError, match=r"begun without the episodes \[4\].*on_bad_episode=skip"):
+        build(open_source(root), tmp_path / "fresh")

@@ -1,6 +1,7 @@
 """Every test dataset, every frame and every number, against what was written into it."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import frame_codes
@@ -198,3 +199,23 @@ def test_closing_a_source_leaves_it_usable(datasets: Path) -> None:
     before = source.episode(3).frame(source.cameras[0], 5)
     source.close()
     np.testing.assert_array_equal(source.episode(3).frame(source.cameras[0], 5), before)
+
+
+def test_an_aloha_prompt_in_bytes_of_a_fixed_length(copy_dataset: Callable[[str], Path]) -> None:
+    path = copy_dataset("aloha_hdf5_sim_raw") / "episode_1.hdf5"
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+    with h5py.File(path, "r+") as file:
+        file.attrs["task"] = np.bytes_("fold the towel")
+    assert open_source(path.parent).episode(1).prompt == "fold the towel"
+
+
+def test_identity_depends_on_files_alone(copy_dataset: Callable[[str], Path]) -> None:
+    """What a file system says about the size of a directory differs from one to the next."""
+    root = copy_dataset("aloha_v30")
+    before = open_source(root).identity
+    (root / "videos" / "another.camera").mkdir()
+    assert open_source(root).identity == before
+    (root / "videos" / "another.camera" / "file.mp4").write_bytes(b"")
+    assert open_source(root).identity != before

@@ -8,8 +8,15 @@ Robot = Literal["aloha", "droid", "libero", "generic"]
 OnBadEpisode = Literal["error", "skip"]
 RewardSource = Literal["auto", "reward_column", "success_column", "labels"]
 RewardKind = Literal["zero_one", "minus_one_zero"]
-CacheFormat = Literal["raw", "jpeg"]
 EpisodeFilter = Literal["all", "success"]
+
+
+def _expand_home(config: object, *names: str) -> None:
+    """Resolves `~/` in paths of a frozen config: no shell does it in YAML files and in `--key=~/path`."""
+    for name in names:
+        path = getattr(config, name)
+        if path is not None and path.startswith("~/"):
+            object.__setattr__(config, name, str(pathlib.Path(path).expanduser()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +58,9 @@ class RewardConfig:
     # Rewards of any source are multiplied by this and then shifted.
     scale: float = 1.0
     bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        _expand_home(self, "labels_file")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +120,6 @@ class DataConfig:
 
     # Directory of the frame cache; None: decode video on the fly.
     frame_cache_dir: str | None = None
-    # Frames in the cache: raw is fastest, jpeg seven times smaller.
-    frame_cache_format: CacheFormat = "raw"
     # Decoded episodes kept in memory at a time when there is no frame cache; bounds resident memory.
     episodes_per_memory_pool: int = 64
     # Threads that read and decode. The batches do not depend on it.
@@ -120,6 +128,9 @@ class DataConfig:
     prefetch_batches: int = 2
     # Random crop, rotation and colour jitter of training images, on the device, as in openpi.
     augment_images: bool = True
+
+    def __post_init__(self) -> None:
+        _expand_home(self, "data_dir", "assets_dir", "tokenizer", "frame_cache_dir")
 
     @property
     def norm_stats_path(self) -> pathlib.Path | None:

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import simplejpeg
 
-from acrlpd.data.hdf5_file import identity_of_files, open_hdf5
+from acrlpd.data.hdf5_file import check_frame_shape, check_shapes, identity_of_files, open_hdf5
 from acrlpd.data.source import ColumnTable, DatasetError, EpisodeError, EpisodeSource, Feature, check_columns
 
 # ALOHA's control rate; the files do not say it unless a writer added an attribute `fps`.
@@ -76,9 +76,9 @@ class AlohaHdf5Source(EpisodeSource):
             length = len(file["action"])
             wanted = [n for n in self.features if n not in self.cameras] if names is None else names
             columns = {name: _read_column(file, name, length, path, index) for name in wanted}
-            prompt = file.attrs.get("task")
+            prompt = _read_prompt(file, path, index)
         check_columns(columns, path=path, episode=index)
-        prompt = None if prompt is None else str(prompt)
+        check_shapes(columns, self.features, path=path, episode=index)
         return ColumnTable(columns, np.array([0, length], np.int64), (prompt,), np.zeros(length, np.int32))
 
     def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
@@ -91,8 +91,10 @@ class AlohaHdf5Source(EpisodeSource):
         return frames
 
     def _check_camera(self, index: int, camera: str) -> None:
-        with open_hdf5(self._paths[index], index) as file:
-            self._images(file, index, camera)
+        path = self._paths[index]
+        with open_hdf5(path, index) as file:
+            shape = _frame_shape(self._images(file, index, camera), path, index, camera)
+        check_frame_shape(shape, self.features[camera].shape, path=path, episode=index, camera=camera)
 
     def _images(self, file: h5py.File, index: int, camera: str) -> h5py.Dataset:
         name, length = f"{_IMAGES}/{camera.removeprefix(_CAMERA_PREFIX)}", len(file["action"])
@@ -134,12 +136,32 @@ def _features(file: h5py.File, path: Path, index: int) -> dict[str, Feature]:
     missing = [_COLUMNS[name] for name in _REQUIRED if name not in features]
     if missing:
         raise EpisodeError(f"no dataset {missing[0]!r}; this is not an ALOHA file", path=path, episode=index)
+    if not len(file["action"]):
+        raise EpisodeError("it has no steps", path=path, episode=index)
     for camera in file.get(_IMAGES, ()):
-        images = file[_IMAGES][camera]
         name = _CAMERA_PREFIX + camera
-        shape = images.shape[1:] if images.ndim == 4 else _decode_jpeg(images[0], path, index, 0, name).shape
-        features[name] = Feature("image", tuple(shape))
+        features[name] = Feature("image", _frame_shape(file[_IMAGES][camera], path, index, name))
     return features
+
+
+def _read_prompt(file: h5py.File, path: Path, index: int) -> str | None:
+    """The attribute `task`; writers other than h5py store text as bytes of a fixed length."""
+    task = file.attrs.get("task")
+    try:
+        return task.decode() if isinstance(task, bytes) else None if task is None else str(task)
+    except UnicodeDecodeError as error:
+        raise EpisodeError(f"the attribute 'task' is not text ({error})", path=path, episode=index) from None
+
+
+def _frame_shape(images: h5py.Dataset, path: Path, index: int, camera: str) -> tuple[int, ...]:
+    """Height, width and channels, from the header of the first frame where they are JPEG."""
+    if images.ndim == 4:
+        return images.shape[1:]
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(np.ascontiguousarray(images[0]))
+    except (ValueError, IndexError) as error:  # no image, or no frame at all
+        raise _not_a_jpeg(error, path, index, 0, camera) from None
+    return height, width, 3
 
 
 def _read_column(file: h5py.File, name: str, length: int, path: Path, index: int) -> np.ndarray:
@@ -176,4 +198,8 @@ def _decode_jpeg(padded: np.ndarray, path: Path, index: int, t: int, camera: str
     try:
         return simplejpeg.decode_jpeg(np.ascontiguousarray(padded), colorspace="RGB")
     except ValueError as error:
-        raise EpisodeError(f"not a readable JPEG ({error})", path=path, episode=index, frame=t, camera=camera) from None
+        raise _not_a_jpeg(error, path, index, t, camera) from None
+
+
+def _not_a_jpeg(error: Exception, path: Path, index: int, t: int, camera: str) -> EpisodeError:
+    return EpisodeError(f"not a readable JPEG ({error})", path=path, episode=index, frame=t, camera=camera)

@@ -3,12 +3,9 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
-
-if TYPE_CHECKING:
-    from acrlpd.data.labels import Label
 
 # Imports of the work itself happen inside the functions: help should not wait for them.
 
@@ -68,7 +65,7 @@ def stats(config: str, data_dir: str | None = None, repo_id: str | None = None, 
     console = Console()
     for name, values in norm_stats.items():
         console.print(f"{name}: {values.dim} dims")
-    console.print(f"wrote {directory / 'norm_stats.json'}")
+    console.print(f"wrote {directory / 'norm_stats.json'}", markup=False)
 
 
 def cache(
@@ -94,6 +91,7 @@ def cache(
         on_bad_episode: Stop at a broken episode, or leave it out of the cache and list it.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from acrlpd.data.frame_cache_builder import build_frame_cache
     from acrlpd.data.source import open_source
@@ -105,8 +103,8 @@ def cache(
     console = Console()
     reasons = [episode.reason for episode in source.skipped] + list(skipped.values())
     for reason in reasons:
-        console.print(f"[yellow]skipped[/] {reason}")
-    console.print(f"{cache_dir}: {len(source) - len(skipped)} episodes, {len(reasons)} skipped")
+        console.print(f"[yellow]skipped[/] {escape(reason)}")
+    console.print(f"{cache_dir}: {len(source) - len(skipped)} episodes, {len(reasons)} skipped", markup=False)
 
 
 def label(
@@ -145,7 +143,8 @@ def label(
         labels = labels.updated(labels_module.label_rule(source, rule))
     parsed = labels_module.parse_indices(success), labels_module.parse_indices(failure)
     labels = labels.updated(labels_module.label_list(source, *parsed))
-    labels = labels.updated(_with_rewards(labels.episodes, reward))
+    rewards = labels_module.parse_rewards(reward)
+    labels = labels.updated(labels_module.label_rewards(labels.episodes, rewards))
     labels.save()
     console = Console()
     if interactive:
@@ -159,21 +158,7 @@ def label(
             labels = labels.updated({index: answer})
             labels.save()
     wins = sum(entry.success for entry in labels.episodes.values())
-    console.print(f"{path}: {len(labels.episodes)} of {len(source)} episodes labelled, {wins} successes")
-
-
-def _with_rewards(labelled: "dict[int, Label]", text: str) -> "dict[int, Label]":
-    """Labels with rewards from "0-4=0.5,7=2"; an episode must be known as success or failure first."""
-    from acrlpd.data.labels import parse_indices
-
-    changed = {}
-    for part in filter(None, text.split(",")):
-        episodes, _, value = part.partition("=")
-        for index in parse_indices(episodes):
-            if index not in labelled:
-                raise ValueError(f"episode {index} has no label yet: say with --success or --failure how it ended")
-            changed[index] = dataclasses.replace(labelled[index], reward=float(value))
-    return changed
+    console.print(f"{path}: {len(labels.episodes)} of {len(source)} episodes labelled, {wins} successes", markup=False)
 
 
 def convert(
@@ -195,6 +180,7 @@ def convert(
         on_bad_episode: Stop at a broken episode, or leave it out and list it.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from acrlpd.data.convert import convert_to_lerobot
     from acrlpd.data.source import open_source
@@ -203,8 +189,8 @@ def convert(
     skipped = convert_to_lerobot(source, output, task=task, codec=codec, robot_type=robot_type)
     console = Console()
     for episode in skipped:
-        console.print(f"[yellow]skipped[/] {episode.reason}")
-    console.print(f"{output}: {len(open_source(output))} episodes, {len(skipped)} skipped")
+        console.print(f"[yellow]skipped[/] {escape(episode.reason)}")
+    console.print(f"{output}: {len(open_source(output))} episodes, {len(skipped)} skipped", markup=False)
 
 
 def validate(
@@ -222,6 +208,7 @@ def validate(
         json_: Print JSON.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from acrlpd.data.source import open_source
     from acrlpd.data.validate import validate_cache, validate_source
@@ -235,8 +222,8 @@ def validate(
     else:
         console = Console()
         for problem in problems:
-            console.print(f"[red]broken[/] {problem}")
-        console.print(f"{dataset}: {len(source)} episodes, {len(problems)} problems")
+            console.print(f"[red]broken[/] {escape(problem)}")
+        console.print(f"{dataset}: {len(source)} episodes, {len(problems)} problems", markup=False)
     return 1 if problems else 0
 
 

@@ -156,10 +156,7 @@ def write_norm_stats(
 
 def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepRewards]:
     if len(source) == 0:
-        raise DatasetError(f"{source.root} has no usable episodes ({len(source.skipped)} were left out)")
-    empty = [index for index, length in zip(source.indices, source.lengths, strict=True) if length == 0]
-    if empty:
-        raise DatasetError(f"{source.root}: episodes {empty} have no steps; set data.on_bad_episode=skip")
+        raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
     named = config.rewards.labels_file
     labels = load_labels(labels_path(source) if named is None else Path(named), source)
     if named is not None and labels is None:

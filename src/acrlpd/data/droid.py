@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from acrlpd.data.hdf5_file import identity_of_files, open_hdf5
+from acrlpd.data.hdf5_file import check_frame_shape, check_shapes, identity_of_files, open_hdf5
 from acrlpd.data.source import ColumnTable, DatasetError, EpisodeError, EpisodeSource, Feature, check_columns
 from acrlpd.data.video import VideoError, VideoPool, read_video_frames
 
@@ -143,6 +143,7 @@ class DroidSource(EpisodeSource):
             wanted = [n for n in self.features if n not in self.cameras] if names is None else names
             columns = {name: _read_column(file, name, path, index) for name in wanted}
         check_columns(columns, path=path, episode=index)
+        check_shapes(columns, self.features, path=path, episode=index)
         prompt = self._prompt(index)
         return ColumnTable(columns, np.array([0, length], np.int64), (prompt,), np.zeros(length, np.int32))
 
@@ -152,14 +153,7 @@ class DroidSource(EpisodeSource):
             frames = read_video_frames(self._videos, path, ts)
         except VideoError as error:
             raise EpisodeError(str(error), path=path, episode=index, frame=error.step, camera=camera) from None
-        expected = self.features[camera].shape
-        if frames.shape[1:] != expected:
-            raise EpisodeError(
-                f"frames are {list(frames.shape[1:])}, in the first episode {list(expected)}",
-                path=path,
-                episode=index,
-                camera=camera,
-            )
+        check_frame_shape(frames.shape[1:], self.features[camera].shape, path=path, episode=index, camera=camera)
         return frames
 
     def _frame_size(self, index: int, camera: str) -> tuple[int, int]:
@@ -175,8 +169,10 @@ class DroidSource(EpisodeSource):
         try:
             with self._videos.reader(path) as reader:
                 reader.check_range(0.0, length, reader.fps)
+                shape = (reader.height, reader.width, 3)
         except VideoError as error:
             raise EpisodeError(str(error), path=path, episode=index, camera=camera) from None
+        check_frame_shape(shape, self.features[camera].shape, path=path, episode=index, camera=camera)
 
 
 def is_droid(root: Path) -> bool:

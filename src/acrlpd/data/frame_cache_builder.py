@@ -60,6 +60,11 @@ def build_frame_cache(
     An episode with a frame that cannot be decoded raises EpisodeError, or is left out of the cache when the
     source was opened with on_bad_episode=skip.
     """
+    if min(height, width) < 1:
+        raise ValueError(f"frames of {height}x{width} cannot be cached; height and width must be at least 1")
+    unknown = [camera for camera in cameras or () if camera not in source.cameras]
+    if unknown:
+        raise ValueError(f"{source.root} has no camera {unknown[0]!r}; it has {', '.join(source.cameras)}")
     spec = CacheSpec(
         source=source.identity,
         cameras=source.cameras if cameras is None else cameras,
@@ -70,11 +75,12 @@ def build_frame_cache(
     )
     directory.mkdir(parents=True, exist_ok=True)
     with _only_builder(directory):
-        plan = _plan(source, spec)
-        _keep_or_write_plan(directory, spec, plan)
+        plan = _begun_or_new_plan(directory, source, spec)
         if (directory / MANIFEST).is_file():
-            return read_manifest(directory)[2]
-        return _build(source, spec, plan, directory, workers or os.cpu_count() or 1, show_progress)
+            skipped = read_manifest(directory)[2]
+        else:
+            skipped = _build(source, spec, plan, directory, workers or os.cpu_count() or 1, show_progress)
+    return {index: reason for index, reason in skipped.items() if index in source.indices}
 
 
 ShardPlan = tuple[str, str, tuple[int, ...]]  # file, camera, dataset indices of its episodes
@@ -101,20 +107,33 @@ def _plan(source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
     return shards
 
 
-def _keep_or_write_plan(directory: Path, spec: CacheSpec, plan: list[ShardPlan]) -> None:
-    """Refuses a directory where another cache was begun, so that two are never mixed."""
+def _begun_or_new_plan(directory: Path, source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
+    """The plan of the cache that was begun here, else a new one. Refuses another cache: two are never mixed.
+
+    A begun plan may hold episodes that the source now skips; they are left out of the shards still to come.
+    """
     path = directory / _PLAN
-    data = {"spec": spec.to_json(), "shards": [[f, c, list(episodes)] for f, c, episodes in plan]}
     if path.is_file():
-        if json.loads(path.read_text()) != data:
+        begun = json.loads(path.read_text())
+        if begun["spec"] != spec.to_json():
             raise DatasetError(
                 f"{directory}: holds a cache of another dataset, size or encoding; "
                 "choose an empty directory or delete this one"
             )
-        return
+        plan = [(file, camera, tuple(episodes)) for file, camera, episodes in begun["shards"]]
+        lost = sorted(set(source.indices).difference(*(episodes for _, _, episodes in plan)))
+        if lost:
+            raise DatasetError(
+                f"{directory}: holds a cache that was begun without the episodes {lost}; go on with "
+                "on_bad_episode=skip, or choose an empty directory"
+            )
+        return plan
     if any(p.name != _LOCK for p in directory.iterdir()):
         raise DatasetError(f"{directory}: not empty and not a frame cache; choose an empty directory")
-    write_json(path, data)
+    plan = _plan(source, spec)
+    shards = [[file, camera, list(episodes)] for file, camera, episodes in plan]
+    write_json(path, {"spec": spec.to_json(), "shards": shards})
+    return plan
 
 
 _LOCK = ".lock"
@@ -139,6 +158,7 @@ class _Build:
     spec: CacheSpec
     directory: Path
     lengths: dict[int, int]  # dataset index -> steps
+    left_out: dict[int, str]  # dataset index -> why the source skips it
     advance: Callable[[int], None]  # reports frames done
     stop: threading.Event  # set when a shard failed and the others need not go on
 
@@ -163,7 +183,8 @@ def _build(
     with progress, concurrent.futures.ThreadPoolExecutor(workers) as threads:
         task = progress.add_task("decoding frames", total=sum(lengths.values()) * len(spec.cameras))
         advance = functools.partial(progress.advance, task)
-        build = _Build(source, spec, directory, lengths, advance, threading.Event())
+        left_out = {episode.index: episode.reason for episode in source.skipped}
+        build = _Build(source, spec, directory, lengths, left_out, advance, threading.Event())
         futures = [threads.submit(_finish_shard, build, shard) for shard in plan]
         try:
             for future in concurrent.futures.as_completed(futures):
@@ -184,17 +205,20 @@ def _record_path(directory: Path, file: str) -> Path:
 
 def _finish_shard(build: _Build, plan: ShardPlan) -> dict[int, str]:
     """Writes a shard and its record unless they are there; returns the episodes left out and why."""
-    file, camera, indices = plan
+    file, camera, planned = plan
+    indices = tuple(index for index in planned if index not in build.left_out)
+    left_out = {index: build.left_out[index] for index in planned if index in build.left_out}
     path, record = build.directory / file, _record_path(build.directory, file)
     if record.is_file():
         done = json.loads(record.read_text())
         if path.is_file() and path.stat().st_size == done["shard"]["bytes"]:
             build.advance(sum(build.lengths[index] for index in indices))
-            return {int(index): reason for index, reason in done["skipped"].items()}
+            return left_out | {int(index): reason for index, reason in done["skipped"].items()}
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".partial")
     with partial.open("wb") as stream:
         episodes, skipped = _write_episodes(build, camera, indices, stream)
+        skipped |= left_out
         stream.flush()
         os.fsync(stream.fileno())
     shard = Shard(file, camera, tuple(episodes), partial.stat().st_size, sha256_of(partial))

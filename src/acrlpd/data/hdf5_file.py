@@ -2,12 +2,13 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import h5py
+import numpy as np
 
-from acrlpd.data.source import EpisodeError
+from acrlpd.data.source import EpisodeError, Feature
 
 _SAMPLE_BYTES = 4096
 
@@ -26,6 +27,33 @@ def open_hdf5(path: Path, episode: int) -> Iterator[h5py.File]:
         ) from None
     except KeyError as error:
         raise EpisodeError(f"incomplete HDF5 file ({error.args[0]})", path=path, episode=episode) from None
+
+
+def check_shapes(
+    columns: Mapping[str, np.ndarray], features: Mapping[str, Feature], *, path: Path, episode: int
+) -> None:
+    """Raises EpisodeError where a column has other dims than in the episode that the features were taken from."""
+    for name, values in columns.items():
+        found, expected = values.shape[1:], features[name].shape
+        if found != expected:
+            raise EpisodeError(
+                f"column {name!r} is {list(found)} per step, in the first episode {list(expected)}",
+                path=path,
+                episode=episode,
+            )
+
+
+def check_frame_shape(
+    found: tuple[int, ...], expected: tuple[int, ...], *, path: Path, episode: int, camera: str
+) -> None:
+    """Raises EpisodeError where frames have another size than in the episode that the features were taken from."""
+    if found != expected:
+        raise EpisodeError(
+            f"frames are {list(found)}, in the first episode {list(expected)}",
+            path=path,
+            episode=episode,
+            camera=camera,
+        )
 
 
 def identity_of_files(root: Path, paths: list[Path]) -> str:

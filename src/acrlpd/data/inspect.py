@@ -8,6 +8,7 @@ import numpy as np
 import rich.box
 from PIL import Image, ImageDraw
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from acrlpd.config import RewardConfig
@@ -63,7 +64,7 @@ class Report:
 def inspect_source(source: EpisodeSource) -> Report:
     """Reads all low-dimensional columns of a source, and no frame."""
     if not len(source):
-        raise DatasetError(f"{source.root}: no usable episodes, {len(source.skipped)} were left out")
+        raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
     table = source.read_columns()
     lengths = np.diff(table.offsets)
     rewards, no_rewards = _rewards(source, table)
@@ -174,7 +175,7 @@ def _histogram(rewards: np.ndarray) -> list[tuple[float, float, int]]:
 
 def print_report(report: Report, console: Console) -> None:
     seconds = report.frames / report.fps
-    console.print(f"[bold]{report.path}[/]: {report.format}")
+    console.print(f"[bold]{escape(report.path)}[/]: {escape(report.format)}")
     console.print(
         f"{report.episodes} episodes, {report.frames} steps at {report.fps:g} fps ({seconds / 3600:.2f} h); "
         f"length {report.lengths['min']} / {report.lengths['median']:g} / {report.lengths['max']} "
@@ -182,24 +183,24 @@ def print_report(report: Report, console: Console) -> None:
     )
     features = Table("feature", "dtype", "shape", box=rich.box.SIMPLE)
     for name, feature in report.features.items():
-        features.add_row(name, feature["dtype"], str(feature["shape"]))
+        features.add_row(*map(escape, (name, feature["dtype"], str(feature["shape"]))))
     console.print(features)
     for prompt, count in list(report.prompts.items())[:10]:
-        console.print(f"prompt {prompt!r}: {count} steps")
+        console.print(f"prompt {prompt!r}: {count} steps", markup=False)
     if report.success_rate is not None:
-        console.print(f"success rate {report.success_rate:.1%} ({report.rewards_from})")
+        console.print(f"success rate {report.success_rate:.1%} ({report.rewards_from})", markup=False)
         for low, high, count in report.reward_histogram:
             console.print(f"  reward {low:g}{'' if low == high else f' to {high:g}'}: {count} steps")
     for name, r in report.ranges.items():
         console.print(_range_table(name, r))
     for skipped in report.skipped:
-        console.print(f"[yellow]skipped[/] {skipped.reason}")
+        console.print(f"[yellow]skipped[/] {escape(skipped.reason)}")
     for warning in report.warnings:
-        console.print(f"[yellow]warning[/] {warning}")
+        console.print(f"[yellow]warning[/] {escape(warning)}")
 
 
 def _range_table(name: str, r: ColumnRange) -> Table:
-    table = Table("dim", "min", "q01", "mean", "q99", "max", "std", title=name, box=rich.box.SIMPLE)
+    table = Table("dim", "min", "q01", "mean", "q99", "max", "std", title=escape(name), box=rich.box.SIMPLE)
     columns = (r.min, r.q01, r.mean, r.q99, r.max, r.std)
     for dim, numbers in enumerate(zip(*columns, strict=True)):
         table.add_row(str(dim), *(f"{number:.4g}" for number in numbers))

@@ -125,23 +125,18 @@ def parse_indices(text: str) -> list[int]:
         if match is None:
             raise ValueError(f"expected episode numbers like 0-9,12; found {part!r}")
         first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"the range {part!r} ends before it begins; expected {last}-{first}")
         indices.extend(range(first, last + 1))
     return indices
 
 
-def label_rewards(source: EpisodeSource, rewards: Mapping[int, float], known: Mapping[int, Label]) -> dict[int, Label]:
-    """Labels that give the last step of an episode a reward of its own.
-
-    Whether it was a success stays as it is known; otherwise a reward above 0 is one.
-    """
-    lengths = dict(zip(source.indices, source.lengths.tolist(), strict=True))
-    unknown = sorted(rewards.keys() - lengths.keys())
+def label_rewards(known: Mapping[int, Label], rewards: Mapping[int, float]) -> dict[int, Label]:
+    """Labels that give the last step of an episode a reward of its own; how it ended must be known first."""
+    unknown = sorted(rewards.keys() - known.keys())
     if unknown:
-        raise ValueError(f"{source.root} has no episodes {unknown}")
-    return {
-        index: Label(known[index].success if index in known else reward > 0, lengths[index], reward)
-        for index, reward in rewards.items()
-    }
+        raise ValueError(f"episodes {unknown} have no label yet: say with --success or --failure how they ended")
+    return {index: dataclasses.replace(known[index], reward=reward) for index, reward in rewards.items()}
 
 
 def parse_rewards(text: str) -> dict[int, float]:
@@ -218,7 +213,8 @@ def label_interactively(
         seconds = episode.length / source.fps
         console.print(
             f"episode {episode.index} ({count + 1} of {len(todo)}): {episode.length} steps, {seconds:.1f} s, "
-            f"{camera}, first and last frame; task: {episode.prompt or 'none'}"
+            f"{camera}, first and last frame; task: {episode.prompt or 'none'}",
+            markup=False,
         )
         answer = _answer(ask)
         if answer == "q":
@@ -229,7 +225,7 @@ def label_interactively(
 
 def _answer(ask: Callable[[str], str]) -> str:
     while True:
-        answer = ask("success? [y]es, [n]o, [s]kip, [q]uit: ").strip().lower()[:1]
+        answer = ask("success? (y)es, (n)o, (s)kip, (q)uit: ").strip().lower()[:1]
         if answer in ("y", "n", "s", "q"):
             return answer
 

@@ -86,9 +86,19 @@ class LeRobotSource(EpisodeSource):
         for path in self._metadata_files():
             digest.update(path.read_bytes())
         for folder in ("data", "videos"):
-            for path in sorted((self.root / folder).rglob("*.*")):
+            for path in sorted(p for p in (self.root / folder).rglob("*.*") if p.is_file()):
                 digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}\n".encode())
         return digest.hexdigest()[:32]
+
+    def _file(self, key: str, **fields: str | int) -> Path:
+        """The file that a template of meta/info.json (data_path, video_path) names."""
+        template: Any = self.info.get(key)
+        try:
+            return self.root / template.format(**fields)
+        except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+            raise DatasetError(
+                f"{self.root}/meta/info.json: {key} is {template!r}, expected a path made of {', '.join(fields)}"
+            ) from None
 
     def close(self) -> None:
         self._videos.close()
@@ -256,6 +266,7 @@ class LeRobotSource(EpisodeSource):
 
 # Columns that LeRobot adds to every dataset and that say where a row belongs.
 _BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "task_index")
+_TEXT = ("string", "language")
 
 
 def open_lerobot(root: Path) -> LeRobotSource:
@@ -281,15 +292,42 @@ def read_info(root: Path) -> dict[str, Any]:
         info = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DatasetError(f"{path}: not valid JSON, truncated or damaged ({error})") from None
+    if not isinstance(info, dict):
+        raise DatasetError(f"{path}: expected an object with keys, found {type(info).__name__}")
     missing = [k for k in ("codebase_version", "fps", "features", "data_path") if k not in info]
     if missing:
         raise DatasetError(f"{path}: the key {missing[0]!r} is missing; is this a LeRobot dataset?")
+    if not _is_positive(info["fps"]):
+        raise DatasetError(f"{path}: fps is {info['fps']!r}, expected a rate above 0")
+    if not _is_positive(info.get("chunks_size", 1000)):
+        raise DatasetError(f"{path}: chunks_size is {info['chunks_size']!r}, expected a number above 0")
+    if not isinstance(info["features"], dict):
+        raise DatasetError(f"{path}: features is {type(info['features']).__name__}, expected name: dtype and shape")
+    for name, spec in info["features"].items():
+        _check_feature(path, name, spec)
     return info
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+def _check_feature(path: Path, name: str, spec: Any) -> None:
+    spec = spec if isinstance(spec, dict) else {}
+    dtype, shape = spec.get("dtype"), spec.get("shape")
+    if dtype in _TEXT:
+        return
+    if not isinstance(dtype, str) or not isinstance(shape, list) or not all(isinstance(n, int) for n in shape):
+        raise DatasetError(
+            f"{path}: the feature {name!r} has dtype {dtype!r} and shape {shape!r}, expected a name and whole numbers"
+        )
+    if dtype in ("video", "image") and len(shape) != 3:
+        raise DatasetError(f"{path}: the camera {name!r} has shape {shape}, expected height, width and channels")
 
 
 def _is_read(spec: dict[str, Any]) -> bool:
     """Text columns are left out: what they say reaches the policy as the task."""
-    return spec["dtype"] not in ("string", "language")
+    return spec["dtype"] not in _TEXT
 
 
 def _feature(spec: dict[str, Any]) -> Feature:

@@ -23,12 +23,12 @@ class LeRobotV2Source(LeRobotSource):
             )
 
     def rows(self, index: int) -> Rows:
-        path = self.info["data_path"].format(episode_chunk=self._chunk(index), episode_index=index)
-        return Rows(self.root / path, 0, self._length(index))
+        path = self._file("data_path", episode_chunk=self._chunk(index), episode_index=index)
+        return Rows(path, 0, self._length(index))
 
     def clip(self, index: int, camera: str) -> Clip:
-        path = self.info["video_path"].format(episode_chunk=self._chunk(index), episode_index=index, video_key=camera)
-        return Clip(self.root / path, 0.0)
+        path = self._file("video_path", episode_chunk=self._chunk(index), episode_index=index, video_key=camera)
+        return Clip(path, 0.0)
 
     def episode_tasks(self, index: int) -> list[str]:
         return list(self._entries[index]["tasks"])

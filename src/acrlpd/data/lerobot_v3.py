@@ -34,18 +34,19 @@ class LeRobotV3Source(LeRobotSource):
     def rows(self, index: int) -> Rows:
         row = self._row_of[index]
         chunk, file = self._get("data/chunk_index", row), self._get("data/file_index", row)
-        path = self.info["data_path"].format(chunk_index=chunk, file_index=file)
+        path = self._file("data_path", chunk_index=chunk, file_index=file)
         start = self._get("dataset_from_index", row) - self._file_start[chunk, file]
-        return Rows(self.root / path, start, self._length(index))
+        return Rows(path, start, self._length(index))
 
     def clip(self, index: int, camera: str) -> Clip:
         row = self._row_of[index]
-        path = self.info["video_path"].format(
+        path = self._file(
+            "video_path",
             video_key=camera,
             chunk_index=self._get(f"videos/{camera}/chunk_index", row),
             file_index=self._get(f"videos/{camera}/file_index", row),
         )
-        return Clip(self.root / path, float(self._columns[f"videos/{camera}/from_timestamp"][row]))
+        return Clip(path, float(self._columns[f"videos/{camera}/from_timestamp"][row]))
 
     def episode_tasks(self, index: int) -> list[str]:
         return [] if self._tasks is None else self._tasks[self._row_of[index]].as_py() or []

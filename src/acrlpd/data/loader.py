@@ -212,15 +212,18 @@ class ACRLPDDataLoader:
     def _sampler(self, part: int = 0) -> WindowSampler:
         dataset = self._parts[part].dataset
         lengths = np.diff(dataset.table.offsets)
-        # Where all that the policy lived so far is shorter than a chunk, there is nothing else to learn from.
-        is_short = part > 0 and lengths.max() < self._horizon_length
+        episodes = None if dataset.frames is None else dataset.frames.episodes
+        # Where all that the policy lived so far, or all that is in memory just now, is shorter than a chunk, there is
+        # nothing else to learn from. A dataset in which every episode is, is a mistake.
+        longest = lengths.max() if episodes is None else lengths[np.asarray(episodes)].max()
+        is_short = longest < self._horizon_length and (part > 0 or lengths.max() >= self._horizon_length)
         return WindowSampler(
             lengths,
             seed=self._seed,
             stream=part,
             horizon_length=self._horizon_length,
             sequence_ratio=0.0 if is_short else self._sequence_ratio,
-            episodes=None if dataset.frames is None else dataset.frames.episodes,
+            episodes=episodes,
         )
 
     def _start(self, step: int) -> None:

@@ -6,7 +6,7 @@ actions applied to relative ones fail silently. So the origin is kept in a secon
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ _NUM_BINS = 5000
 # Windows per vectorised step: about 90 MB of float64 for 50 actions of 14 dims.
 _WINDOWS_PER_CHUNK = 16_384
 _VALUES_PER_BLOCK = 65_536
+_STATISTICS_KEYS = ("state", "actions")
 
 
 class NormStatsError(ValueError):
@@ -72,17 +73,20 @@ class RunningStats:
     Results equal openpi's for the same batches in the same order; only the counting is vectorised.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: tuple[np.ndarray, np.ndarray] | None = None) -> None:
+        """`bounds`: the lowest and highest [d] of all that will come, where known; then no count has to move."""
         self._count = 0
+        self._bounds = bounds
 
     def update(self, batch: np.ndarray) -> None:
         batch = batch.reshape(-1, batch.shape[-1])
         low, high = batch.min(axis=0), batch.max(axis=0)
         mean, mean_of_squares = batch.mean(axis=0), np.square(batch).mean(axis=0)
         if self._count == 0:
-            self._low, self._high = low, high
+            bounds: tuple[np.ndarray, np.ndarray] = (low, high) if self._bounds is None else self._bounds
+            self._low, self._high = bounds
             self._mean, self._mean_of_squares = mean, mean_of_squares
-            self._edges = [_edges(a, b, margin=1e-10) for a, b in zip(low, high, strict=True)]
+            self._edges = [_edges(a, b, margin=1e-10) for a, b in zip(self._low, self._high, strict=True)]
             self._histograms = [np.zeros(_NUM_BINS) for _ in low]
         elif batch.shape[-1] != len(self._low):
             raise ValueError(f"expected batches of {len(self._low)} dims, found {batch.shape[-1]}")
@@ -150,9 +154,32 @@ def compute_norm_stats(
 ) -> dict[str, NormStats]:
     """Statistics of state and action chunks of every frame, after `transform` (repack and data transforms).
 
-    As in openpi, a chunk that reaches past its episode repeats the last action.
+    As in openpi, a chunk that reaches past its episode repeats the last action. The data is gone through twice,
+    for its range first: a histogram whose range grows moves the counts of thousands of frames by up to one of
+    the old bins, and loses those of the lowest, so that quantiles would depend on the order of the episodes.
     """
-    running = {"state": RunningStats(), "actions": RunningStats()}
+
+    def batches() -> Iterator[tuple[str, np.ndarray]]:
+        return _statistics_batches(table, transform, columns, action_columns, action_horizon)
+
+    bounds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for key, batch in batches():
+        low, high = bounds.get(key, (np.inf, -np.inf))
+        bounds[key] = np.minimum(low, batch.min(axis=0)), np.maximum(high, batch.max(axis=0))
+    running = {key: RunningStats(bounds.get(key)) for key in _STATISTICS_KEYS}
+    for key, batch in batches():
+        running[key].update(batch)
+    return {key: stats.get_statistics() for key, stats in running.items()}
+
+
+def _statistics_batches(
+    table: ColumnTable,
+    transform: Callable[[dict[str, Any]], dict[str, Any]],
+    columns: tuple[str, ...],
+    action_columns: tuple[str, ...],
+    action_horizon: int,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """(key, float64 [n, d]) of all windows, some thousand at a time."""
     num_rows = int(table.offsets[-1])
     last_row = np.repeat(table.offsets[1:] - 1, np.diff(table.offsets))
     for start in range(0, num_rows, _WINDOWS_PER_CHUNK):
@@ -160,9 +187,9 @@ def compute_norm_stats(
         steps = np.minimum(rows[:, None] + np.arange(action_horizon), last_row[rows, None])
         data = {name: table.columns[name][steps if name in action_columns else rows] for name in columns}
         data = transform(data)
-        for key, stats in running.items():
-            stats.update(np.asarray(data[key], np.float64))
-    return {key: stats.get_statistics() for key, stats in running.items()}
+        for key in _STATISTICS_KEYS:
+            batch = np.asarray(data[key], np.float64)
+            yield key, batch.reshape(-1, batch.shape[-1])
 
 
 def save_norm_stats(

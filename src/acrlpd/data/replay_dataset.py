@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from acrlpd.config import RewardConfig, RLTrainConfig
+from acrlpd.config import RLTrainConfig
 from acrlpd.data.dataset import Dataset, fill_prompts, read_columns
 from acrlpd.data.frame_store import open_frame_store
 from acrlpd.data.replay import Replay
-from acrlpd.data.rewards import StepRewards, compute_rewards
+from acrlpd.data.rewards import StepRewards, compute_rewards, environment_rewards
 from acrlpd.data.source import DatasetError, concatenate_tables
 
 
@@ -21,7 +21,7 @@ class ReplayDataset:
         self.replay = replay
         self._dataset: Dataset | None = None
         self._config = rl_config.data
-        self._rewards = _reward_config(rl_config.data.rewards, prior)
+        self._rewards = environment_rewards(rl_config.data.rewards, prior.rewards.origin)
         self._prior = prior
         self._frames = None
         if prior.frames is not None:
@@ -51,20 +51,6 @@ class ReplayDataset:
     def close(self) -> None:
         if self._frames is not None:
             self._frames.close()
-
-
-def _reward_config(config: RewardConfig, prior: Dataset) -> RewardConfig:
-    """The environment's reward where the prior data has a reward of its own, else its success."""
-    own = prior.rewards.origin.startswith(f"column {config.reward_column}")
-    return dataclasses.replace(
-        config,
-        source="reward_column" if own else "success_column",
-        labels_file=None,
-        # What the environments' adapter calls them.
-        reward_column="next.reward",
-        success_column="next.success",
-        done_column="next.done",
-    )
 
 
 def _concatenate(first: StepRewards, second: StepRewards) -> StepRewards:

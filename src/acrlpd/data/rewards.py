@@ -25,6 +25,27 @@ class StepRewards:
     origin: str  # where they came from, in words
 
 
+def environment_rewards(config: RewardConfig, origin: str | None) -> RewardConfig:
+    """How episodes that the policy lives get their rewards, given where those of its data came from.
+
+    The environment's reward where the data has a reward of its own, else its success: labels are for
+    datasets. Where the origin is not known (None), the config's word counts.
+    """
+    if origin is None:
+        own = config.source in ("auto", "reward_column")
+    else:
+        own = f"{origin},".startswith(f"column {config.reward_column},")
+    return dataclasses.replace(
+        config,
+        source="reward_column" if own else "success_column",
+        labels_file=None,
+        # What the environments' adapter calls them.
+        reward_column="next.reward",
+        success_column="next.success",
+        done_column="next.done",
+    )
+
+
 def compute_rewards(
     table: ColumnTable, indices: tuple[int, ...], config: RewardConfig, labels: Labels | None
 ) -> StepRewards:

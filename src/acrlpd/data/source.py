@@ -167,6 +167,12 @@ class EpisodeSource(abc.ABC):
         rest.skipped = self.skipped + tuple(SkippedEpisode(i, bad[i]) for i in self.indices if i in bad)
         return rest
 
+    def why_skipped(self) -> str:
+        """How many episodes were left out and what was wrong with the first, for the end of a message."""
+        if not self.skipped:
+            return ""
+        return f"; {len(self.skipped)} were left out, the first because: {self.skipped[0].reason}"
+
     def close(self) -> None:  # noqa: B027 - most formats hold nothing open
         """Closes file handles and decoders; the source may be used again and reopens them."""
 
@@ -287,14 +293,16 @@ def find_bad_episodes(source: EpisodeSource) -> dict[int, str]:
 
 
 def check_columns(columns: Mapping[str, np.ndarray], *, path: Path, episode: int) -> None:
-    """Raises EpisodeError at the first NaN or infinite number, which would poison statistics and losses."""
+    """Raises EpisodeError without steps, and at the first NaN or infinity, which poison statistics and losses."""
+    fix = "repair the episode or open the dataset with on_bad_episode=skip"
     for name, values in columns.items():
+        if not len(values):
+            raise EpisodeError(f"it has no steps; {fix}", path=path, episode=episode)
         if not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
             continue
         t = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
         raise EpisodeError(
-            f"column {name!r} is not finite: {np.array2string(values[t], threshold=20)}; "
-            "repair the episode or open the dataset with on_bad_episode=skip",
+            f"column {name!r} is not finite: {np.array2string(values[t], threshold=20)}; {fix}",
             path=path,
             episode=episode,
             frame=t,

@@ -98,7 +98,12 @@ class PaligemmaTokenizer(Tokenizer):
                 "or set data.tokenizer to the path of paligemma_tokenizer.model "
                 "(data.tokenizer=byte needs no file, for models trained from scratch)."
             )
-        self._processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except RuntimeError as error:  # it has no type of its own
+            raise ValueError(
+                f"{path} is not a SentencePiece model, truncated or damaged ({error}); PaliGemma's: {PALIGEMMA_URL}"
+            ) from None
 
     @property
     def vocab_size(self) -> int:
