@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acrlpd.config import ConfigError, apply_config_overrides, config_hash, config_to_yaml, get_config, to_dict
+from acrlpd.config import ConfigError, apply_config_overrides, cli, config_hash, config_to_yaml, get_config, to_dict
 from acrlpd.config.overrides import ALIASES, field_names, resolve_alias
 from acrlpd.config.tree import NOT_HASHED, TYPE_KEY, dataclass_options, field_types, flatten, type_options
 from acrlpd.config.yaml_files import parse_config
@@ -97,6 +97,37 @@ def test_token_length_and_state_input_follow_pi05_unless_given():
     model = apply_config_overrides(ALOHA, {"model.pi05": True, "model.max_token_len": 64}).model
     assert isinstance(model, Pi0Config)
     assert model.max_token_len == 64
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--model.pi05"], (200, True)),
+        (["--model.pi05", "--model.max_token_len", "48"], (48, True)),
+        (["--model.pi05", "--model.max-token-len=48"], (48, True)),
+        (["--model.discrete-state-input", "False", "--model.pi05"], (200, False)),
+    ],
+)
+def test_a_flag_counts_also_with_the_value_of_the_preset(flags, expected):
+    model = cli(["--config", "aloha", *flags]).model
+    assert (model.pi05, model.max_token_len, model.discrete_state_input) == (True, *expected)
+    assert cli(["--config", "aloha_pi05", "--model.no-pi05"]).model.max_token_len == 48
+
+
+@pytest.mark.parametrize("preset", ["aloha_sim", "quickstart"])
+@pytest.mark.parametrize("flag", ["--lerobot_repo_id", "--data.repo-id"])
+def test_a_repo_id_is_the_dataset(preset, flag):
+    """Neither the directory of the preset, nor scripted episodes in its place."""
+    own = get_config(preset).data
+    data = cli(["--config", preset, flag, "me/data"]).data
+    assert (data.repo_id, data.data_dir, data.demonstrations.num_episodes) == ("me/data", None, 0)
+    for directory in ("/mine", own.data_dir):
+        for other in ("--data_dir", "--data.data-dir"):
+            data = cli(["--config", preset, other, directory, flag, "me/data"]).data
+            assert (data.repo_id, data.data_dir, data.demonstrations) == ("me/data", directory, own.demonstrations)
+    in_file = parse_config(f"base_config: {preset}\ndata:\n  repo_id: me/data\n")
+    assert (in_file.data.repo_id, in_file.data.data_dir) == ("me/data", None)
+    assert parse_config(config_to_yaml(get_config(preset))).data == own
 
 
 def _strategy(annotation: object) -> st.SearchStrategy:

@@ -113,6 +113,16 @@ def test_environments_scale_the_run():
         load_training_config("droid", "prodction")
 
 
+@pytest.mark.parametrize("name", sorted(REQUIRED))
+@pytest.mark.parametrize("environment", ["development", "debug"])
+def test_environments_make_no_preset_impossible_and_none_longer(name, environment):
+    production, other = get_config(name), load_training_config(name, environment)
+    assert not validate_config(other).errors
+    assert other.training.offline_steps <= production.training.offline_steps
+    assert other.training.online_steps <= production.training.online_steps
+    assert other.batch_size <= production.batch_size
+
+
 def test_hash_is_the_same_in_another_process_and_ignores_where_results_go():
     config = get_config("libero")
     code = "from acrlpd.config import *; print(config_hash(get_config('libero')))"

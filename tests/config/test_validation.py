@@ -38,6 +38,7 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"actor_lr_schedule.decay_steps": 10}, "decay_steps 10 must exceed warmup_steps 1000"),
         ({"critic_lr_schedule.peak_lr": 0.0}, "critic_lr_schedule.peak_lr must be above 0"),
         ({"offline_steps": 0}, "num_train_steps must be at least 1"),
+        ({"checkpoints.keep_period": 0}, "checkpoints.keep_period must be at least 1; found 0"),
         ({"exp_name": "a/b"}, "exp_name must be a plain directory name"),
         ({"data.robot": "aloha"}, "qchunking.action_dim 7 does not fit robot aloha, which has 14"),
         ({"data.adapt_to_pi": True}, "data.adapt_to_pi is for ALOHA"),

@@ -75,6 +75,16 @@ def test_numbers_may_be_written_as_people_do(text):
         ("platform: droid\nbase_config: aloha", "name two presets"),
         ("name: mine\nenvironment: debug", "run.yaml:2: environment changes a preset"),
         ("base_config: droid\nseed: 1\nseed: 2", "run.yaml:3: seed is given twice"),
+        (
+            "base_config: droid\ncritic: {num_critics: 3}\ncritic.num_critics: 4",
+            "run.yaml:3: critic.num_critics is given twice: critic.num_critics at run.yaml:2",
+        ),
+        (
+            "base_config: droid\ncritic_lr: 1e-3\ncritic_lr_schedule:\n  peak_lr: 2e-3",
+            "run.yaml:4: critic_lr_schedule.peak_lr is given twice: critic_lr at run.yaml:2",
+        ),
+        ("base_config: droid\nexp_name: !foo bar", "run.yaml:2: the value of exp_name cannot be read: could not"),
+        ("base_config: droid\nseed: 2024-99-99", "run.yaml:2: the value of seed cannot be read: month must be"),
         ("base_config: droid\ncritic: [1", "run.yaml:2: not valid YAML: expected ',' or ']'"),
         ("- a\n- b", "run.yaml must hold"),
         ("", "run.yaml must hold"),

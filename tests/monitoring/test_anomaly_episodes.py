@@ -117,6 +117,23 @@ def test_an_interrupted_watch_is_the_watch(
     assert entries(directory / "interrupted.jsonl") == entries(directory / "straight.jsonl")
 
 
+def test_a_cut_off_line_does_not_spoil_what_follows(tmp_path: pathlib.Path) -> None:
+    """A machine went down while it wrote: not the next resume, but the one after it would read both lines as one."""
+    path = tmp_path / "anomalies.jsonl"
+    dead = [line(step, candidate_diversity=1e-4) for step in range(1, 6)]
+    watch = detector(tmp_path)
+    for metrics in dead:
+        watch.check(metrics)
+    [first] = entries(path)
+    path.write_text(json.dumps(first) + "\n" + json.dumps(first)[:30])
+    for resumed_at in (5, 15):
+        watch = detector(tmp_path)
+        watch.load_state_dict(None, resumed_at)
+        for metrics in dead:
+            watch.check({**metrics, "step": metrics["step"] + resumed_at})
+    assert [entry["step"] for entry in entries(path)] == [first["step"] + start for start in (0, 5, 15)]
+
+
 def test_suggested_learning_rates(tmp_path: pathlib.Path) -> None:
     config = state_config(tmp_path, critic_lr_schedule__peak_lr=1e-3)
     assert "--critic_lr 0.0005" in suggest_lr_adjustment(config, "critic", {"critic_grad_norm": 2.0})

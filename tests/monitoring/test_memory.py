@@ -1,4 +1,5 @@
 import logging
+import os
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from acrlpd.monitoring import GPUMemoryMonitor, log_memory_usage
+from acrlpd.monitoring.memory import device_memory
 
 
 def shape(*lengths: int, spec: tuple = ()) -> jax.ShapeDtypeStruct:
@@ -26,6 +28,14 @@ def test_components_are_counted_on_one_device_and_in_all() -> None:
     policy = components["policy_params"]
     assert (policy.num_arrays, policy.total_bytes, policy.device_bytes) == (2, 2**24 + 16, 2**22 + 16)
     assert components["critics"].device_bytes == components["critics"].total_bytes == 2**22
+
+
+def test_host_memory_is_counted_in_the_pages_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many ARM machines have pages of 64 KiB."""
+    here = device_memory().host
+    page_size = os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr("acrlpd.monitoring.memory.os.sysconf", lambda name: 16 * page_size)
+    assert device_memory().host == pytest.approx(16 * here, rel=0.1)
 
 
 def test_the_report_tells_moments_in_order() -> None:

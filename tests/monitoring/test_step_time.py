@@ -1,12 +1,14 @@
 """Time of a step by part: the arithmetic on traces."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acrlpd.cli import main
 from acrlpd.config import ConfigError
-from acrlpd.monitoring.profiling import parse_profile_steps
+from acrlpd.monitoring.profiling import StepProfiler, parse_profile_steps
 from acrlpd.monitoring.step_time import (
     PARTS,
     Segment,
@@ -117,6 +119,21 @@ def test_profile_steps_that_make_no_sense(text: str) -> None:
 
 def test_profile_steps() -> None:
     assert parse_profile_steps("10:20") == (10, 20)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [(range(1001, 1031), "gone on after step 1000, so nothing is traced"), (range(1, 9), "ended before step 10")],
+)
+def test_steps_that_a_run_does_not_make_are_remarked_once(
+    steps: range, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = StepProfiler((10, 20), tmp_path)
+    for step in steps:
+        profiler.after_update(step, None, None)  # type: ignore[arg-type]
+    profiler.close()
+    assert [message in record.message for record in caplog.records] == [True]
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_refuses_them_before_anything_starts(

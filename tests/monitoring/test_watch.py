@@ -154,6 +154,14 @@ def test_what_is_not_finite_is_seen(tmp_path: Path) -> None:
     assert "not finite" in show(tmp_path)
 
 
+def test_names_with_brackets_are_no_markup(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "lr[bold]")
+    summary = json.loads((run / "summary.json").read_text()) | {"status": "stopped: [/data] is full"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = show(run)
+    assert "lr[bold]" in text and "[/data] is full" in text
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

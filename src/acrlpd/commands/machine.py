@@ -14,6 +14,7 @@ OPTIONAL_PACKAGES = {
     "ogbench": "sim",
     "gym-aloha": "sim",
     "huggingface-hub": "hub",
+    "gcsfs": "gcs",
     "wandb": "wandb",
     "tensorboardX": "tensorboard",
     "websockets": "serve",

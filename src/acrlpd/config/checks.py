@@ -237,12 +237,14 @@ def check_training(config: RLTrainConfig) -> Iterator[Finding]:
         training__early_stopping_patience=training.early_stopping_patience,
         seed=config.seed,
     )
+    keep_period = config.checkpoints.keep_period
     yield from at_least(
         1,
         training__log_frequency=training.log_frequency,
         training__save_frequency=training.save_frequency,
         checkpoints__max_to_keep=config.checkpoints.max_to_keep,
         checkpoints__max_failures=config.checkpoints.max_failures,
+        **({} if keep_period is None else {"checkpoints__keep_period": keep_period}),
         evaluation__num_episodes=config.evaluation.num_episodes,
         num_train_steps=config.num_train_steps,
     )
@@ -259,6 +261,7 @@ def check_data(config: RLTrainConfig) -> Iterator[Finding]:
         data__episodes_per_memory_pool=data.episodes_per_memory_pool,
         data__num_workers=data.num_workers,
         data__prefetch_batches=data.prefetch_batches,
+        **({} if data.max_episodes is None else {"data__max_episodes": data.max_episodes}),
     )
     expected = ROBOT_ACTION_DIM.get(data.robot)
     if expected is not None and config.qchunking.action_dim != expected:

@@ -17,7 +17,7 @@ from acrlpd.config.environments import load_training_config
 from acrlpd.config.optimizers import CosineDecaySchedule, LRSchedule
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.config.tree import ConfigError, diff_configs
+from acrlpd.config.tree import ConfigError, diff_configs, flatten, to_dict
 from acrlpd.config.yaml_files import load_config
 
 Options = TypeVar("Options")
@@ -88,8 +88,10 @@ def parse_config_args(
     assert name is not None
     base = find_config(name, _peek(args, "--environment") or "production")
     parsed = _parse(args, prog, description, default=base, own=options, flags=ConfigFlags, fields=RLTrainConfig)
-    changed = {key: new for key, (_, new) in diff_configs(base, parsed["fields"]).items()}
-    return apply_flags(apply_config_overrides(base, changed), parsed["flags"]), parsed["own"]
+    fields, flags = parsed["fields"], parsed["flags"]
+    # All at once: what was not given may depend on what was.
+    config = apply_config_overrides(base, _given_fields(args, base, fields) | _flag_changes(fields, flags))
+    return config if flags.max_steps is None else limit_steps(config, flags.max_steps), parsed["own"]
 
 
 def _parse(
@@ -127,8 +129,23 @@ def find_config(name: str, environment: str = "production") -> RLTrainConfig:
     return load_training_config(name, environment)
 
 
-def apply_flags(config: RLTrainConfig, flags: ConfigFlags) -> RLTrainConfig:
-    """Sets what the short names say."""
+def _given_fields(args: Sequence[str], base: RLTrainConfig, parsed: RLTrainConfig) -> dict[str, Any]:
+    """The fields that were written, by dotted name, also those that were given the value which `base` has.
+
+    Such a value is no difference, but it is a decision: nothing that follows from other fields may replace it.
+    """
+    written = {arg.partition("=")[0].removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--")}
+    changed = diff_configs(base, parsed)
+
+    def is_given(name: str) -> bool:
+        section, dot, leaf = name.rpartition(".")
+        return name in changed or name in written or f"{section}{dot}no_{leaf}" in written
+
+    return {name: value for name, value in flatten(to_dict(parsed)) if is_given(name)}
+
+
+def _flag_changes(config: RLTrainConfig, flags: ConfigFlags) -> dict[str, Any]:
+    """What the short names say, but for max_steps; `config` has the learning rates' schedules."""
     changes: dict[str, Any] = {
         name: value for name, value in dataclasses.asdict(flags).items() if value is not None and name not in _NOT_PLAIN
     }
@@ -140,8 +157,7 @@ def apply_flags(config: RLTrainConfig, flags: ConfigFlags) -> RLTrainConfig:
         changes["logging.wandb"] = "disabled"
     if flags.async_actor:
         changes["online.async_actor"] = True
-    config = apply_config_overrides(config, changes)
-    return config if flags.max_steps is None else limit_steps(config, flags.max_steps)
+    return changes
 
 
 def limit_steps(config: RLTrainConfig, max_steps: int) -> RLTrainConfig:

@@ -17,7 +17,8 @@ def load_training_config(
     """A preset as the environment wants it, with the caller's overrides on top.
 
     development: a quarter of the offline and half of the online steps, frequent evaluation and saving.
-    debug: 1,000 + 500 steps of 8 windows with 4 candidates, metrics every 10.
+    debug: 1,000 + 500 steps of 8 windows with 4 candidates, metrics every 10, or less where the preset has less;
+    of more windows where 8 do not split into micro-batches and devices.
     """
     config = get_config(platform)
     changes: dict[str, Any] = {}
@@ -29,12 +30,13 @@ def load_training_config(
             "training.save_frequency": 2_000,
         }
     elif environment == "debug":
+        smallest = config.training.gradient_accumulation_steps * config.fsdp.fsdp_devices
         changes = {
-            "training.offline_steps": 1_000,
-            "training.online_steps": 500,
-            "batch_size": 8,
-            "acrlpd.num_action_samples": 4,
-            "training.log_frequency": 10,
+            "training.offline_steps": min(1_000, config.training.offline_steps),
+            "training.online_steps": min(500, config.training.online_steps),
+            "batch_size": min(-(-8 // smallest) * smallest, config.batch_size),
+            "acrlpd.num_action_samples": min(4, config.acrlpd.num_action_samples),
+            "training.log_frequency": min(10, config.training.log_frequency),
         }
     elif environment != "production":
         raise ConfigError(

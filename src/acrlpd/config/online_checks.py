@@ -59,7 +59,7 @@ def check_baselines(config: RLTrainConfig) -> Iterator[Finding]:
         yield error(
             "evaluation.baselines offline_continued goes on offline where the run goes online: it needs both "
             f"training.offline_steps and training.online_steps; found {training.offline_steps} and "
-            f"{training.online_steps}"
+            f"{training.online_steps}. Set them, or leave it out of evaluation.baselines"
         )
 
 

@@ -90,7 +90,9 @@ def assign(config: RLTrainConfig, assignments: Iterable[Assignment]) -> RLTrainC
             problems.append(assignment.error(str(error)))
     if problems:
         raise ConfigError("\n".join(problems))
-    _refresh_model_defaults(config, data, {resolve_alias(a.key) for a in ordered})
+    keys = {resolve_alias(a.key) for a in ordered}
+    _refresh_model_defaults(config, data, keys)
+    _drop_other_dataset(data["data"], keys)
     return from_dict(RLTrainConfig, data)
 
 
@@ -155,6 +157,15 @@ def _refresh_model_defaults(config: RLTrainConfig, data: dict[str, Any], keys: s
     for name in ("max_token_len", "discrete_state_input"):
         if f"model.{name}" not in keys:
             model[name] = None
+
+
+def _drop_other_dataset(data: dict[str, Any], keys: set[str]) -> None:
+    """Whoever names a repo_id wants that dataset, not the directory (or the demonstrations for it) of the preset."""
+    if "data.repo_id" not in keys or data["repo_id"] is None or "data.data_dir" in keys:
+        return
+    data["data_dir"] = None
+    if "data.demonstrations.num_episodes" not in keys:
+        data["demonstrations"]["num_episodes"] = 0
 
 
 @functools.cache

@@ -11,12 +11,12 @@ Mistakes are reported with file and line.
 
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import yaml
 
 from acrlpd.config.environments import load_training_config
-from acrlpd.config.overrides import Assignment, assign
+from acrlpd.config.overrides import Assignment, assign, resolve_alias
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, to_dict
 
@@ -62,6 +62,7 @@ def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{file_name} must hold `base_config: <preset>` and sections, or a complete config")
     assignments = list(_leaves(node, file_name, ""))
+    _refuse_duplicates(assignments)
     base, assignments = _split_base(assignments, file_name)
     return assign(base, assignments)
 
@@ -110,5 +111,18 @@ def _leaves(node: yaml.MappingNode, file_name: str, prefix: str) -> Iterator[Ass
         if isinstance(value_node, yaml.MappingNode):
             yield from _leaves(value_node, file_name, f"{key}.")
         else:
-            value = _Loader("").construct_object(value_node, deep=True)
+            try:
+                value = _Loader("").construct_object(value_node, deep=True)
+            except (yaml.YAMLError, ValueError) as error:  # an unknown tag, or a date that is none
+                problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
+                raise ConfigError(f"{where}: the value of {key} cannot be read: {problem}") from error
             yield Assignment(key, value, where)
+
+
+def _refuse_duplicates(assignments: Iterable[Assignment]) -> None:
+    """One field may be written nested, dotted and by a short name; in two of these ways, nobody knows which counts."""
+    first: dict[str, Assignment] = {}
+    for assignment in assignments:
+        other = first.setdefault(resolve_alias(assignment.key), assignment)
+        if other is not assignment:
+            raise ConfigError(assignment.error(f"{assignment.key} is given twice: {other.key} at {other.where}"))

@@ -92,10 +92,8 @@ class AnomalyDetector:
             self._bad_lines = dict(state["bad_lines"])
             self._healthy_lines = dict(state["healthy_lines"])
             self._last_bad_step = dict(state["last_bad_step"])
-        entries = self._file.read()
-        kept = [entry for entry in entries if entry["step"] <= step and not self._is_open_again(entry)]
-        if len(kept) < len(entries):
-            self._file.replace(kept)
+        kept = [entry for entry in self._file.read() if entry["step"] <= step and not self._is_open_again(entry)]
+        self._file.replace(kept)  # also if all are kept: a line that a kill cut off must not be gone on with
 
     def _is_open_again(self, entry: Mapping[str, Any]) -> bool:
         """Whether this is the end of an episode that, as of now, has not ended."""

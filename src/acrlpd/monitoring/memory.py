@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +41,7 @@ def device_memory() -> DeviceMemory:
         in_use=fullest.get("bytes_in_use"),
         peak=fullest.get("peak_bytes_in_use"),
         limit=fullest.get("bytes_limit"),
-        host=pages * 4096,
+        host=pages * os.sysconf("SC_PAGE_SIZE"),
     )
 
 

@@ -37,11 +37,21 @@ class StepProfiler:
     def __init__(self, steps: tuple[int, int], directory: pathlib.Path) -> None:
         self._first, self._last = steps
         self._directory = directory
+        self._is_waiting = True  # for step a
         self._started: float | None = None
 
     def after_update(self, step: int, result: Any, train_step: jax.stages.Compiled) -> None:
         """`result` is what the update that made `step` computes, `train_step` what computes it."""
-        if step == self._first:
+        if self._is_waiting and step >= self._first:
+            self._is_waiting = False
+            if step > self._first:
+                logger.warning(
+                    "--profile_steps %d:%d: the run has gone on after step %d, so nothing is traced; give later steps",
+                    self._first,
+                    self._last,
+                    step - 1,
+                )
+                return
             jax.block_until_ready(result)
             self._start()
         elif self._started is not None and step == self._last:
@@ -76,7 +86,9 @@ class StepProfiler:
         return per_step
 
     def close(self) -> None:
-        """A run that ends within the profiled updates leaves its trace, but no summary."""
+        """A run that ends within the profiled updates leaves its trace but no summary; before them, nothing."""
+        if self._is_waiting:
+            logger.warning("--profile_steps: the run ended before step %d; nothing was traced", self._first)
         if self._started is not None:
             self._started = None
             jax.profiler.stop_trace()

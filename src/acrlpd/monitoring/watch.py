@@ -151,7 +151,9 @@ def render(watcher: RunWatcher, frame: Frame, width: int) -> RenderableType:
     if frame.anomalies:
         parts += ["", _anomalies(frame.anomalies)]
     style = "green" if frame.status == "finished" else "cyan" if frame.status == "running" else "yellow"
-    return Panel(Group(*parts), title=f"[bold]{frame.name}[/]", subtitle=f"[{style}]{frame.status}[/]", padding=(1, 2))
+    # Texts, because a plain string with brackets in it would be read as markup.
+    title, subtitle = Text(frame.name, style="bold"), Text(frame.status, style=style)
+    return Panel(Group(*parts), title=title, subtitle=subtitle, padding=(1, 2))
 
 
 def _head(metrics: MetricsTail, frame: Frame) -> RenderableType:
@@ -163,7 +165,7 @@ def _head(metrics: MetricsTail, frame: Frame) -> RenderableType:
     table.add_column()
     progress = Table.grid(padding=(0, 2))
     total = frame.total_steps
-    texts = [_phase(line, frame), f"step {step:,}" + (f" of {total:,}" if total else "")]
+    texts: list[RenderableType] = [Text(_phase(line, frame)), f"step {step:,}" + (f" of {total:,}" if total else "")]
     bar = ProgressBar(total=max(total, 1), completed=min(step, total), width=30) if total else ""
     progress.add_row(bar, *texts)
     table.add_row("progress", progress)

@@ -10,7 +10,7 @@ candidates are not clipped to [-1, 1] before the critics see them, and states an
 """
 
 from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
-from acrlpd.config.data import DataConfig
+from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.optimizers import AdamW, ConstantSchedule
 from acrlpd.config.run import EnvConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
@@ -36,7 +36,8 @@ CONFIG = RLTrainConfig(
         ema_decay=None,
     ),
     qchunking=QChunkingConfig(horizon_length=5, action_dim=5, sequence_ratio=0.95),
-    data=DataConfig(asset_id="cube_double"),
+    # OGBench's own vector, as in the paper.
+    data=DataConfig(asset_id="cube_double", repack=RepackConfig(state=("observation.raw_state",))),
     actor_lr_schedule=ConstantSchedule(3e-4),
     actor_optimizer=_ADAM,
     critic_lr_schedule=ConstantSchedule(3e-4),
