@@ -25,20 +25,29 @@ CAMERAS = {
 }
 
 
-def observation(env: Any, cameras: list[str]) -> dict[str, Any]:
+def observation(env: Any, metadata: dict[str, Any]) -> dict[str, Any]:
     """The present observation as openpi's ALOHA clients send it: images with channels first."""
     columns = env.observe()
-    images = {name.removeprefix("images/"): np.moveaxis(columns[CAMERAS[name]], -1, 0) for name in cameras}
-    return {"state": columns["observation.state"], "images": images, "prompt": env.prompt}
+    images = {
+        name.removeprefix("images/"): np.moveaxis(columns[CAMERAS[name]], -1, 0) for name in seen_cameras(metadata)
+    }
+    # A policy that has only ever read one prompt is not asked for anything else.
+    prompt = {} if metadata["prompt"] else {"prompt": env.prompt}
+    return {"state": columns["observation.state"], "images": images, **prompt}
 
 
-def play(env: Any, client: WebsocketClientPolicy, cameras: list[str], args: argparse.Namespace, seed: int) -> bool:
+def seen_cameras(metadata: dict[str, Any]) -> list[str]:
+    return [name for name in metadata["observation"] if name in CAMERAS]
+
+
+def play(env: Any, client: WebsocketClientPolicy, args: argparse.Namespace, seed: int) -> bool:
     """One episode; whether it succeeded."""
+    metadata = client.get_server_metadata()
     env.reset(seed)
     frames: list[np.ndarray] = []
     while True:
-        reply = client.infer(observation(env, cameras))
-        for action in reply["actions"][: args.replan_steps]:
+        reply = client.infer(observation(env, metadata))
+        for action in reply["actions"][: args.replan_steps or metadata["replan_steps"]]:
             step = env.step(action)
             if args.videos is not None:
                 frames.append(env.render())
@@ -55,19 +64,23 @@ def main() -> None:
     parser.add_argument("--env", default="gym_aloha/AlohaTransferCube-v0")
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--replan_steps", type=int, default=20, help="steps of a chunk that are executed")
+    parser.add_argument("--replan_steps", type=int, help="steps of a chunk that are executed; the server's by default")
     parser.add_argument("--max_episode_steps", type=int, default=300)
     parser.add_argument("--videos", type=pathlib.Path, help="directory for films of the episodes")
     args = parser.parse_args()
 
     client = WebsocketClientPolicy(args.host, args.port)
     metadata = client.get_server_metadata()
-    cameras = [name for name in metadata["observation"] if name in CAMERAS]
     print(f"connected: {metadata['config']}, step {metadata['checkpoint_step']}, best of {metadata['best_of_n']}")
-    env = make_env(args.env, cameras=tuple(CAMERAS[name] for name in cameras), max_episode_steps=args.max_episode_steps)
+    env = make_env(
+        args.env,
+        cameras=tuple(CAMERAS[name] for name in seen_cameras(metadata)),
+        image_size=tuple(metadata["image_size"] or (224, 224)),
+        max_episode_steps=args.max_episode_steps,
+    )
     successes = 0
     for episode in range(args.episodes):
-        success = play(env, client, cameras, args, args.seed + episode)
+        success = play(env, client, args, args.seed + episode)
         successes += success
         print(f"episode {episode}: {'success' if success else 'failure'} ({successes} of {episode + 1})")
     env.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from serving_helpers import RunningServer, make_agent, pi0_config, served_model
 
-from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig
+from acrlpd.config import DataConfig, EnvConfig, QChunkingConfig, RepackConfig
 from acrlpd.serving.serving_policy import create_serving_policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "aloha_sim_client.py"
@@ -28,18 +28,26 @@ pytestmark = [
 
 def test_the_example_plays_episodes() -> None:
     base = pi0_config()
-    data = DataConfig(robot="aloha", tokenizer="byte", repack=RepackConfig(base_0_rgb="observation.images.top"))
+    # As in the preset `aloha_sim`, whose prompt is short and whose pictures are small.
+    data = DataConfig(
+        robot="aloha",
+        tokenizer="byte",
+        prompt_from_task=False,
+        default_prompt="cube",
+        repack=RepackConfig(base_0_rgb="observation.images.top"),
+    )
     config = pi0_config(
         data=data,
-        model=type(base.model)(**{**vars(base.model), "action_dim": 16, "max_token_len": 24}),
+        model=type(base.model)(**{**vars(base.model), "action_dim": 16, "max_token_len": 8}),
         qchunking=QChunkingConfig(horizon_length=3, action_dim=14),
+        env=EnvConfig(id="gym_aloha/AlohaTransferCube-v0", image_size=(28, 28)),
     )
     policy = create_serving_policy(served_model(make_agent(config)), config, None, best_of_n=2, num_steps=(1,))
     policy.warm_up()
     with RunningServer(policy) as server:
         options = ["--port", str(server.server.port), "--episodes", "2", "--max_episode_steps", "6"]
         finished = subprocess.run(
-            [sys.executable, str(EXAMPLE), *options, "--replan_steps", "3"],
+            [sys.executable, str(EXAMPLE), *options],
             capture_output=True,
             text=True,
             timeout=120,

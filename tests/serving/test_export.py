@@ -25,7 +25,7 @@ from serving_helpers import (
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import ACRLPDPi0Agent
-from acrlpd.config import DataConfig, get_config
+from acrlpd.config import DataConfig, EvaluationConfig, get_config
 from acrlpd.config.run import OpenPICompatibilityConfig
 from acrlpd.data.norm_stats import save_norm_stats
 from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
@@ -34,7 +34,7 @@ from acrlpd.serving.commands import export_main
 from acrlpd.serving.critic_ranking import rank_critics
 from acrlpd.serving.export import export_policy, verify_export
 from acrlpd.serving.export_readme import write_readme
-from acrlpd.serving.levels import ServingLevel, serving_level
+from acrlpd.serving.levels import ServingLevel, serving_level, trained_level
 from acrlpd.serving.merge_lora import merge_lora, merged_config
 from acrlpd.serving.policy_checkpoint import PolicyCheckpoint, open_policy_checkpoint
 from acrlpd.serving.serving_policy import load_serving_policy
@@ -137,11 +137,18 @@ def test_merging_without_adapters_is_refused(run: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_policy_is_served_as_it_was_judged() -> None:
+    config = pi0_config(evaluation=EvaluationConfig(best_of_n=16))
+    assert trained_level(config).best_of_n == serving_level(config, "accurate").best_of_n == 16
+    assert trained_level(pi0_config()).best_of_n == pi0_config().acrlpd.num_action_samples
+
+
 def test_fast_keeps_the_critics_that_choose_best(state_run: Path, tmp_path: Path) -> None:
     export_policy(state_run, tmp_path / "out", level="fast")
     checkpoint = open_policy_checkpoint(tmp_path / "out")
     content = json.loads((tmp_path / "out" / "acrlpd.json").read_text())
-    assert checkpoint.level == ServingLevel(num_steps=10, best_of_n=4, num_critics=3)
+    # Never more steps than "standard", which are those of the training here.
+    assert checkpoint.level == ServingLevel(num_steps=2, best_of_n=4, num_critics=3)
     model = open_policy_checkpoint(state_run).load_model()
     subset = checkpoint.load_model()
     assert subset.num_critics == 3 and model.num_critics == 5

@@ -1,5 +1,6 @@
 """A newer checkpoint of the run is served without a connection being lost."""
 
+import logging
 import time
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from serving_helpers import RunningServer, ask, make_agent, save_run, state_config, state_observation
 
+from acrlpd.serving import follow
 from acrlpd.serving.follow import follow_run
 from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
 from acrlpd.serving.served_model import choose_actions
@@ -45,6 +47,43 @@ def test_newer_checkpoints_are_served(tmp_path: Path) -> None:
     [expected] = policy.infer([policy.prepare(message)])
     assert isinstance(expected, dict)
     np.testing.assert_array_equal(after["actions"], expected["actions"])
+
+
+def test_another_runs_step_does_not_hold_up_the_first_reload(tmp_path: Path) -> None:
+    config = state_config()
+    old = save_run(tmp_path / "old", config, {29_999: make_agent(config, 0)})
+    new = save_run(tmp_path / "new", config, {10: make_agent(config, 1)})
+    with RunningServer(load(old)) as server:
+        follower = server.run(follow_run(server.server, new, load, poll_seconds=0.05))
+        wait_for(lambda: server.server.policy.step == 10)
+        save_run(new, config, {20: make_agent(config, 2)})
+        wait_for(lambda: server.server.policy.step == 20)
+        follower.cancel()
+    assert server.server.metrics.reloads == {"ok": 2, "error": 0}
+
+
+def test_a_run_that_cannot_be_read_for_a_moment_is_followed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_steps, looks = follow.saved_steps, 0
+
+    def flaky(directory: Path) -> list[int]:
+        nonlocal looks
+        looks += 1
+        if looks in (2, 3):
+            raise OSError(116, "Stale file handle")
+        return saved_steps(directory)
+
+    monkeypatch.setattr(follow, "saved_steps", flaky)
+    config = state_config()
+    run = save_run(tmp_path / "run", config, {10: make_agent(config, 0)})
+    with RunningServer(load(run)) as server, caplog.at_level(logging.WARNING, follow.__name__):
+        follower = server.run(follow_run(server.server, run, load, poll_seconds=0.05))
+        wait_for(lambda: looks > 3)
+        save_run(run, config, {20: make_agent(config, 1)})
+        wait_for(lambda: server.server.policy.step == 20)
+        follower.cancel()
+    assert sum("Stale file handle" in record.message for record in caplog.records) == 1
 
 
 def wait_for(condition: object, seconds: float = 30) -> None:

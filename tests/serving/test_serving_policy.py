@@ -12,7 +12,7 @@ from toy_agent import NORM_STATS
 
 from acrlpd.agents import ACRLPDPi0Agent, Algorithm
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, get_config
-from acrlpd.data.norm_stats import load_norm_stats
+from acrlpd.data.norm_stats import NormStats, load_norm_stats
 from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.serving.requests import RequestError
 from acrlpd.serving.served_model import ServedModel, choose_actions
@@ -76,6 +76,27 @@ def test_actions_equal_openpis_policy() -> None:
     assert reply["actions"].dtype == np.float64
     # Within what openpi's own sampled actions move between versions of jax in bfloat16.
     np.testing.assert_allclose(reply["actions"], golden["actions"], atol=0.02)
+
+
+def test_padded_statistics_are_those_of_the_robot(agent: ACRLPDPi0Agent) -> None:
+    """Released statistics are as wide as the model; training takes them, so does the server."""
+    config = pi0_config()
+
+    def padded(stats: NormStats) -> NormStats:
+        widths = (0, config.model.action_dim - stats.dim)
+        values = (stats.mean, stats.std, stats.q01, stats.q99)
+        return NormStats(*(None if x is None else np.pad(x, widths) for x in values))  # type: ignore[arg-type]
+
+    padded_stats = {key: padded(stats) for key, stats in NORM_STATS.items()}
+    plain, wide = (
+        create_serving_policy(served_model(agent), config, stats, best_of_n=1, num_steps=(1,))
+        for stats in (NORM_STATS, padded_stats)
+    )
+    message = pi0_observation() | {"seed": 3}
+    [expected], [found] = infer(plain, message), infer(wide, message)
+    np.testing.assert_array_equal(found["actions"], expected["actions"])
+    with pytest.raises(RequestError, match=r"state must be 3 to 8 numbers; found shape \[2\]"):
+        wide.prepare(pi0_observation(state=np.zeros(2)))
 
 
 def test_the_choice_is_the_agents(agent: ACRLPDPi0Agent, policy: ServingPolicy) -> None:

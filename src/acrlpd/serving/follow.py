@@ -26,15 +26,25 @@ async def follow_run(
 ) -> None:
     """Looks for checkpoints newer than the served one, for as long as it is not cancelled.
 
+    If that is none of the run's own, all of the run's are newer: steps of different runs do not compare.
     `load` reads a checkpoint and warms it up; it runs in a thread of its own while clients are served. A
     checkpoint that cannot be served is reported once and left alone.
     """
-    latest = -1 if server.policy.step is None else server.policy.step
+    latest = _served_step(server.policy, run)
+    is_readable = True
     loop = asyncio.get_running_loop()
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-reload")
     try:
         while True:
-            newest = max(saved_steps(run), default=-1)
+            newest = -1
+            try:
+                newest = max(saved_steps(run), default=-1)
+            except OSError as error:  # network drives have moments in which they do not answer
+                if is_readable:
+                    logger.warning("%s cannot be read (%s); looking again until it can", run, error)
+                is_readable = False
+            else:
+                is_readable = True
             if newest > latest:
                 latest = newest
                 try:
@@ -50,6 +60,12 @@ async def follow_run(
             await asyncio.sleep(poll_seconds)
     finally:
         thread.shutdown(wait=False)  # a checkpoint that is being read must not hold up a server that stops
+
+
+def _served_step(policy: ServingPolicy, run: pathlib.Path) -> int:
+    """The step that is served, if it is one of this run's checkpoints, or -1."""
+    is_of_run = policy.directory is not None and policy.directory.resolve().parent == run.resolve()
+    return policy.step if is_of_run and policy.step is not None else -1
 
 
 def _check_same(old: ServingPolicy, new: ServingPolicy) -> None:

@@ -27,14 +27,19 @@ _STANDARD = {
 }
 
 
+def trained_level(rl_config: RLTrainConfig) -> ServingLevel:
+    """As the policy was judged in training."""
+    best_of_n = rl_config.evaluation.best_of_n or rl_config.acrlpd.num_action_samples
+    return ServingLevel(rl_config.acrlpd.sampling_steps, best_of_n, rl_config.critic.num_critics)
+
+
 def serving_level(rl_config: RLTrainConfig, level: Level) -> ServingLevel:
     """ "fast" has few steps and 3 critics, "accurate" 50 steps and all critics; N is the robot's at each."""
-    trained = ServingLevel(
-        rl_config.acrlpd.sampling_steps, rl_config.acrlpd.num_action_samples, rl_config.critic.num_critics
-    )
+    trained = trained_level(rl_config)
     standard = _STANDARD.get(rl_config.data.robot, trained)
     if level == "fast":
-        chosen = dataclasses.replace(standard, num_steps=FAST_STEPS, num_critics=FAST_CRITICS)
+        num_steps = min(FAST_STEPS, standard.num_steps)
+        chosen = dataclasses.replace(standard, num_steps=num_steps, num_critics=FAST_CRITICS)
     elif level == "accurate":
         chosen = dataclasses.replace(standard, num_steps=ACCURATE_STEPS, num_critics=trained.num_critics)
     else:

@@ -21,7 +21,7 @@ from acrlpd.config.tree import from_dict
 from acrlpd.data.dataset import norm_stats_dir
 from acrlpd.data.norm_stats import NormStats, load_norm_stats
 from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi
-from acrlpd.serving.levels import ServingLevel
+from acrlpd.serving.levels import ServingLevel, trained_level
 from acrlpd.serving.served_model import ServedModel
 from acrlpd.training.checkpoint_items import ASSETS, PARAMS, RUN, RUN_FILE, TRAIN_STATE
 from acrlpd.training.checkpoint_metadata import CheckpointError, load_checkpoint_metadata
@@ -144,10 +144,9 @@ def _open_export(directory: pathlib.Path) -> PolicyCheckpoint:
 def _open_run_checkpoint(directory: pathlib.Path) -> PolicyCheckpoint:
     metadata = load_checkpoint_metadata(directory)
     rl_config = from_dict(RLTrainConfig, metadata["config"])
-    trained = rl_config.acrlpd
     # Cloning alone leaves the critics as they were drawn: to choose by them is worse than not to choose.
-    has_critics = trained.loss_weights.critic_weight > 0
-    level = ServingLevel(trained.sampling_steps, trained.num_action_samples, rl_config.critic.num_critics)
+    has_critics = rl_config.acrlpd.loss_weights.critic_weight > 0
+    level = trained_level(rl_config)
     if not has_critics:
         level = dataclasses.replace(level, best_of_n=1, num_critics=0)
     return PolicyCheckpoint(directory, "run", rl_config, level, metadata["step"], has_critics)

@@ -97,7 +97,7 @@ def _integer(observation: dict[str, Any], name: str, default: int) -> int:
 class ObservationSpec:
     """What the observations of one policy must look like."""
 
-    states: Mapping[str, int | None]  # key -> dims; None: not known
+    states: Mapping[str, range | None]  # key -> how many dims it may have; None: not known
     cameras: tuple[tuple[str, ...], ...]  # paths of the images that the policy was trained with
     max_prompt_characters: int | None  # None: the policy does not read prompts
     prompt_required: bool
@@ -139,17 +139,17 @@ def create_observation_spec(
     images = structure.get("images", {})
     cameras: list[tuple[str, ...]] = [("images", name) for name in images]
     cameras += [(name,) for name in structure if name not in ("images", "actions") and not _is_state(name)]
-    states: dict[str, int | None]
+    states: dict[str, range | None]
     if config.robot == "droid":
-        states = dict(_DROID_STATE)
+        states = {key: _exactly(dims) for key, dims in _DROID_STATE.items()}
     elif config.robot == "libero":
-        states = {"observation/state": _LIBERO_STATE_DIM}
+        states = {"observation/state": _exactly(_LIBERO_STATE_DIM)}
     elif config.robot == "aloha":
-        states = {"state": aloha_transforms.ACTION_DIM}
+        states = {"state": _exactly(aloha_transforms.ACTION_DIM)}
     elif isinstance(model, StateFlowPolicyConfig):
-        states = {"state": model.state_dim}
+        states = {"state": _exactly(model.state_dim)}
     else:
-        states = {"state": norm_stats["state"].dim if norm_stats else None}
+        states = {"state": _trained_dims(norm_stats["state"], model.action_dim) if norm_stats else None}
     is_pi0 = isinstance(model, Pi0Config)
     return ObservationSpec(
         states,
@@ -157,6 +157,21 @@ def create_observation_spec(
         max_prompt_characters=_MAX_CHARACTERS_PER_TOKEN * model.prompt_len if isinstance(model, Pi0Config) else None,
         prompt_required=is_pi0 and config.default_prompt is None,
     )
+
+
+def _exactly(dims: int) -> range:
+    return range(dims, dims + 1)
+
+
+def _trained_dims(stats: NormStats, padded_dim: int) -> range:
+    """Of a robot that only its statistics describe. Released ones are padded to the model's width, as training allows.
+
+    What was padded has mean 0 and deviation 0 (or 1); a dim that looks like this may also be the robot's.
+    """
+    if stats.dim != padded_dim:
+        return _exactly(stats.dim)
+    is_padding = (stats.mean == 0) & np.isin(stats.std, (0, 1))
+    return range(max(np.flatnonzero(~is_padding), default=0) + 1, stats.dim + 1)
 
 
 def _is_state(name: str) -> bool:
@@ -174,7 +189,7 @@ def _lookup(observation: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     return value
 
 
-def _checked_state(name: str, state: Any, dims: int | None) -> np.ndarray:
+def _checked_state(name: str, state: Any, dims: range | None) -> np.ndarray:
     try:
         array = np.asarray(state)
     except ValueError:  # lists of different lengths
@@ -182,8 +197,10 @@ def _checked_state(name: str, state: Any, dims: int | None) -> np.ndarray:
     if array.dtype.kind not in "iuf":
         raise RequestError(f"{name} must be numbers; found {type(state).__name__}")
     shape = (1,) if name == _DROID_GRIPPER and array.ndim == 0 else array.shape
-    if len(shape) != 1 or (dims is not None and shape[0] != dims):
-        expected = "one vector" if dims is None else f"{dims} numbers"
+    if len(shape) != 1 or (dims is not None and shape[0] not in dims):
+        expected = "one vector"
+        if dims is not None:
+            expected = f"{dims[0]} numbers" if len(dims) == 1 else f"{dims[0]} to {dims[-1]} numbers"
         raise RequestError(f"{name} must be {expected}; found shape {list(array.shape)}")
     if not np.isfinite(array).all():
         raise RequestError(f"{name} has NaN or infinite values")

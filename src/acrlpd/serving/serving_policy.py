@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pathlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,6 +52,7 @@ class ServingPolicy:
     limits: RequestLimits
     max_batch_size: int = 1
     step: int | None = None
+    directory: pathlib.Path | None = None  # where it was read from
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -111,15 +113,20 @@ class ServingPolicy:
 
     def metadata(self) -> dict[str, Any]:
         """What a client is told when it connects."""
-        model = self.rl_config.model
+        model, data, env = self.rl_config.model, self.rl_config.data, self.rl_config.env
         reset_pose = self.rl_config.openpi_compatibility.reset_pose
         return {
             # As openpi's server tells it: a client that finds none uses its own.
             **({} if reset_pose is None else {"reset_pose": list(reset_pose)}),
             "config": self.rl_config.name,
-            "robot": self.rl_config.data.robot,
+            "robot": data.robot,
             "checkpoint_step": self.step,
             "action_horizon": model.action_horizon,
+            # How it was judged in training: steps of a chunk that were executed, and pictures in that environment.
+            "replan_steps": env.replan_steps or self.rl_config.qchunking.horizon_length,
+            "image_size": None if env.id is None else list(env.image_size),
+            # The only prompt it has read, if there was only one: a client that sends none gets it.
+            "prompt": None if data.prompt_from_task else data.default_prompt,
             "best_of_n": self.limits.best_of_n,
             "num_steps": list(self.limits.num_steps),
             "has_critics": self.limits.has_critics,
@@ -187,6 +194,7 @@ def create_serving_policy(
     num_steps: Sequence[int],
     max_batch_size: int = 1,
     step: int | None = None,
+    directory: pathlib.Path | None = None,
 ) -> ServingPolicy:
     """The policy of a model; without critics it takes the first candidate, so `best_of_n` must be 1."""
     limits = RequestLimits(best_of_n, tuple(dict.fromkeys(num_steps)), has_critics=model.critics is not None)
@@ -206,6 +214,7 @@ def create_serving_policy(
         limits=limits,
         max_batch_size=max_batch_size,
         step=step,
+        directory=directory,
     )
 
 
@@ -232,4 +241,5 @@ def load_serving_policy(
         num_steps=limits.num_steps,
         max_batch_size=max_batch_size,
         step=checkpoint.step,
+        directory=checkpoint.directory,
     )
