@@ -8,6 +8,7 @@ import pytest
 from toy_agent import NORM_STATS, toy_agent, toy_config, toy_pi0_config
 from toy_env import seeded_chunks
 
+from acrlpd.config import OpenPICompatibilityConfig
 from acrlpd.data.batch_builder import BatchBuilder
 from acrlpd.data.dataset import open_dataset, write_norm_stats
 from acrlpd.data.lerobot_writer import LeRobotWriter
@@ -132,3 +133,10 @@ def test_what_does_not_fit_is_refused_before_the_first_step(policy: AgentPolicy)
 def test_only_the_policys_cameras_are_wanted() -> None:
     assert policy_cameras(toy_config()) == ()
     assert policy_cameras(toy_pi0_config()) == ("observation.images.side",)
+
+
+def test_the_policy_that_acts_is_the_one_that_is_served() -> None:
+    spec = make_env("toy", cameras=()).spec
+    for enabled in (True, False):
+        config = toy_config(openpi_compatibility=OpenPICompatibilityConfig(enable_ema_for_inference=enabled))
+        assert create_agent_policy(toy_agent(config), config, NORM_STATS, spec).use_ema == enabled

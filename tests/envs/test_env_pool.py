@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,31 @@ def test_a_hanging_process_is_killed_and_its_neighbour_is_told() -> None:
         assert isinstance(results[1], EnvFailure) and "no answer for 1 s" in results[1].reason
         lost = envs.run({0: (execute_chunk, RIGHT, False, False)})[0]
         assert isinstance(lost, EnvFailure) and "no answer for 1 s" in lost.reason
+
+
+def make_slow(name: str, **options: Any) -> Env:
+    time.sleep(2.0)
+    return make_toy("toy", **options)
+
+
+def half_a_second(env: Env) -> str:
+    time.sleep(0.5)
+    return "done"
+
+
+def die(env: Env) -> None:
+    os._exit(3)
+
+
+register_env("slow-start-toy", make_slow)
+
+
+def test_who_answers_while_another_is_restarted_has_answered() -> None:
+    """A restart takes longer here than an answer may."""
+    with EnvPool("slow-start-toy", 3, num_workers=3, cameras=(), timeout_s=1.5) as envs:
+        results = envs.run({0: (die,), 1: (half_a_second,), 2: (half_a_second,)})
+    assert isinstance(results[0], EnvFailure)
+    assert (results[1], results[2]) == ("done", "done")
 
 
 def test_an_environment_that_cannot_be_made_says_why_in_the_parent() -> None:

@@ -1,6 +1,7 @@
 """Rollouts by chunks: whole episodes, the same whatever the machine, none lost that was finished."""
 
 import math
+import multiprocessing
 from collections.abc import Iterator
 
 import numpy as np
@@ -116,6 +117,24 @@ def test_an_episode_that_always_fails_is_left_out_and_reported(caplog: pytest.Lo
         assert set(episodes) == {0, 1, 3, 4}
         assert [failure.reason.partition(": ")[2][:17] for failure in envs.failures] == ["observation.state"] * 2
     assert "the episode with seed 2 is left out" in caplog.text
+
+
+def test_environments_that_are_killed_together_are_one_mishap() -> None:
+    """As by a signal to the whole process group: more failures in a row than an environment may have."""
+    asked = []
+
+    def policy(observations: Columns, prompts: list[str], seed: int) -> Chunks:
+        asked.append(seed)
+        if len(asked) == 3:
+            for child in multiprocessing.active_children():
+                child.terminate()
+                child.join()
+        return seeded_chunks(observations, prompts, seed)
+
+    with EnvPool("toy", 24, num_workers=2, cameras=()) as envs:
+        episodes = by_seed(rollouts(envs, policy, range(24), replan_steps=3))
+        assert len(envs.failures) >= 12
+    assert sorted(episodes) == list(range(24))
 
 
 def test_an_environment_that_never_works_ends_in_an_error_not_in_a_loop() -> None:

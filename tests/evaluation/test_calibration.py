@@ -70,7 +70,7 @@ def test_success_auc_counts_pairs(episodes: list[tuple[bool, int]]) -> None:
     [
         (RewardConfig(), [1.0, 2.0, 4.0]),
         (RewardConfig(source="success_column"), [0.0, 0.0, 1.0]),
-        (RewardConfig(source="labels", kind="minus_one_zero"), [-1.0, -1.0, 0.0]),
+        (RewardConfig(source="success_column", kind="minus_one_zero"), [-1.0, -1.0, 0.0]),
         (RewardConfig(scale=0.5, bias=-1.0), [-0.5, 0.0, 1.0]),
     ],
 )

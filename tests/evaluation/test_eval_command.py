@@ -1,6 +1,7 @@
 """`acrlpd eval` on a real checkpoint."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -60,5 +61,16 @@ def test_what_is_missing_is_named(tmp_path: Path, run: Path) -> None:
         main([])
     with pytest.raises(ValueError, match="--videos needs --output"):
         main([str(run), "--videos", "1"])
+    with pytest.raises(ValueError, match="--best-of-n must be at least 1; found 0"):
+        main([str(run), "--best-of-n", "0"])
     with pytest.raises(ValueError, match="no complete checkpoint"):
         main([str(tmp_path)])
+
+
+def test_checkpoints_of_equal_name_are_told_apart(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "elsewhere" / run.name
+    shutil.copytree(run, other)
+    assert main([str(run), str(other), "--episodes", "1", "--num-workers", "0", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {str(run / "40"), str(other / "40")}

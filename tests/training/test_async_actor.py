@@ -1,14 +1,18 @@
 """An actor process beside the learner: it feeds it, either may die, and neither waits for a dead one."""
 
+import errno
 import os
 import pathlib
 import signal
 import time
 from collections.abc import Callable
 
+import numpy as np
+import pytest
 from training_helpers import Processes, arrays_of, finish, metrics_of, online_config
 
-from acrlpd.training.actor_process import LOG_FILE
+from acrlpd.envs import EnvError
+from acrlpd.training.actor_process import LOG_FILE, publish
 from acrlpd.training.rounds import REPLAY, read_rounds
 from acrlpd.training.run_directory import read_summary, run_directory, saved_steps
 
@@ -100,3 +104,17 @@ def test_an_actor_that_cannot_start_ends_the_run(processes: Processes, tmp_path:
     assert "It played no round in 1 starts: giving up" in error
     assert "Traceback" in (run_directory(config) / LOG_FILE).read_text()
     assert saved_steps(run_directory(config)) == [4]
+
+
+def test_a_policy_that_cannot_be_published_takes_no_space(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out_of_space(path: pathlib.Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", run_out_of_space)
+    with pytest.raises(EnvError, match=r"the policy for the actor process, could not be written.*No space left"):
+        publish(tmp_path, {"kernel": np.zeros(1000)}, 7)
+    assert not list(tmp_path.iterdir())

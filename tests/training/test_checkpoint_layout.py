@@ -139,8 +139,18 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: pathlib.Path
 def test_a_damaged_checkpoint_is_called_damaged(tmp_path: pathlib.Path) -> None:
     config = state_config(tmp_path)
     save(config, make_agent(config), tmp_path, 10)
-    (tmp_path / "10" / "train_state" / "_METADATA").unlink()
+    state = tmp_path / "10" / "train_state"
+    largest = max((path for path in state.rglob("d/*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = largest.read_bytes()
+    largest.write_bytes(content[:1000])
+    with pytest.raises(CheckpointError, match="train_state is damaged or incomplete"):
+        load_acrlpd_checkpoint(tmp_path)
+    largest.write_bytes(content)
+    (state / "_METADATA").unlink()
     with pytest.raises(CheckpointError, match="train_state"):
+        load_acrlpd_checkpoint(tmp_path)
+    (tmp_path / "10" / "run" / "run.json").write_text("")
+    with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
         load_acrlpd_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         load_acrlpd_checkpoint(tmp_path / "elsewhere")

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from training_helpers import Processes, arrays_of, metrics_of, online_config
 
-from acrlpd.config import RLTrainConfig, apply_config_overrides, load_config
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.training.comparison import DESCRIPTIONS, baseline_config, baseline_directory
+from acrlpd.training.experiment import run_comparison
 from acrlpd.training.run_directory import read_summary, run_directory
 
 OFFLINE, ONLINE = 8, 6
@@ -92,6 +93,18 @@ def test_offline_continued_goes_on_where_the_run_went_online(compared: tuple[pat
     assert {line["phase"] for line in lines} == {"offline"}
     config = load_config(baseline_directory(directory, "offline_continued") / "config.yaml")
     assert (config.training.offline_steps, config.training.online_steps) == (LAST, 0)
+
+
+def test_it_is_not_resumed_as_something_else(compared: tuple[pathlib.Path, str]) -> None:
+    """And a refused config leaves no trace: config.yaml is what the error points to."""
+    directory, _ = compared
+    before = (directory / "config.yaml").read_bytes()
+    other = apply_config_overrides(load_config(directory / "config.yaml"), {"acrlpd.discount": 0.5})
+    with pytest.raises(ConfigError, match="differs from that of"):
+        run_comparison(other, directory, resume=True, allow_changed=())
+    with pytest.raises(ConfigError, match=r"is finished(.|\n)*acrlpd\.discount: 0.99 -> 0.5"):
+        run_comparison(other, directory, resume=True, allow_changed=("acrlpd.discount",))
+    assert (directory / "config.yaml").read_bytes() == before
 
 
 def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path) -> None:

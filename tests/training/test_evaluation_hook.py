@@ -24,3 +24,13 @@ def test_evaluation_decides_what_is_kept_and_when_it_is_over(processes: Processe
     assert saved_steps(directory) == [15, 30]
     scores = [(str(m["step"]), m["eval/success_rate"]) for m in metrics_of(directory) if "eval/success_rate" in m]
     assert scores == list(SCORES.items())  # each once
+
+
+def test_of_equal_scores_the_first_is_the_best_and_is_kept(processes: Processes, tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path, offline_steps=30, eval_frequency=5, save_frequency=10, checkpoints__max_to_keep=1)
+    scores = {"5": 0.8, "10": 0.8, "15": 0.1, "20": 0.8, "25": 0.0, "30": 0.8}
+    done = processes.run(config, order={"scores": scores})
+    assert done.returncode == 0, done.output
+    directory = run_directory(config)
+    assert json.loads((directory / "summary.json").read_text())["best_evaluation"] == {"step": 5, "score": 0.8}
+    assert saved_steps(directory) == [5, 30]

@@ -87,6 +87,15 @@ def test_an_interrupted_round_comes_to_the_same_end(tmp_path: pathlib.Path, monk
         assert files_of(directory) == files_of(tmp_path / "straight")
 
 
+def test_rounds_of_another_size_go_on_after_those_before(tmp_path: pathlib.Path) -> None:
+    with player_of(tmp_path, size=3) as player:
+        player.play(0, seeded_chunks, 0)
+    with player_of(tmp_path, size=2) as player:
+        assert player.play(1, seeded_chunks, 1).episodes == (3, 4)
+    with player_of(tmp_path, size=4) as player:
+        assert player.play(2, seeded_chunks, 2).episodes == (5, 6, 7, 8)
+
+
 def stand_still(observations: Any, prompts: Any, seed: int) -> Chunks:
     return Chunks(np.zeros((len(prompts), 4, 2), np.float32))
 

@@ -40,6 +40,18 @@ def test_an_earlier_run_is_not_touched_unasked(earlier: pathlib.Path) -> None:
     assert saved_steps(earlier) == [10, 20]
 
 
+def test_a_start_that_failed_does_not_block_the_next_one(tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path)
+    directory = run_directory(config)
+    (directory / "baselines" / "bc").mkdir(parents=True)
+    for where in (directory, directory / "baselines" / "bc"):
+        write_run_config(where, config)
+    prepare_run_directory(directory, resume=False, overwrite=False)
+    (directory / "baselines" / "bc" / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match="holds a run without a checkpoint"):
+        prepare_run_directory(directory, resume=False, overwrite=False)
+
+
 def test_overwrite_says_what_it_removes(earlier: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "acrlpd"):
         prepare_run_directory(earlier, resume=False, overwrite=True)

@@ -114,7 +114,7 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
             targets = compute_targets(self.algorithm, networks, batch, draws, subset_rng)
         loss_weights = loss_weights or LossWeights(1.0, 1.0, 1.0, 1.0)
         loss, (record, norm) = joint_loss(self.algorithm, networks, loss_weights, batch, draws, targets, terms)
-        info = loss_info(self.algorithm, batch, record, norm, networks.temperature())
+        info = loss_info(self.algorithm, batch, record, norm, networks.temperature(), terms)
         return loss, info | {"total_loss": loss}
 
     @jax.named_scope("policy")
@@ -163,7 +163,7 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
         )
         agent, update_info = self._apply_gradients(params, grads)
         alpha = nnx.merge(self.temperature_def, self.temperature_params)()
-        info = loss_info(self.algorithm, batch, record, norm, alpha)
+        info = loss_info(self.algorithm, batch, record, norm, alpha, terms)
         return agent, info | update_info | {"total_loss": loss}
 
     @jax.named_scope("optimizer")

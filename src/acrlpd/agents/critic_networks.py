@@ -11,6 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from acrlpd.config import CriticConfig
 from acrlpd.models.observation import Array
@@ -83,10 +84,10 @@ class CriticEnsemble(nnx.Module):
                 x = _dropout(x, dropout_keys, i, self.config.dropout_rate)
         return jnp.moveaxis(self.out(x).reshape(e, b, n), 0, -1)
 
-    def rank(self, features: jax.Array | None, state: Array, chunks: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        """Values [b, n] of which only the order counts, so they may be computed in `dtype`.
+    def rank(self, features: jax.Array | None, state: Array, chunks: jax.Array, dtype: DTypeLike) -> jax.Array:
+        """Values [b, n] of which only the order counts, so products may be computed in `dtype`.
 
-        They are where it pays: a cast reads and writes a kernel as a product with few rows does.
+        Casting a kernel takes as long as a product with few rows, so only many rows are worth it.
         """
         b, n, _ = chunks.shape
         ranked = chunks.astype(dtype) if b * n > self.config.hidden_dims[0] else chunks

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from acrlpd.agents.joint_loss import Record, Targets
+from acrlpd.agents.joint_loss import POLICY_TERMS, Record, Targets, Terms
 from acrlpd.agents.loss_functions import Algorithm, Normalizers
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array
@@ -13,12 +13,11 @@ from acrlpd.models.observation import Array
 Info = dict[str, jax.Array]
 
 
-def loss_info(algorithm: Algorithm, batch: Batch, record: Record, norm: Normalizers, alpha: jax.Array) -> Info:
-    """Losses and statistics of what was computed."""
-    awr = algorithm.has_actor_loss and algorithm.acrlpd.actor_loss == "awr"
+def loss_info(
+    algorithm: Algorithm, batch: Batch, record: Record, norm: Normalizers, alpha: jax.Array, terms: Terms
+) -> Info:
+    """Losses and statistics of what was computed; an update of the critics alone has no loss of the policy."""
     info = {
-        "actor_loss": jnp.sum(record.actor_loss) / (norm.awr if awr else norm.samples),
-        "bc_loss": jnp.sum(record.bc_loss) / norm.bc,
         "alpha_value": alpha,
         "valid_samples": jnp.sum(batch.sequence_mask),
         "mask_ratio": jnp.mean(batch.sequence_mask),
@@ -31,8 +30,12 @@ def loss_info(algorithm: Algorithm, batch: Batch, record: Record, norm: Normaliz
         info |= _target_info(algorithm, record.targets, alpha)
     if record.q is not None:
         info |= _critic_info(batch, record, norm)
-    if algorithm.needs_advantage:
-        info |= _weight_info(record, norm)
+    if terms & POLICY_TERMS:
+        awr = algorithm.has_actor_loss and algorithm.acrlpd.actor_loss == "awr"
+        info["actor_loss"] = jnp.sum(record.actor_loss) / (norm.awr if awr else norm.samples)
+        info["bc_loss"] = jnp.sum(record.bc_loss) / norm.bc
+        if algorithm.needs_advantage:
+            info |= _weight_info(record, norm)
     return info
 
 

@@ -87,6 +87,7 @@ def create_agent_policy(
             f"{rl_config.qchunking.action_dim}"
         )
     normalize = Normalize(norm_stats, use_quantiles=transforms.use_quantile_norm)
+    options.setdefault("use_ema", rl_config.openpi_compatibility.enable_ema_for_inference)
     return AgentPolicy(
         agent,
         normalize=compose([RepackTransform(structure), *transforms.data.inputs, normalize]),

@@ -181,10 +181,11 @@ class _Processes:
             raise RuntimeError("next_result without a call under way")
         deadline = min(worker.last_answer for worker in busy) + self._timeout_s
         ready = connection.wait([w.connection for w in busy], max(0.0, deadline - time.monotonic()))
+        now = time.monotonic()  # restarting one worker takes its time, in which others may have answered
         for worker in busy:
             if worker.connection in ready:
                 self._receive(worker)
-            elif time.monotonic() > worker.last_answer + self._timeout_s:
+            elif now > worker.last_answer + self._timeout_s:
                 self._restart(worker, f"no answer for {self._timeout_s:g} s; its process was killed and restarted")
 
     def _receive(self, worker: _Worker) -> None:

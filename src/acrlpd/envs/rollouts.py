@@ -203,9 +203,10 @@ class _Rollouts:
 
     def _failed(self, failure: EnvFailure, planned: _Planned) -> None:
         self._failures_in_a_row += 1
-        if self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+        # All environments at once, as when their processes are killed together, is one mishap.
+        if self._failures_in_a_row >= max(_MAX_FAILURES_IN_A_ROW, 2 * self._envs.num_envs):
             raise EnvError(
-                f"environment {self._envs.name!r} failed {_MAX_FAILURES_IN_A_ROW} times in a row; the last "
+                f"environment {self._envs.name!r} failed {self._failures_in_a_row} times in a row; the last "
                 f"time: {failure.reason}"
             )
         if planned.attempt < _ATTEMPTS:

@@ -88,12 +88,7 @@ def calibrate(rollouts: Sequence[Rollout], rewards: RewardConfig, discount: floa
 
 
 def training_rewards(rollouts: Sequence[Rollout], config: RewardConfig) -> list[np.ndarray]:
-    """Rewards [L] of each episode as training computes them from a dataset of these episodes.
-
-    Labels are for datasets; where training uses them, the environment's own success takes their place.
-    """
-    if config.source == "labels":
-        config = dataclasses.replace(config, source="success_column")
+    """Rewards [L] of each episode as training computes them from a dataset of these episodes."""
     lengths = [rollout.length for rollout in rollouts]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     table = ColumnTable(

@@ -1,6 +1,7 @@
 """`acrlpd eval`: judges checkpoints in their environment, all with the same seeds."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,13 +54,20 @@ def main(args: Sequence[str]) -> int:
     )
     if not options.checkpoints:
         raise ValueError("nothing to evaluate: give a run directory, or one of its checkpoints")
+    for name, least in (("episodes", 1), ("best_of_n", 1), ("replan_steps", 1), ("num_envs", 1), ("num_workers", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}; found {value}")
     if options.videos and options.output is None:
         raise ValueError("--videos needs --output, the directory to write them to")
     from acrlpd.evaluation.report import print_evaluations, write_json
+    from acrlpd.training.checkpoints import newest_step_directory
 
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
+    directories = [newest_step_directory(path.expanduser().absolute()) for path in options.checkpoints]
     named: dict[str, Evaluation] = {}
-    for path in options.checkpoints:
-        named |= _evaluate(path, options)
+    for directory, label in zip(directories, labels(directories), strict=True):
+        named |= _evaluate(directory, label, options)
     content = {name: evaluation.to_json() for name, evaluation in named.items()}
     if options.output is not None:
         write_json(options.output / "evaluation.json", content)
@@ -72,28 +80,38 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _evaluate(path: Path, options: EvalOptions) -> "dict[str, Evaluation]":
-    """One checkpoint in all environments, by a name for the table."""
+def labels(directories: Sequence[Path]) -> list[str]:
+    """Names of checkpoints for the table: run and step, or the whole path where these are not enough."""
+    short = [f"{directory.parent.name} {directory.name}" for directory in directories]
+    return [
+        name if short.count(name) == 1 else str(directory) for name, directory in zip(short, directories, strict=True)
+    ]
+
+
+def _evaluate(directory: Path, label: str, options: EvalOptions) -> "dict[str, Evaluation]":
+    """One checkpoint in all environments, by names for the table."""
     from acrlpd.config import RLTrainConfig
     from acrlpd.config.tree import from_dict
     from acrlpd.data.norm_stats import load_norm_stats
     from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
     from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata
-    from acrlpd.training.checkpoints import load_acrlpd_checkpoint, newest_step_directory
+    from acrlpd.training.checkpoints import load_acrlpd_checkpoint
 
-    directory = newest_step_directory(path.expanduser().absolute())
-    saved = from_dict(RLTrainConfig, load_checkpoint_metadata(directory)["config"])
-    agent, step = load_acrlpd_checkpoint(directory, saved)
+    metadata = load_checkpoint_metadata(directory)
+    saved = from_dict(RLTrainConfig, metadata["config"])
+    agent, _ = load_acrlpd_checkpoint(directory, saved)
     stats_files = list((directory / "assets").rglob("norm_stats.json"))
     norm_stats = load_norm_stats(stats_files[0].parent) if stats_files else None
     named = {}
     for env in options.env or (None,):
         config = apply_options(saved, env, options)
-        name = f"{directory.parent.name} {step}" + ("" if env is None else f" in {env}")
+        name = label if env is None else f"{label} in {env}"
         output = None
         if options.output is not None:
             output = options.output / name.replace("/", "_").replace(" ", "-")
-        with ACRLPDEvaluationProtocol(config, norm_stats, num_workers=options.num_workers) as evaluator:
+        with ACRLPDEvaluationProtocol(
+            config, norm_stats, reward_origin=metadata.get("reward_origin"), num_workers=options.num_workers
+        ) as evaluator:
             named[name] = evaluator.evaluate(agent, robustness=options.robustness, directory=output)
     return named
 

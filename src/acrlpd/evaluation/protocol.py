@@ -11,6 +11,7 @@ from typing import Any, Self
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.norm_stats import NormStats
+from acrlpd.data.rewards import environment_rewards
 from acrlpd.envs.agent_policy import AgentPolicy, create_agent_policy, policy_cameras
 from acrlpd.envs.episodes import Rollout
 from acrlpd.envs.errors import EnvError
@@ -121,13 +122,16 @@ class ACRLPDEvaluationProtocol:
         rl_config: RLTrainConfig,
         norm_stats: Mapping[str, NormStats] | None,
         *,
+        reward_origin: str | None = None,
         directory: Path | None = None,
         num_workers: int | None = None,
     ) -> None:
+        """`reward_origin` says where the rewards of the policy's data came from (`StepRewards.origin`)."""
         if rl_config.env.id is None:
             raise EnvError("an evaluation needs an environment: set env.id, or give --env to `acrlpd eval`")
         self._config = rl_config
         self._norm_stats = norm_stats
+        self._rewards = environment_rewards(rl_config.data.rewards, reward_origin)
         self._directory = directory
         self.envs = create_env_pool(rl_config, num_workers=num_workers)
         self.replan_steps = replan_steps(rl_config)
@@ -163,12 +167,10 @@ class ACRLPDEvaluationProtocol:
             tasks=_by_task(played),
             episodes=tuple(_record(rollout) for rollout in played),
             best_of_n=best_of_n_effect(played),
-            calibration=calibrate(played, self._config.data.rewards, discount),
+            calibration=calibrate(played, self._rewards, discount),
             robustness=self.evaluate_robustness(policy, summary) if robustness else {},
             videos=tuple(map(str, videos.values())),
-            traces=trace_episodes(
-                played, self._config.data.rewards, discount, directory=directory, videos=in_directory
-            ),
+            traces=trace_episodes(played, self._rewards, discount, directory=directory, videos=in_directory),
         )
         if directory is not None:
             from acrlpd.evaluation.report import write_json

@@ -69,7 +69,7 @@ def load_pi0_weights_from_openpi(
 def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_regex: str | None = ".*") -> nnx.State:
     """Fills PaliGemma's part of `params` from big_vision's npz (`params/img/...`, `params/llm/...`)."""
     file = epath.Path(path)
-    if not file.exists():
+    if not _exists(file):
         raise OpenPICheckpointError(f"{file} does not exist: expected PaliGemma weights such as pt_224.npz")
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
         prefix = "params/"
@@ -125,9 +125,19 @@ def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: Pi0Conf
     return CompatibilityReport(tuple(dict.fromkeys(problems)))
 
 
+def _exists(path: epath.Path) -> bool:
+    try:
+        return path.exists()
+    except ImportError as error:  # of the library that reads gs:// or s3://
+        raise OpenPICheckpointError(
+            f"{path} cannot be read from here: {error}. Install it (for gs:// pip install 'acrlpd[gcs]'), or copy the "
+            "checkpoint to this machine and set weight_loader.path to the copy"
+        ) from error
+
+
 def _params_directory(path: epath.PathLike) -> epath.Path:
     given = epath.Path(path)
-    if not given.exists():
+    if not _exists(given):
         raise OpenPICheckpointError(f"{given} does not exist: expected an openpi checkpoint directory")
     for candidate in (given, given / "params"):
         if (candidate / "_METADATA").exists():

@@ -109,8 +109,15 @@ def publish(directory: pathlib.Path, agent: ACRLPDPi0Agent, step: int) -> None:
     named = {f"{i:06d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}  # sorts in the order of the leaves
     path = directory / POLICY_FILE
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(flax.serialization.msgpack_serialize({"step": step, "leaves": named}))
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(flax.serialization.msgpack_serialize({"step": step, "leaves": named}))
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise EnvError(
+            f"{path}, the policy for the actor process, could not be written: {error}. The run can go on with --resume "
+            "when there is room"
+        ) from error
 
 
 def read_published(directory: pathlib.Path, template: ACRLPDPi0Agent) -> tuple[ACRLPDPi0Agent, int]:

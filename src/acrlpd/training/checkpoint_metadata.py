@@ -72,7 +72,10 @@ def load_checkpoint_metadata(step_directory: epath.PathLike) -> dict[str, Any]:
     path = epath.Path(step_directory) / RUN / RUN_FILE
     if not path.exists():
         raise CheckpointError(f"{step_directory} is not a checkpoint of a run: it has no {RUN}/{RUN_FILE}")
-    metadata = json.loads(path.read_text())
+    try:
+        metadata = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
     if metadata["format"] != FORMAT:
         raise CheckpointError(
             f"{step_directory} was written in format {metadata['format']} by acrlpd "

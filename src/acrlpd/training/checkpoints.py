@@ -309,12 +309,21 @@ def restore_agent(step_directory: pathlib.Path, abstract_agent: ACRLPDPi0Agent, 
 def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
     with ocp.Checkpointer(_array_handler()) as checkpointer:
         try:
-            stored = _leaves(checkpointer.metadata(directory).item_metadata.tree)
+            metadata = checkpointer.metadata(directory).item_metadata
+            if metadata is None:
+                raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
+            stored = _leaves(metadata.tree)
             _check_arrays(directory, stored, _leaves(wanted))
             restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
             return checkpointer.restore(directory, ocp.args.PyTreeRestore(wanted, restore_args))
-        except (KeyError, OSError, AttributeError) as error:
-            raise CheckpointError(f"{directory} is damaged or incomplete: {error}") from error
+        except (CheckpointError, jax.errors.JaxRuntimeError):  # it does not fit the config, or the devices
+            raise
+        except Exception as error:  # Orbax raises plain Exception around what tensorstore found
+            reason = str(error).splitlines()[0].partition(". See full")[0]
+            raise CheckpointError(
+                f"{directory} is damaged or incomplete: {reason}. Without {directory.parent} "
+                "the run goes on from the checkpoint before it"
+            ) from error
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

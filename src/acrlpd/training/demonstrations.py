@@ -2,7 +2,9 @@
 
 import pathlib
 
-from acrlpd.config import ConfigError, RLTrainConfig
+import jax
+
+from acrlpd.config import ConfigError, RLTrainConfig, validate_config
 from acrlpd.training.distributed import barrier, is_primary
 
 _TIMEOUT_S = 4 * 3600.0
@@ -34,6 +36,8 @@ def _collect(rl_config: RLTrainConfig, directory: pathlib.Path, env: str) -> Non
     if not directory.exists():
         from acrlpd.envs.demonstrations import DemonstrationSettings, collect_demonstrations
 
+        # What is wrong with the config itself is said before minutes of work.
+        validate_config(rl_config, num_devices=jax.device_count()).raise_for_errors()
         print(f"{directory} does not exist: collecting {wanted.num_episodes} demonstrations in {env}")
         settings = DemonstrationSettings(
             env=env,

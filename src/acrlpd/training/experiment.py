@@ -120,6 +120,8 @@ def run_comparison(
     """
     if jax.process_count() > 1:
         raise ConfigError("evaluation.baselines are judged in an environment, which needs a single process")
+    if resume:
+        _check_comparison(rl_config, directory, allow_changed)
     runs.write_run_config(directory, rl_config)  # it is a run's directory from the beginning
     names = rl_config.evaluation.baselines
     continued = OFFLINE_CONTINUED in names
@@ -144,6 +146,20 @@ def run_comparison(
             return code
     write_comparison(rl_config, directory)
     return 0
+
+
+def _check_comparison(rl_config: RLTrainConfig, directory: pathlib.Path, allow_changed: Sequence[str]) -> None:
+    """Refuses to go on with another config than that of the run, before anything is written."""
+    steps = runs.saved_steps(directory)
+    if not steps:
+        return
+    compatibility = check_resume(directory / str(steps[-1]), rl_config, read_assets(rl_config), allow_changed)
+    if compatibility.changed and runs.is_finished(directory):
+        raise ConfigError(
+            f"{directory} is finished, and so is what it was compared with; it cannot be resumed with another config:\n"
+            f"{compatibility.describe(compatibility.changed)}\n"
+            "Choose another --exp_name, or --overwrite"
+        )
 
 
 def train_run(
@@ -220,7 +236,12 @@ def _create_protocol(
             )
         logger.warning("evaluation in %s needs a single process; use `acrlpd eval`", rl_config.env.id)
         return None
-    protocol = ACRLPDEvaluationProtocol(rl_config, loader.dataset.norm_stats, directory=directory / EVALUATIONS)
+    protocol = ACRLPDEvaluationProtocol(
+        rl_config,
+        loader.dataset.norm_stats,
+        reward_origin=loader.dataset.rewards.origin,
+        directory=directory / EVALUATIONS,
+    )
     stack.enter_context(protocol)
     warn_about_image_size(loader.dataset.source.features, protocol.envs.spec)
     return protocol

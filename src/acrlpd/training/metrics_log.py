@@ -68,12 +68,11 @@ class MetricsLog:
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on; floats survive JSON exactly."""
-        names = list(self._window[0]) if self._window else []
-        return {"names": names, "window": [[info[name] for name in names] for info in self._window]}
+        return {"window": self._window}
 
     def load_state_dict(self, state: Mapping[str, Any], step: int) -> None:
         """Goes on after `step`; later lines of the interrupted run are dropped, they will be written again."""
-        self._window = [dict(zip(state["names"], values, strict=True)) for values in state["window"]]
+        self._window = [dict(info) for info in state["window"]]
         lines = [line for line in self._file.read() if line["step"] <= step]
         self.last = next((line for line in reversed(lines) if not _is_event(line)), {})
         self._file.replace(lines)
@@ -85,7 +84,7 @@ def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _means(window: list[dict[str, float]]) -> dict[str, float]:
-    """In float64, so that the order of magnitude of a metric does not matter."""
+    """Of what all updates report, in float64, so that the order of magnitude of a metric does not matter."""
     if not window:
         return {}
     return {

@@ -71,6 +71,7 @@ class RoundPlayer:
         self._size = episodes_per_round(rl_config)
         self._action_column = action_column(rl_config)
         self._lost_in_a_row = 0
+        self._firsts = [0]  # first episode of each round
 
     def play(self, number: int, policy: ChunkPolicy, policy_step: int) -> Round:
         """Plays a round to its end; every episode is safe as soon as it is over.
@@ -78,7 +79,7 @@ class RoundPlayer:
         Episodes that are on disk already, from before an interruption, stay as they are. They are played
         once more all the same: the noise of the others depends on them.
         """
-        first = number * self._size
+        first = self._first_episode(number)
         seeds = {episode_seed(self._seed, first + i): first + i for i in range(self._size)}
         on_disk = set(self._replay.scan())
         for rollout in rollouts(
@@ -97,10 +98,19 @@ class RoundPlayer:
         write_round(self._replay.root, played)
         return played
 
+    def _first_episode(self, number: int) -> int:
+        """After those of the rounds before, which may have had another size before the run was resumed."""
+        while len(self._firsts) <= number:
+            before = read_round(self._replay.root, len(self._firsts) - 1)
+            size = self._size if before is None else len(before.episodes) + before.lost_episodes
+            self._firsts.append(self._firsts[-1] + size)
+        return self._firsts[number]
+
     def _record(self, number: int, policy_step: int) -> Round:
         """What is on disk of a round that is over."""
         on_disk = set(self._replay.scan())
-        episodes = [i for i in range(number * self._size, (number + 1) * self._size) if i in on_disk]
+        first = self._first_episode(number)
+        episodes = [i for i in range(first, first + self._size) if i in on_disk]
         lived = [self._replay.columns(i, (REWARD, SUCCESS)) for i in episodes]
         return Round(
             number=number,

@@ -38,7 +38,7 @@ def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: b
         raise ConfigError(f"--resume: there is no run in {directory}; start it without --resume")
     if exists and overwrite:
         _remove_run(directory)
-    elif exists and not resume:
+    elif exists and not resume and not _is_failed_start(directory):
         steps = saved_steps(directory)
         what = f"with checkpoints up to step {steps[-1]}" if steps else "without a checkpoint"
         raise ConfigError(
@@ -51,6 +51,12 @@ def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: b
         raise ConfigError(f"cannot make the run directory {directory} ({error.strerror}); {_ELSEWHERE}") from error
     if not os.access(directory, os.W_OK):
         raise ConfigError(f"cannot write to the run directory {directory}; {_ELSEWHERE}")
+
+
+def _is_failed_start(directory: pathlib.Path) -> bool:
+    """Whether there is nothing but configs: what stopped a run before it began is no reason to keep its name."""
+    leaves = (path for path in directory.rglob("*") if path.is_file() or not any(path.iterdir()))
+    return all(path.name == CONFIG_FILE for path in leaves)
 
 
 def _remove_run(directory: pathlib.Path) -> None:

@@ -148,7 +148,6 @@ class ACRLPDTrainer:
     def save_checkpoint(self) -> None:
         """Starts to write the run as it is now; returns when training may go on."""
         self._collect(leave=0)
-        evaluation = self.evaluations.get(self.phase, {})
         with self.clock.measure("checkpoint"):
             save_acrlpd_checkpoint(
                 self.writer,
@@ -159,6 +158,7 @@ class ACRLPDTrainer:
                 assets=self._assets,
                 state={
                     "data": self._loader.state_dict(),
+                    "reward_origin": self._loader.dataset.rewards.origin,
                     "metrics": self.metrics_log.state_dict(),
                     "monitor": self.monitor.state_dict(),
                     "evaluation": {
@@ -171,7 +171,8 @@ class ACRLPDTrainer:
                     "online": None if self._online is None else self._online.state_dict(),
                     "wall_time_s": self.wall_time_s,
                 },
-                score=evaluation.get(SCORE_METRIC) if evaluation.get("step") == self.step else None,
+                # Only of the best so far: of equal ones orbax would keep the latest, and `best` is the first.
+                score=self.best["score"] if self.best is not None and self.best["step"] == self.step else None,
             )
 
     def save_openpi_checkpoint(self, directory: pathlib.Path) -> None:
