@@ -182,7 +182,7 @@ def test_accumulated_gradients_equal_the_large_batch(changes):
         loss, record, norm, grads = compute_gradients(
             agent.algorithm, agent.networks, params, agent.loss_weights, batch, draws, KEY, ALL_TERMS, parts
         )
-        return loss, loss_info(agent.algorithm, batch, record, norm, jnp.ones(())), grads
+        return loss, loss_info(agent.algorithm, batch, record, norm, jnp.ones(()), ALL_TERMS), grads
 
     assert_trees_close(gradients(params, 3), gradients(params, 1), rtol=2e-4, atol=2e-6)
 
@@ -226,7 +226,8 @@ def test_critic_only_updates_leave_the_policy_alone(agent, batch):
     joint, joint_info = train_step(copy(old), batch, KEY)
     assert_trees_close(new.critics, joint.critics)
     assert_trees_close(new.temperature_params, joint.temperature_params)
-    assert set(info) == set(joint_info)
+    # What was not computed is not reported.
+    assert set(info) < set(joint_info) and {"bc_loss", "actor_loss", "advantage_mean"} <= set(joint_info) - set(info)
     np.testing.assert_allclose(info["critic_loss"], joint_info["critic_loss"], rtol=1e-5)
     assert float(info["policy_grad_norm"]) == 0.0
 
