@@ -87,7 +87,7 @@ def test_what_saves_memory_saves_memory():
     assert peak({**many, "acrlpd.best_of_n.strategy": "sequential"}) < parallel
 
 
-@pytest.mark.parametrize("changes", [{}, {"freeze_pi0_backbone": True}])
+@pytest.mark.parametrize("changes", [{}, pytest.param({"freeze_pi0_backbone": True}, marks=pytest.mark.slow)])
 def test_peak_is_near_xlas_own_analysis(changes):
     """On CPU, where XLA keeps more alive at once than on an accelerator: there it is within 6 %."""
     config = apply_config_overrides(
