@@ -52,8 +52,10 @@ def test_a_line_has_what_all_of_its_updates_report(tmp_path: pathlib.Path) -> No
     log = MetricsLog(tmp_path / "metrics.jsonl", 4)
     for step, info in enumerate([{"q": 1.0}, {"q": 2.0}, {"q": 3.0, "bc": 5.0}], start=1):
         log.add(step, info)
+    state = log.state_dict()
+    log.add(4, {"q": 100.0})  # the state is written while the run goes on
     resumed = MetricsLog(tmp_path / "metrics.jsonl", 4)
-    resumed.load_state_dict(json.loads(json.dumps(log.state_dict())), 3)
+    resumed.load_state_dict(json.loads(json.dumps(state)), 3)
     assert resumed.add(4, {"q": 6.0, "bc": 7.0})
     assert resumed.write_line(4, "offline", {}) == {"step": 4, "phase": "offline", "q": 3.0}
 

@@ -68,7 +68,7 @@ class MetricsLog:
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on; floats survive JSON exactly."""
-        return {"window": self._window}
+        return {"window": list(self._window)}  # a copy: it is written while the run goes on
 
     def load_state_dict(self, state: Mapping[str, Any], step: int) -> None:
         """Goes on after `step`; later lines of the interrupted run are dropped, they will be written again."""
