@@ -13,8 +13,16 @@ import h5py
 import numpy as np
 import simplejpeg
 
-from acrlpd.data.hdf5_file import check_frame_shape, check_shapes, identity_of_files, open_hdf5
-from acrlpd.data.source import ColumnTable, DatasetError, EpisodeError, EpisodeSource, Feature, check_columns
+from acrlpd.data.hdf5_file import FIRST_EPISODE, check_shapes, identity_of_files, open_hdf5
+from acrlpd.data.source import (
+    ColumnTable,
+    DatasetError,
+    EpisodeError,
+    EpisodeSource,
+    Feature,
+    check_columns,
+    check_frame_shape,
+)
 
 # ALOHA's control rate; the files do not say it unless a writer added an attribute `fps`.
 ALOHA_FPS = 50.0
@@ -94,7 +102,7 @@ class AlohaHdf5Source(EpisodeSource):
         path = self._paths[index]
         with open_hdf5(path, index) as file:
             shape = _frame_shape(self._images(file, index, camera), path, index, camera)
-        check_frame_shape(shape, self.features[camera].shape, path=path, episode=index, camera=camera)
+        check_frame_shape(shape, self.features[camera].shape, FIRST_EPISODE, path=path, episode=index, camera=camera)
 
     def _images(self, file: h5py.File, index: int, camera: str) -> h5py.Dataset:
         name, length = f"{_IMAGES}/{camera.removeprefix(_CAMERA_PREFIX)}", len(file["action"])

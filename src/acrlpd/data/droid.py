@@ -13,8 +13,16 @@ from typing import Any
 import h5py
 import numpy as np
 
-from acrlpd.data.hdf5_file import check_frame_shape, check_shapes, identity_of_files, open_hdf5
-from acrlpd.data.source import ColumnTable, DatasetError, EpisodeError, EpisodeSource, Feature, check_columns
+from acrlpd.data.hdf5_file import FIRST_EPISODE, check_shapes, identity_of_files, open_hdf5
+from acrlpd.data.source import (
+    ColumnTable,
+    DatasetError,
+    EpisodeError,
+    EpisodeSource,
+    Feature,
+    check_columns,
+    check_frame_shape,
+)
 from acrlpd.data.video import VideoError, VideoPool, read_video_frames
 
 # DROID's control rate; each MP4 has one frame per control step, at whatever rate its header claims.
@@ -153,7 +161,9 @@ class DroidSource(EpisodeSource):
             frames = read_video_frames(self._videos, path, ts)
         except VideoError as error:
             raise EpisodeError(str(error), path=path, episode=index, frame=error.step, camera=camera) from None
-        check_frame_shape(frames.shape[1:], self.features[camera].shape, path=path, episode=index, camera=camera)
+        check_frame_shape(
+            frames.shape[1:], self.features[camera].shape, FIRST_EPISODE, path=path, episode=index, camera=camera
+        )
         return frames
 
     def _frame_size(self, index: int, camera: str) -> tuple[int, int]:
@@ -172,7 +182,7 @@ class DroidSource(EpisodeSource):
                 shape = (reader.height, reader.width, 3)
         except VideoError as error:
             raise EpisodeError(str(error), path=path, episode=index, camera=camera) from None
-        check_frame_shape(shape, self.features[camera].shape, path=path, episode=index, camera=camera)
+        check_frame_shape(shape, self.features[camera].shape, FIRST_EPISODE, path=path, episode=index, camera=camera)
 
 
 def is_droid(root: Path) -> bool:

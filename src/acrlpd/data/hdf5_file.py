@@ -11,6 +11,8 @@ import numpy as np
 from acrlpd.data.source import EpisodeError, Feature
 
 _SAMPLE_BYTES = 4096
+# Where the shapes of a dataset of HDF5 files are taken from.
+FIRST_EPISODE = "in the first episode"
 
 
 @contextlib.contextmanager
@@ -37,23 +39,10 @@ def check_shapes(
         found, expected = values.shape[1:], features[name].shape
         if found != expected:
             raise EpisodeError(
-                f"column {name!r} is {list(found)} per step, in the first episode {list(expected)}",
+                f"column {name!r} is {list(found)} per step, {FIRST_EPISODE} {list(expected)}",
                 path=path,
                 episode=episode,
             )
-
-
-def check_frame_shape(
-    found: tuple[int, ...], expected: tuple[int, ...], *, path: Path, episode: int, camera: str
-) -> None:
-    """Raises EpisodeError where frames have another size than in the episode that the features were taken from."""
-    if found != expected:
-        raise EpisodeError(
-            f"frames are {list(found)}, in the first episode {list(expected)}",
-            path=path,
-            episode=episode,
-            camera=camera,
-        )
 
 
 def identity_of_files(root: Path, paths: list[Path]) -> str:

@@ -22,6 +22,7 @@ from acrlpd.data.source import (
     EpisodeSource,
     Feature,
     check_columns,
+    check_frame_shape,
 )
 from acrlpd.data.video import VideoError, VideoPool, read_video_frames
 
@@ -228,13 +229,7 @@ class LeRobotSource(EpisodeSource):
 
     def _check_shape(self, shape: tuple[int, ...], path: Path, index: int, camera: str) -> None:
         expected = self.features[camera].shape
-        if shape != expected:
-            raise EpisodeError(
-                f"frames are {list(shape)}, meta/info.json says {list(expected)}",
-                path=path,
-                episode=index,
-                camera=camera,
-            )
+        check_frame_shape(shape, expected, "meta/info.json says", path=path, episode=index, camera=camera)
 
     def _read_images(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
         encoded, path = self._image_block(index, camera), self.rows(index).path

@@ -307,3 +307,12 @@ def check_columns(columns: Mapping[str, np.ndarray], *, path: Path, episode: int
             episode=episode,
             frame=t,
         )
+
+
+def check_frame_shape(
+    found: tuple[int, ...], expected: tuple[int, ...], says: str, *, path: Path, episode: int, camera: str
+) -> None:
+    """Raises EpisodeError where frames have another size than `says` says."""
+    if found != expected:
+        message = f"frames are {list(found)}, {says} {list(expected)}"
+        raise EpisodeError(message, path=path, episode=episode, camera=camera)

@@ -171,8 +171,7 @@ class ACRLPDTrainer:
                     "online": None if self._online is None else self._online.state_dict(),
                     "wall_time_s": self.wall_time_s,
                 },
-                # Only of the best so far: of equal ones orbax would keep the latest, and `best` is the first.
-                score=self.best["score"] if self.best is not None and self.best["step"] == self.step else None,
+                score=self._best_score,
             )
 
     def save_openpi_checkpoint(self, directory: pathlib.Path) -> None:
@@ -243,10 +242,9 @@ class ACRLPDTrainer:
             self._collect(leave=MAX_IN_FLIGHT)
             if self._is_evaluation_due():
                 self.evaluate()
-            is_best = self.best is not None and self.best["step"] == self.step
             is_due = self.step % self.rl_config.training.save_frequency == 0
             is_end = self.step == last_step or self._is_out_of_patience()  # saved when all of it is known
-            if (is_due or (is_best and self.rl_config.checkpoints.keep_best)) and not is_end:
+            if (is_due or (self._best_score is not None and self.rl_config.checkpoints.keep_best)) and not is_end:
                 self.save_checkpoint()
             self.writer.poll()
 
@@ -260,6 +258,11 @@ class ACRLPDTrainer:
             self._write_event(self.step + 1, metrics_log.ONLINE, metrics)
         bc_weight = jax.device_put(np.float32(self._online.bc_weight(update)), self._sharding.replicated)
         self.agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=bc_weight))
+
+    @property
+    def _best_score(self) -> float | None:
+        """The score of this step if it is the best so far; of equal ones orbax would keep the latest, not the first."""
+        return self.best["score"] if self.best is not None and self.best["step"] == self.step else None
 
     def _is_evaluation_due(self) -> bool:
         """Online the policy changes faster, so it is judged twice as often."""
