@@ -22,6 +22,7 @@ import os
 import pathlib
 import platform
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -139,6 +140,7 @@ def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path, num_saves
     yield "copy on the devices first", "yes" if trainer.writer._on_device else "no, to the host"
     # In order: the first one asks the system for memory that the later ones find.
     yield "saves, until they are complete on disk", ", ".join(f"{seconds:.1f} s" for seconds in saves)
+    yield "host memory, at most, in the saves", f"{_peak_memory():.1f} GiB"
     step_directory = trainer.directory / str(trainer.step)
     sharding, trainer.agent = trainer._sharding, None
     abstract = abstract_train_state(config, sharding)
@@ -146,8 +148,13 @@ def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path, num_saves
     agent = restore_agent(step_directory, abstract, "ema_params" if abstract.ema_params else "policy_params")
     jax.block_until_ready(agent)
     yield "restore", f"{time.perf_counter() - start:.1f} s"
+    yield "host memory, at most, with the restore", f"{_peak_memory():.1f} GiB"
     trainer.close()
     trainer._loader.close()
+
+
+def _peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def measure_start(config: RLTrainConfig, directory: pathlib.Path) -> Iterator[Row]:

@@ -19,6 +19,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
+from orbax.checkpoint._src.metadata import array_metadata_store
+from orbax.checkpoint._src.serialization import types as serialization
 
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import CheckpointConfig, RLTrainConfig
@@ -52,10 +54,9 @@ SCORE = "score"
 # Of arrays that are on their way between devices and disk at the same time: with all of them at once, the restore of
 # a full-size state ran out of host memory.
 _CONCURRENT_GB = 16
-# Of them, how much a save copies to the host at once. Orbax holds twice as much, for the parameters and for the rest of
-# the state, in memory that is new at the first save; where that has to be made first, as in a virtual machine, it comes
-# slower than a disk writes.
-_TRANSFER_GB = 2
+# Of them, how much a save copies to the host at once, for the parameters and for the rest of the state each. The memory
+# is made at the first save, in a virtual machine slower than a disk writes, and used again and again from then on.
+_TRANSFER_GB = 8
 # Large arrays are stored in pieces and in files of this size, so that all processors read and write them.
 _PIECE_BYTES = 256 * 2**20
 
@@ -270,12 +271,21 @@ def _item_handlers() -> dict[str, ocp.CheckpointHandler]:
     }
 
 
+class _CopiedInTurn(serialization.DefaultSerializationStatusCallback):
+    """What makes Orbax keep to `_TRANSFER_GB`, which it does not where a save must leave the arrays alone at once."""
+
+    def key_priority(self, _: Any) -> serialization.TransferPriority:
+        return serialization.TransferPriority.ASYNCHRONOUS_PRIORITIZED
+
+
 def _array_handler() -> ocp.PyTreeCheckpointHandler:
     """Zarr 2 in OCDBT is what openpi's orbax reads.
 
     Weights compress by a few per cent, for half of a save's and a restore's processor time: they are not.
     """
+    arrays = ocp.type_handlers.ArrayHandler(callback=_CopiedInTurn(), array_metadata_store=array_metadata_store.Store())
     return ocp.PyTreeCheckpointHandler(
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, arrays)),
         use_ocdbt=True,
         use_zarr3=False,
         use_compression=False,
