@@ -1,9 +1,10 @@
 """What serving costs: overhead over the bare policy call, batching of 8 clients, best-of-16 at full size.
 
 Run on an otherwise idle machine:  python benchmarks/serving.py [--full]
-`--full` adds the full-size pi0 with random weights and needs one GPU. Prints a Markdown table; `--smoke` does the
-same in seconds with numbers that mean nothing. Clients are in a process of their own, on the loopback interface; it is
-one process for all eight, because on a robot they would not take the server's processors.
+`--full` adds the pi0 of the preset `aloha_sim` and the full-size one, with random weights, and needs one GPU. Prints a
+Markdown table; `--smoke` does the same in seconds with numbers that mean nothing. Clients are in a process of their own,
+on the loopback interface; it is one process for all eight, because on a robot they would not take the server's
+processors.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +31,7 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
-from acrlpd.config import CriticConfig, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig
+from acrlpd.config import CriticConfig, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config
 from acrlpd.data.norm_stats import NormStats
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.models.pi0_config import Pi0Config
@@ -132,21 +133,23 @@ def drive_eight(port: int, observation: dict[str, Any], count: int) -> float:
     """Requests per second of 8 clients, each of which sends its next request when it has its answer."""
     message = packb(observation)
 
-    async def client() -> None:
+    async def client(all_connected: asyncio.Barrier) -> float:
         async with connect_async(f"ws://127.0.0.1:{port}", compression=None, max_size=None) as connection:
             await connection.recv()
+            await all_connected.wait()
+            start = time.perf_counter()
             for _ in range(count):
                 await connection.send(message)
                 reply = await connection.recv()
                 if isinstance(reply, str):
                     raise RuntimeError(reply)
+            return time.perf_counter() - start
 
-    async def clients() -> None:
-        await asyncio.gather(*(client() for _ in range(8)))
+    async def clients() -> float:
+        all_connected = asyncio.Barrier(8)
+        return max(await asyncio.gather(*(client(all_connected) for _ in range(8))))
 
-    start = time.perf_counter()
-    asyncio.run(clients())
-    return 8 * count / (time.perf_counter() - start)
+    return 8 * count / asyncio.run(clients())
 
 
 def bare_calls(policy: ServingPolicy, observation: dict[str, Any], count: int) -> list[float]:
@@ -159,9 +162,9 @@ def bare_calls(policy: ServingPolicy, observation: dict[str, Any], count: int) -
     return times[3:]
 
 
-def camera_observation() -> dict[str, Any]:
+def camera_observation(cameras: Sequence[str] = CAMERAS, size: tuple[int, int] = (224, 224)) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    images = {camera: rng.integers(0, 256, (224, 224, 3), np.uint8) for camera in CAMERAS}
+    images = {camera: rng.integers(0, 256, (*size, 3), np.uint8) for camera in cameras}
     return {"state": np.zeros(14, np.float32), "images": images, "prompt": "go"}
 
 
@@ -189,41 +192,48 @@ def throughput(pool: concurrent.futures.Executor, policy: ServingPolicy, observa
         return pool.submit(drive_eight, port, observation, count).result()
 
 
-def batching(pool: concurrent.futures.Executor, count: int) -> list[Row]:
+def eight_clients(
+    pool: concurrent.futures.Executor, what: str, policy: ServingPolicy, observation: Any, count: int, wanted: str
+) -> Row:
+    one_by_one = throughput(pool, dataclasses.replace(policy, max_batch_size=1), observation, count)
+    batched = throughput(pool, policy, observation, count)
+    return Row(
+        f"8 clients, {what}: batched against one by one",
+        f"{batched / one_by_one:.2f} x ({batched:.0f} and {one_by_one:.0f} requests/s)",
+        wanted,
+    )
+
+
+def state_space(pool: concurrent.futures.Executor, count: int) -> list[Row]:
     policy = make_policy(small_config(), 14, 14, best_of_n=16, num_steps=(10,), max_batch_size=8)
     observation = {"state": np.zeros(14, np.float32)}
-    alone = dataclasses.replace(policy, max_batch_size=1)
-    one_by_one = throughput(pool, alone, observation, count)
-    batched = throughput(pool, policy, observation, count)
-    return [
-        Row(
-            "8 clients, state-space policy, best of 16: batched against one by one",
-            f"{batched / one_by_one:.2f} x ({batched:.0f} and {one_by_one:.0f} requests/s)",
-            ">= 2 x on a CPU",
-        )
-    ]
+    return [eight_clients(pool, "state-space policy, best of 16", policy, observation, count, ">= 3 x, 2 x on a CPU")]
+
+
+def aloha_sim(pool: concurrent.futures.Executor, count: int) -> list[Row]:
+    """A pi0 of 17 M parameters that sees three small pictures: what the preset of that name trains."""
+    config = get_config("aloha_sim")
+    rows = []
+    for best_of_n in (1, 16):
+        policy = make_policy(config, 14, 14, best_of_n=best_of_n, num_steps=(10,), max_batch_size=8)
+        observation = camera_observation([path[-1] for path in policy.spec.cameras], config.env.image_size)
+        what = f"policy of `aloha_sim`, best of {best_of_n}"
+        rows.append(eight_clients(pool, what, policy, observation, count, ">= 3 x"))
+    return rows
 
 
 def full_size(pool: concurrent.futures.Executor, count: int) -> list[Row]:
     config = three_camera_config(Pi0Config())
-    policy = make_policy(config, 14, 14, best_of_n=16, num_steps=(10,), max_batch_size=8)
-    with serving(policy) as port:
-        times = pool.submit(drive, port, camera_observation(), count).result()
-    alone = dataclasses.replace(policy, max_batch_size=1)
-    one_by_one = throughput(pool, alone, camera_observation(), count // 4)
-    batched = throughput(pool, policy, camera_observation(), count // 4)
-    return [
-        Row(
-            "full-size pi0, 3 cameras, best of 16, 10 steps, end to end",
-            f"{1000 * statistics.median(times):.1f} ms median, {1000 * np.quantile(times, 0.95):.1f} ms p95",
-            "< 60 ms on an H200",
-        ),
-        Row(
-            "8 clients, full-size pi0, best of 16: batched against one by one",
-            f"{batched / one_by_one:.2f} x ({batched:.0f} and {one_by_one:.0f} requests/s)",
-            ">= 3 x",
-        ),
-    ]
+    rows = []
+    for best_of_n in (1, 16):
+        policy = make_policy(config, 14, 14, best_of_n=best_of_n, num_steps=(10,), max_batch_size=8)
+        with serving(policy) as port:
+            times = pool.submit(drive, port, camera_observation(), count).result()
+        what = f"full-size pi0, 3 cameras, best of {best_of_n}, 10 steps"
+        result = f"{1000 * statistics.median(times):.1f} ms median, {1000 * np.quantile(times, 0.95):.1f} ms p95"
+        rows.append(Row(f"{what}, end to end", result, "< 60 ms on an H200"))
+        rows.append(eight_clients(pool, what, policy, camera_observation(), count // 4, ">= 3 x"))
+    return rows
 
 
 def main() -> None:
@@ -235,9 +245,9 @@ def main() -> None:
     # Spawned, not forked: clients must not share this process' JAX.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        rows = [overhead(pool, count), *batching(pool, count)]
+        rows = [overhead(pool, count), *state_space(pool, count)]
         if args.full:
-            rows += full_size(pool, count)
+            rows += aloha_sim(pool, count) + full_size(pool, count)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     device = jax.devices()[0].device_kind
     print(f"# Serving, {datetime.date.today()}, commit {commit}{' (smoke)' if args.smoke else ''}\n")

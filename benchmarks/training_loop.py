@@ -12,7 +12,7 @@ Parts:
               devices on a CPU; compiles for a minute)
 
 `--config tiny` (the default) is a small pi0 whose step takes about 100 ms on two cores; `full` is pi0 at full size, all
-of it trained, on fake data, and needs 110 GB of host memory and 52 GB of disk.
+of it trained, on fake data, and needs 80 GB of host memory and 52 GB of disk.
 """
 
 import argparse
