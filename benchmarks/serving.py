@@ -2,8 +2,8 @@
 
 Run on an otherwise idle machine:  python benchmarks/serving.py [--full]
 `--full` adds the pi0 of the preset `aloha_sim` and the full-size one, with random weights, and needs one GPU. Prints a
-Markdown table; `--smoke` does the same in seconds with numbers that mean nothing. Clients are in a process of their own,
-on the loopback interface; it is one process for all eight, because on a robot they would not take the server's
+Markdown table; `--smoke` does the same in seconds with numbers that mean nothing. Clients are in a process of their
+own, on the loopback interface; it is one process for all eight, because on a robot they would not take the server's
 processors.
 """
 

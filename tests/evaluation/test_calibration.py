@@ -83,4 +83,5 @@ def test_rewards_are_those_of_training(config: RewardConfig, expected: list[floa
 
 def test_best_of_n_effect() -> None:
     effect = best_of_n_effect([make_rollout([0.0] * 3, True, q=[1.0, 2.0, 3.0])])
+    assert effect is not None
     assert (effect.value_gain, effect.value_spread, effect.action_spread) == (1.0, 1.0, 1.0)

@@ -13,7 +13,7 @@ from toy_agent import NORM_STATS, toy_agent, toy_config
 from toy_env import seeded_chunks
 
 from acrlpd.agents import ACRLPDPi0Agent
-from acrlpd.config import TrainingConfig
+from acrlpd.config import ACRLPDHyperparams, LossWeights, TrainingConfig
 from acrlpd.envs import EnvError, EnvPool
 from acrlpd.evaluation import ACRLPDEvaluationProtocol, evaluate_policy, print_evaluations, replan_steps
 
@@ -93,6 +93,25 @@ def test_the_trainer_gets_robustness_at_every_fifth_evaluation(agent: ACRLPDPi0A
         60: False,
     }
     assert {"success_rate", "episode_reward_mean", "episode_length_mean"} <= set(results[40])
+
+
+def test_a_policy_that_only_clones_is_judged_without_its_critics(tmp_path: Path) -> None:
+    """They were drawn and never trained: their values are nowhere, and they choose nothing."""
+    weights = LossWeights(critic_weight=0.0, actor_weight=0.0)
+    config = toy_config(acrlpd=ACRLPDHyperparams(num_action_samples=4, sampling_steps=2, loss_weights=weights))
+    agent = toy_agent(config)
+    with ACRLPDEvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
+        found = evaluator.evaluate(agent, robustness=True, directory=tmp_path)
+        assert found.episodes == evaluator.evaluate(agent, best_of_n=1).episodes
+        with pytest.raises(EnvError, match=r"trains no critic that could choose among 4 candidates"):
+            evaluator.evaluate(agent, best_of_n=4)
+    assert not {"q_bias", "q_rmse", "best_of_n_value_gain"} & set(found.metrics())
+    assert set(found.robustness) == {"obs_noise", "action_noise"}
+    record = json.loads((tmp_path / "evaluation.json").read_text())
+    assert (record["best_of_n"], record["calibration"], record["traces"]) == (None, None, [])
+    out = io.StringIO()
+    print_evaluations({"clone": found}, Console(file=out, width=120))
+    assert "critic" not in out.getvalue() and "undisturbed" in out.getvalue()
 
 
 def test_lost_episodes_are_counted_apart() -> None:

@@ -56,7 +56,11 @@ class BestOfNEffect:
         return dataclasses.asdict(self)
 
 
-def best_of_n_effect(rollouts: Sequence[Rollout]) -> BestOfNEffect:
+def best_of_n_effect(rollouts: Sequence[Rollout]) -> BestOfNEffect | None:
+    """None if the policy gave no values."""
+    if not _have_values(rollouts):
+        return None
+
     def mean(name: str) -> float:
         return float(np.concatenate([rollout.values[name] for rollout in rollouts]).mean())
 
@@ -65,10 +69,8 @@ def best_of_n_effect(rollouts: Sequence[Rollout]) -> BestOfNEffect:
 
 def calibrate(rollouts: Sequence[Rollout], rewards: RewardConfig, discount: float) -> Calibration | None:
     """None if no episode ended by itself, or the policy gave no values."""
-    if not all("q" in rollout.values for rollout in rollouts):
-        return None
     known = [rollout for rollout in rollouts if rollout.terminated]
-    if not known:
+    if not known or not _have_values(rollouts):
         return None
     predicted = np.concatenate([rollout.values["q"] for rollout in known]).astype(np.float64)
     steps = training_rewards(known, rewards)
@@ -85,6 +87,10 @@ def calibrate(rollouts: Sequence[Rollout], rewards: RewardConfig, discount: floa
         bins=_bins(predicted, realised),
         success_auc=_success_auc(rollouts),
     )
+
+
+def _have_values(rollouts: Sequence[Rollout]) -> bool:
+    return all("q" in rollout.values for rollout in rollouts)
 
 
 def training_rewards(rollouts: Sequence[Rollout], config: RewardConfig) -> list[np.ndarray]:

@@ -156,9 +156,11 @@ class ACRLPDEvaluationProtocol:
     ) -> Evaluation:
         """One evaluation; `best_of_n` overrides the config's, `directory` gets evaluation.json and videos."""
         config, discount = self._config.evaluation, self._config.acrlpd.discount
-        policy = self.policy(agent, num_samples=config.best_of_n if best_of_n is None else best_of_n)
+        policy = self.policy(agent, num_samples=_num_samples(agent, config.best_of_n if best_of_n is None else best_of_n))
         num_videos = config.num_videos if directory is not None else 0
         summary, played = self._play(policy, num_videos)
+        if not agent.algorithm.has_critic:  # critics that nobody trained have said something, but they know nothing
+            played = [dataclasses.replace(rollout, values={}) for rollout in played]
         videos = _write_videos(played, directory, self.envs.spec.fps)
         in_directory = {seed: str(path.relative_to(directory)) for seed, path in videos.items() if directory}
         evaluation = Evaluation(
@@ -183,7 +185,7 @@ class ACRLPDEvaluationProtocol:
         return create_agent_policy(agent, self._config, self._norm_stats, self.envs.spec, **options)
 
     def evaluate_robustness(self, policy: AgentPolicy, undisturbed: Summary) -> dict[str, dict[str, Summary]]:
-        """The same seeds under noise and with other numbers of candidates."""
+        """The same seeds under noise and, where a critic chooses among them, with other numbers of candidates."""
         config = self._config.evaluation
         own = policy.num_samples or policy.agent.algorithm.acrlpd.num_action_samples
         result: dict[str, dict[str, Summary]] = {}
@@ -194,10 +196,11 @@ class ACRLPDEvaluationProtocol:
         result["action_noise"] = {
             str(level): self._play(dataclasses.replace(policy, action_noise=level))[0] for level in config.noise_levels
         }
-        result["best_of"] = {
-            str(n): undisturbed if n == own else self._play(dataclasses.replace(policy, num_samples=n))[0]
-            for n in config.best_of_n_values
-        }
+        if policy.agent.algorithm.has_critic:
+            result["best_of"] = {
+                str(n): undisturbed if n == own else self._play(dataclasses.replace(policy, num_samples=n))[0]
+                for n in config.best_of_n_values
+            }
         return result
 
     def _play(self, policy: AgentPolicy, num_videos: int = 0) -> tuple[Summary, list[Rollout]]:
@@ -245,6 +248,18 @@ def replan_steps(rl_config: RLTrainConfig) -> int:
     if steps > rl_config.model.action_horizon:
         raise EnvError(f"env.replan_steps {steps} exceeds the policy's action_horizon {rl_config.model.action_horizon}")
     return steps
+
+
+def _num_samples(agent: ACRLPDPi0Agent, wanted: int | None) -> int | None:
+    """Candidates per chunk. An agent that only clones has one: its critics were never trained to choose."""
+    if agent.algorithm.has_critic:
+        return wanted
+    if wanted is not None and wanted > 1:
+        raise EnvError(
+            f"acrlpd.loss_weights.critic_weight 0 trains no critic that could choose among {wanted} candidates: "
+            "leave --best-of-n out, or set it (in a config evaluation.best_of_n) to 1"
+        )
+    return 1
 
 
 def _by_task(played: Sequence[Rollout]) -> dict[str, Summary]:
