@@ -46,10 +46,11 @@ def named(state: nnx.State) -> dict[str, jax.Array]:
     return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
 
 
-def test_an_openpi_checkpoint(openpi_checkpoint: pathlib.Path) -> None:
+def test_an_openpi_checkpoint(openpi_checkpoint: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a frozen backbone and adapters at once: both kinds of leaves, and some that the file lacks."""
     model = dataclasses.replace(TINY, action_expert_variant="dummy_lora")
-    config = config_with(model, openpi_checkpoint, freeze_pi0_backbone=True)
+    monkeypatch.setenv("HOME", str(openpi_checkpoint.parent))  # as in a YAML file, where no shell replaces ~
+    config = config_with(model, pathlib.Path("~") / openpi_checkpoint.name, freeze_pi0_backbone=True)
     agent = create_initial_agent(config, create_fsdp_sharding_strategy(config), jax.random.key(0))
     stored = np.load(GOLDENS / "params_pi0.npz")
     trainable, frozen, average = (named(x) for x in (agent.policy_params, agent.frozen_params, agent.ema_params))

@@ -97,9 +97,12 @@ def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainC
     return base, rest
 
 
-def _leaves(node: yaml.MappingNode, file_name: str, prefix: str) -> Iterator[Assignment]:
-    """Every scalar and list of a mapping, by dotted name, with its line."""
+def _leaves(
+    node: yaml.MappingNode, file_name: str, prefix: str, around: tuple[yaml.Node, ...] = ()
+) -> Iterator[Assignment]:
+    """Every scalar and list of a mapping, by dotted name, with its line; `around` are the mappings that it is in."""
     seen: set[str] = set()
+    around = (*around, node)
     for key_node, value_node in node.value:
         where = f"{file_name}:{key_node.start_mark.line + 1}"
         if not isinstance(key_node, yaml.ScalarNode):
@@ -108,8 +111,10 @@ def _leaves(node: yaml.MappingNode, file_name: str, prefix: str) -> Iterator[Ass
         if key in seen:
             raise ConfigError(f"{where}: {key} is given twice")
         seen.add(key)
+        if any(value_node is outer for outer in around):
+            raise ConfigError(f"{where}: {key} is an alias of a section that it is in")
         if isinstance(value_node, yaml.MappingNode):
-            yield from _leaves(value_node, file_name, f"{key}.")
+            yield from _leaves(value_node, file_name, f"{key}.", around)
         else:
             try:
                 value = _Loader("").construct_object(value_node, deep=True)

@@ -68,7 +68,7 @@ def load_pi0_weights_from_openpi(
 
 def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_regex: str | None = ".*") -> nnx.State:
     """Fills PaliGemma's part of `params` from big_vision's npz (`params/img/...`, `params/llm/...`)."""
-    file = epath.Path(path)
+    file = epath.Path(path).expanduser()
     if not _exists(file):
         raise OpenPICheckpointError(f"{file} does not exist: expected PaliGemma weights such as pt_224.npz")
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
@@ -136,7 +136,7 @@ def _exists(path: epath.Path) -> bool:
 
 
 def _params_directory(path: epath.PathLike) -> epath.Path:
-    given = epath.Path(path)
+    given = epath.Path(path).expanduser()
     if not _exists(given):
         raise OpenPICheckpointError(f"{given} does not exist: expected an openpi checkpoint directory")
     for candidate in (given, given / "params"):
