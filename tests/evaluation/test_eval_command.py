@@ -65,6 +65,13 @@ def test_what_is_missing_is_named(tmp_path: Path, run: Path) -> None:
         main([str(run), "--best-of-n", "0"])
     with pytest.raises(ValueError, match="no complete checkpoint"):
         main([str(tmp_path)])
+    with pytest.raises(ValueError, match="--seed must be at least 0; found -1"):
+        main([str(run), "--seed", "-1"])
+    with pytest.raises(ValueError, match="--videos must be at least 0; found -1"):
+        main([str(run), "--videos", "-1", "--output", str(tmp_path)])
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"--output must be a directory; .*file is a file"):
+        main([str(run), "--output", str(tmp_path / "file")])
 
 
 def test_checkpoints_of_equal_name_are_told_apart(
@@ -74,3 +81,9 @@ def test_checkpoints_of_equal_name_are_told_apart(
     shutil.copytree(run, other)
     assert main([str(run), str(other), "--episodes", "1", "--num-workers", "0", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {str(run / "40"), str(other / "40")}
+
+
+def test_what_is_named_twice_is_judged_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twice = [str(run), str(run / "40"), "--env", "toy", "toy"]
+    assert main([*twice, "--episodes", "1", "--num-workers", "0", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["first 40 in toy"]

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
 from rich.console import Console
+from rollout_factory import make_rollout
 from toy_agent import NORM_STATS, toy_agent, toy_config
 from toy_env import seeded_chunks
 
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import ACRLPDHyperparams, LossWeights, TrainingConfig
 from acrlpd.envs import EnvError, EnvPool
-from acrlpd.evaluation import ACRLPDEvaluationProtocol, evaluate_policy, print_evaluations, replan_steps
+from acrlpd.evaluation import ACRLPDEvaluationProtocol, evaluate_policy, print_evaluations, protocol, replan_steps
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,14 @@ def test_a_policy_that_only_clones_is_judged_without_its_critics(tmp_path: Path)
     assert "critic" not in out.getvalue() and "undisturbed" in out.getvalue()
 
 
+@pytest.mark.parametrize("prompt", ["倉庫" * 200, "... !"])
+def test_any_prompt_makes_a_file_name(prompt: str, tmp_path: Path) -> None:
+    frames = [np.zeros((16, 24, 3), np.uint8)] * 2
+    rollout = dataclasses.replace(make_rollout([0.0], True, q=[1.0]), prompt=prompt, video=frames)
+    (path,) = protocol._write_videos([rollout], tmp_path, 10.0).values()
+    assert path.is_file() and path.name.endswith(f"-{rollout.seed}-success.mp4") and path.name[0] != "-"
+
+
 def test_lost_episodes_are_counted_apart() -> None:
     with EnvPool("toy-nan-102", 2, num_workers=0, cameras=()) as envs:
         summary, played = evaluate_policy(envs, seeded_chunks, num_episodes=6, seed=100, replan_steps=3)
@@ -132,6 +142,16 @@ def test_the_table_says_it_all(evaluator: ACRLPDEvaluationProtocol, agent: ACRLP
     rate = f"{100 * evaluation.summary.success_rate:.1f} %"
     for words in ("run 7", rate, "observation noise 0.1", "best of 4", "two", "candidates' mean"):
         assert words in text
+
+
+def test_brackets_in_names_are_no_markup(evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent) -> None:
+    evaluation = evaluator.evaluate(agent)
+    tasks = {"put [/red] away": evaluation.summary, "[bold] move": evaluation.summary}
+    named = {"lr[dim] 7": dataclasses.replace(evaluation, tasks=tasks, videos=("[b]/1.mp4",))}
+    out = io.StringIO()
+    print_evaluations(named, Console(file=out, width=120))
+    for words in ("lr[dim] 7: task", "put [/red] away", "[bold] move", "lr[dim] 7: best-of-N", "lr[dim] 7: [b]/1.mp4"):
+        assert words in out.getvalue()
 
 
 def test_what_cannot_work_is_refused() -> None:

@@ -52,6 +52,15 @@ def test_a_cut_off_line_is_left_out(tmp_path: pathlib.Path) -> None:
     assert file.read() == [{"number": 0}]
 
 
+@pytest.mark.parametrize("line", ['{"step": 10, "loss": bro', "\0\0\0", "[1, 2]"])
+def test_a_damaged_line_is_named(line: str, tmp_path: pathlib.Path) -> None:
+    """As a resumed run finds it: which file, which line, what to do."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text(f'{{"number": 0}}\n{line}\n{{"number": 2}}\n')
+    with pytest.raises(ValueError, match=rf"{path}: line 2 is damaged .*; remove this line"):
+        read_json_lines(path)
+
+
 def test_no_path_no_file() -> None:
     file = JsonLinesFile(None)
     file.append({"number": 0})

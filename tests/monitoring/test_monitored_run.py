@@ -18,8 +18,9 @@ from acrlpd.data.loader import create_acrlpd_data_loader
 from acrlpd.evaluation.calibration import BestOfNEffect, Calibration
 from acrlpd.evaluation.protocol import Evaluation
 from acrlpd.evaluation.statistics import Summary
-from acrlpd.monitoring.debug_mode import contact_sheet
-from acrlpd.monitoring.inspection import gradient_norms, histogram_overlap, layer_group
+from acrlpd.monitoring import inspection
+from acrlpd.monitoring.debug_mode import contact_sheet, describe
+from acrlpd.monitoring.inspection import gradient_norms, histogram_overlap, layer_group, summarize
 from acrlpd.monitoring.step_time import PARTS
 from acrlpd.training.rounds import Round
 
@@ -83,6 +84,24 @@ def test_what_an_inspection_holds(run: Run) -> None:
     assert line["debug/critic_range"] == pytest.approx(np.ptp(found["critics"]["mean_q"]))
     assert 0 <= line["debug/choice_entropy"] <= 1
     assert 0 <= line["debug/action_overlap"] <= 1
+
+
+def test_a_run_that_only_clones_shows_nothing_of_its_critics(tmp_path: pathlib.Path) -> None:
+    """Traced only: critics that nobody trains have no numbers."""
+    config = state_config(
+        tmp_path,
+        acrlpd__loss_weights__critic_weight=0.0,
+        acrlpd__loss_weights__actor_weight=0.0,
+        acrlpd__learnable_temperature=False,
+    )
+    key = jax.random.key(0)
+    agent = jax.eval_shape(lambda rng: create_acrlpd_pi0_agent_from_rl_config(config, rng), key)
+    with create_acrlpd_data_loader(config) as loader:
+        shapes = jax.eval_shape(inspection._inspect, agent, loader.sample_batch(), key)
+    found = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
+    names = {name for name in summarize(found) if "gradient" not in name}
+    assert names == {"debug/action_distance", "debug/action_overlap"}
+    assert set(describe(found)) == {"gradient_norms", "actions"}
 
 
 def test_debug_mode_survives_a_restart_and_changes_nothing(run: Run, tmp_path: pathlib.Path) -> None:

@@ -13,9 +13,16 @@ from run_factory import make_run
 
 from acrlpd.evaluation.statistics import wilson_interval
 from acrlpd.monitoring.report_curves import create_curves, downsample
-from acrlpd.monitoring.report_facts import config_differences, final_outcomes, plan_comparison, shown_evaluation
+from acrlpd.monitoring.report_facts import (
+    config_differences,
+    final_outcomes,
+    overview,
+    plan_comparison,
+    shown_evaluation,
+)
 from acrlpd.monitoring.report_verdict import difference, judge
 from acrlpd.monitoring.run_record import Outcome, RunRecord, Series, read_run
+from acrlpd.monitoring.units import format_bytes, format_seconds, short
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +105,37 @@ def test_a_run_that_did_not_end_or_was_in_trouble_says_so(record: RunRecord) -> 
     assert any("stopped by SIGTERM at step 2,500" in sentence for sentence in stopped.sentences)
 
 
+def test_a_resumed_run_is_under_way_until_it_writes_another_summary(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "resumed", anomalies=False)
+    assert read_run(run).status == "finished"
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2600, "phase": "online", "total_loss": 1.0}\n')
+    record = read_run(run)
+    assert record.summary == {} and overview(record)["updates"] == "2,600 of 2,500"
+    assert any("under way or was cut off" in sentence for sentence in judge(record).sentences)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (format_seconds(0.0), "0 µs"),
+        (format_seconds(0.00099996), "1 ms"),
+        (format_seconds(0.9996), "1 s"),
+        (format_seconds(0.9994), "999 ms"),
+        (format_seconds(119.97), "120 s"),
+        (format_seconds(3599.6), "1 h 00 min"),
+        (format_bytes(1010 * 2**20), "1,010 MiB"),
+        (format_bytes(2.345 * 2**30), "2.35 GiB"),
+        (format_bytes(2e15), "1,862,645 GiB"),
+        (short(25_600.4, 4), "25,600"),
+        (short(-9999.6, 4), "-10,000"),
+        (short(123.44, 4), "123.4"),
+    ],
+)
+def test_numbers_are_short_but_never_powers_of_ten(text: str, expected: str) -> None:
+    assert text == expected
+
+
 def test_plan_against_measurement(record: RunRecord) -> None:
     memory, time = plan_comparison(record)
     assert (memory.planned, memory.measured, memory.ratio) == ("2.79 GiB", "3.17 GiB", "1.13")
@@ -115,6 +153,8 @@ def test_the_end_of_the_last_phase_is_shown(record: RunRecord) -> None:
     cloned = dataclasses.replace(stages(record, offline=20), config={"acrlpd.loss_weights.critic_weight": 0.0})
     assert list(final_outcomes(cloned)) == ["Imitation"] and shown_evaluation(cloned) is None
     assert any("it is imitation" in sentence for sentence in judge(cloned).sentences)
+    compared = dataclasses.replace(cloned, stages=stages(record, bc=10, offline=40).stages)
+    assert "RL" not in judge(compared).headline  # it has none, however it did against another clone
 
 
 def test_config_differences_between_runs(record: RunRecord) -> None:
@@ -170,6 +210,7 @@ def test_numbers_of_a_baseline_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "under-way", finished=False)
     record = read_run(run)
     assert list(record.stages) == ["bc", "bc_success_only", "offline_continued"]
+    assert any("Imitation reached 44 %; whether RL beats it is judged at the end" in s for s in judge(record).sentences)
     baseline = run / "baselines" / "bc"
     (baseline / "config.yaml").write_text((run / "config.yaml").read_text())
     (baseline / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text())

@@ -153,6 +153,29 @@ def test_what_is_not_finite_leaves_a_gap(tmp_path: Path) -> None:
     assert plot is not None and plot[0].count("<circle") == 4 and "nan" not in plot[0]
 
 
+def test_a_record_of_another_version_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "other", film=False)
+    path = run / "evaluations" / "2500" / "evaluation.json"
+    evaluation = json.loads(path.read_text())
+    del evaluation["calibration"]["bias"], evaluation["traces"][0]["rewards"]
+    path.write_text(json.dumps(evaluation))
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["best_evaluation"]["score"]
+    (run / "summary.json").write_text(json.dumps(summary))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2500, "reward_max": Infinity}\n')
+    page = Page(generate_training_report([run]).read_text())
+    assert [episode["seed"] for episode in json.loads(page.data)["episodes"]] == [10_001]
+    assert "ranks a success above a failure" in page.text and "on average and correlate" not in page.text
+
+
+def test_films_of_one_run_do_not_change_the_others(tmp_path: Path) -> None:
+    """Without film strips episodes stand in pairs, also beside a run that has some."""
+    filmed, plain = make_run(tmp_path / "filmed"), make_run(tmp_path / "plain", film=False)
+    html = generate_training_report([filmed, plain], tmp_path / "both.html").read_text()
+    assert re.findall(r'<div class="(episodes[a-z ]*)">', html) == ["episodes", "episodes paired"]
+
+
 def test_half_a_run_is_reported_as_far_as_it_got(tmp_path: Path) -> None:
     run = make_run(tmp_path / "cut", finished=False, anomalies=False, stages={})
     with (run / "metrics.jsonl").open("a") as file:
@@ -208,6 +231,10 @@ def test_what_cannot_be_written_is_refused(runs: tuple[Path, Path], tmp_path: Pa
     assert "ends in .html" in capsys.readouterr().err
     assert main(["report"]) == 2
     assert "nothing to report on" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["report", str(runs[0]), "--output", str(tmp_path / "file" / "page.html")]) == 2
+    error = capsys.readouterr().err
+    assert f"cannot write the report {tmp_path / 'file' / 'page.html'} (" in error and "--output puts it" in error
 
 
 def test_the_command_does_not_import_jax(runs: tuple[Path, Path], tmp_path: Path) -> None:

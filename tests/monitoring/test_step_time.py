@@ -1,5 +1,7 @@
 """Time of a step by part: the arithmetic on traces."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,30 @@ def test_steps_that_a_run_does_not_make_are_remarked_once(
     profiler.close()
     assert [message in record.message for record in caplog.records] == [True]
     assert not list(tmp_path.iterdir())
+
+
+PROFILE_INTO_A_FILE = """
+import logging, pathlib, sys
+import jax
+from acrlpd.monitoring.profiling import StepProfiler
+logging.basicConfig(format="%(message)s")
+directory = pathlib.Path(sys.argv[1])
+(directory / "profile").write_text("a file where the trace should go")
+double = jax.jit(lambda x: 2 * x).lower(1.0).compile()
+profiler = StepProfiler((1, 2), directory)
+for step in (1, 2, 3):
+    profiler.after_update(step, double(1.0), double)
+profiler.close()
+print("the run went on")
+"""
+
+
+def test_a_trace_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
+    """As a process: JAX's profiler is of no use after that."""
+    command = [sys.executable, "-c", PROFILE_INTO_A_FILE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout == "the run went on\n", done.stderr
+    assert done.stderr.count(f"no trace in {tmp_path / 'profile'}: ") == 1 and "Traceback" not in done.stderr
 
 
 def test_the_command_refuses_them_before_anything_starts(

@@ -140,6 +140,12 @@ def test_a_run_that_went_on_after_its_summary_is_running(tmp_path: Path) -> None
     assert RunWatcher(run).look().status == "running"
 
 
+def test_a_summary_of_another_version_is_no_obstacle(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "strange")
+    (run / "summary.json").write_text('{"status": "finished", "final_step": null}')
+    assert RunWatcher(run).look().status == "finished"
+
+
 def test_waiting_for_the_first_line(tmp_path: Path) -> None:
     assert "waiting for the first metrics" in show(tmp_path)
     run = make_run(tmp_path / "started", finished=False)
@@ -152,6 +158,16 @@ def test_waiting_for_the_first_line(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_seen(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(line(1, total_loss=1.0) + line(2, total_loss=None))
     assert "not finite" in show(tmp_path)
+    # Also if it never was: that is when it matters most.
+    (tmp_path / "metrics.jsonl").write_bytes(line(1, total_loss=None, bc_loss=0.0))
+    assert "not finite" in show(tmp_path) and "BC loss" not in show(tmp_path)
+
+
+def test_large_numbers_are_no_powers_of_ten(tmp_path: Path) -> None:
+    timing = {"timing/samples_per_s": 25_600.4, "timing/data_wait_s": 1.5, "memory/host_gib": 1010 / 1024}
+    (tmp_path / "metrics.jsonl").write_bytes(line(1, **timing))
+    text = show(tmp_path)
+    assert "25,600 samples/s, 1.5 s per update waiting" in text and "host 1,010 MiB" in text and "e+" not in text
 
 
 def test_names_with_brackets_are_no_markup(tmp_path: Path) -> None:
@@ -168,12 +184,21 @@ def test_names_with_brackets_are_no_markup(tmp_path: Path) -> None:
         (["watch", "/nowhere/at/all"], "no such directory"),
         (["watch", __file__], "is a file"),
         (["watch", ".", "--interval", "0"], "--interval must be above 0"),
+        (["watch", ".", "--interval", "inf"], "--interval must be above 0"),
     ],
 )
 def test_wrong_input_gets_one_message_and_exit_code_2(args: list[str], message: str, capsys) -> None:
     assert main(args) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+def test_a_directory_of_runs_is_no_run(tmp_path: Path, capsys) -> None:
+    """Nobody waits forever for the first metrics of something that is not a run."""
+    run = make_run(tmp_path / "quickstart" / "first")
+    for directory in (run.parent, tmp_path):
+        assert main(["watch", str(directory), "--once"]) == 2
+        assert f"there are runs below it: {run}" in capsys.readouterr().err
 
 
 # -- as a process --------------------------------------------------------------------------------------------

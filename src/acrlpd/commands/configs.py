@@ -76,12 +76,13 @@ def diff(first: Name, second: Name, json_: Annotated[bool, tyro.conf.arg(name="j
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, header_style="bold")
     for column in ("field", first, second):
-        table.add_column(column, overflow="fold")
+        table.add_column(Text(column), overflow="fold")
     for key, values in differences.items():
-        table.add_row(key, *(_short(value) for value in values))
+        table.add_row(key, *(Text(_short(value)) for value in values))  # a path with brackets is no markup
     Console().print(table)
 
 

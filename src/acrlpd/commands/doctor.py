@@ -39,6 +39,7 @@ def main(args: Sequence[str]) -> int:
     """Runs all checks; exit code 1 when one failed."""
     description = "Check versions, devices, memory, rendering, and a tiny train step."
     options = tyro.cli(DoctorOptions, args=list(args), prog="acrlpd doctor", description=description)
+    machine.claim_device_memory()  # what is found usable is what a run may use
     checks = [_run(name, check) for name, check in CHECKS.items()]
     healthy = all(check.status != "failed" for check in checks)
     if options.json:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 
 from acrlpd.config.command_line import Flag, parse_config_args
@@ -31,7 +32,7 @@ def main(args: Sequence[str]) -> int:
         prog="acrlpd plan",
         description="Memory, FLOPs and step time of a config on named accelerators; nothing is compiled.",
     )
-    if options.device_memory is not None and options.device_memory <= 0:
+    if options.device_memory is not None and not 0 < options.device_memory < math.inf:
         raise ConfigError(f"--device-memory must be above 0 GiB; found {options.device_memory}")
     num_devices = config.fsdp.fsdp_devices if options.devices is None else options.devices
     validate_config(config, num_devices=num_devices).raise_for_errors()

@@ -1,10 +1,10 @@
 """`acrlpd train`: refuse what cannot work, show the plan, then train."""
 
 import dataclasses
-import os
 import sys
 from collections.abc import Sequence
 
+from acrlpd.commands.machine import claim_device_memory, usable_device_bytes
 from acrlpd.config.command_line import Flag, parse_config_args
 from acrlpd.config.plan.chips import MEMORY_FRACTION
 from acrlpd.config.train_config import RLTrainConfig
@@ -49,8 +49,7 @@ def main(args: Sequence[str]) -> int:
     )
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
-    # XLA takes three quarters of a GPU by default; the plan counts on this share.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
+    claim_device_memory()
     from acrlpd.monitoring.profiling import parse_profile_steps
     from acrlpd.training.demonstrations import collect_missing_demonstrations
     from acrlpd.training.distributed import DistributedOptions, PeerError, initialize_distributed
@@ -80,7 +79,6 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
     """Everything that can be known before a compile: the config, the files, the memory."""
     import jax
 
-    from acrlpd.commands.machine import usable_device_bytes
     from acrlpd.config.plan import make_plan
     from acrlpd.config.plan.table import print_plan
     from acrlpd.training.distributed import is_primary

@@ -4,15 +4,15 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
+
+from acrlpd.config.command_line import Flag
 
 if TYPE_CHECKING:
     from acrlpd.config import RLTrainConfig
     from acrlpd.evaluation.protocol import Evaluation
-
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,17 @@ class EvalOptions:
     json: Flag = False
 
 
+_LEAST = {
+    "episodes": 1,
+    "seed": 0,
+    "best_of_n": 1,
+    "replan_steps": 1,
+    "num_envs": 1,
+    "num_workers": 0,
+    "videos": 0,
+}
+
+
 def main(args: Sequence[str]) -> int:
     options = tyro.cli(
         EvalOptions,
@@ -54,17 +65,20 @@ def main(args: Sequence[str]) -> int:
     )
     if not options.checkpoints:
         raise ValueError("nothing to evaluate: give a run directory, or one of its checkpoints")
-    for name, least in (("episodes", 1), ("best_of_n", 1), ("replan_steps", 1), ("num_envs", 1), ("num_workers", 0)):
+    for name, least in _LEAST.items():
         value = getattr(options, name)
         if value is not None and value < least:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {least}; found {value}")
     if options.videos and options.output is None:
         raise ValueError("--videos needs --output, the directory to write them to")
+    if options.output is not None and options.output.exists() and not options.output.is_dir():
+        raise ValueError(f"--output must be a directory; {options.output} is a file")
     from acrlpd.evaluation.report import print_evaluations, write_json
     from acrlpd.training.checkpoints import newest_step_directory
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
-    directories = [newest_step_directory(path.expanduser().absolute()) for path in options.checkpoints]
+    found = [newest_step_directory(path.expanduser().absolute()) for path in options.checkpoints]
+    directories = list(dict.fromkeys(found))  # what is named twice is judged once
     named: dict[str, Evaluation] = {}
     for directory, label in zip(directories, labels(directories), strict=True):
         named |= _evaluate(directory, label, options)
@@ -103,7 +117,7 @@ def _evaluate(directory: Path, label: str, options: EvalOptions) -> "dict[str, E
     stats_files = list((directory / "assets").rglob("norm_stats.json"))
     norm_stats = load_norm_stats(stats_files[0].parent) if stats_files else None
     named = {}
-    for env in options.env or (None,):
+    for env in dict.fromkeys(options.env) or (None,):
         config = apply_options(saved, env, options)
         name = label if env is None else f"{label} in {env}"
         output = None

@@ -24,6 +24,8 @@ from acrlpd.evaluation.traces import EpisodeTrace, trace_episodes
 
 logger = logging.getLogger(__name__)
 
+# Characters of a prompt in the name of a video: file systems take 255 bytes, some alphabets three per character.
+_TASK_IN_A_NAME = 60
 # Robustness is measured at every such evaluation of a run, where the config asks for it.
 _ROBUSTNESS_PERIOD = 5
 
@@ -156,7 +158,8 @@ class ACRLPDEvaluationProtocol:
     ) -> Evaluation:
         """One evaluation; `best_of_n` overrides the config's, `directory` gets evaluation.json and videos."""
         config, discount = self._config.evaluation, self._config.acrlpd.discount
-        policy = self.policy(agent, num_samples=_num_samples(agent, config.best_of_n if best_of_n is None else best_of_n))
+        wanted = config.best_of_n if best_of_n is None else best_of_n
+        policy = self.policy(agent, num_samples=_num_samples(agent, wanted))
         num_videos = config.num_videos if directory is not None else 0
         summary, played = self._play(policy, num_videos)
         if not agent.algorithm.has_critic:  # critics that nobody trained have said something, but they know nothing
@@ -279,8 +282,8 @@ def _write_videos(played: Sequence[Rollout], directory: Path | None, fps: float)
         if directory is None or not rollout.video:
             continue
         outcome = "success" if rollout.succeeded else "failure"
-        task = re.sub(r"\W+", "-", rollout.prompt).strip("-")
-        path = directory / "videos" / f"{task}-{rollout.seed}-{outcome}.mp4"
+        task = re.sub(r"\W+", "-", rollout.prompt)[:_TASK_IN_A_NAME].strip("-")
+        path = directory / "videos" / f"{task or 'episode'}-{rollout.seed}-{outcome}.mp4"
         write_video(path, rollout.video, fps)
         paths[rollout.seed] = path
     return paths

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from acrlpd.evaluation.protocol import Evaluation
 from acrlpd.evaluation.statistics import Summary
@@ -27,7 +28,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def print_evaluations(evaluations: Mapping[str, Evaluation], console: Console | None = None) -> None:
-    """One table of all policies, and for each what there is to say about tasks, robustness and critic."""
+    """One table of all policies, and for each what there is to say about tasks, robustness and critic.
+
+    Names of runs and tasks are put into Texts, because rich takes brackets in a plain string for markup.
+    """
     console = console or Console()
     console.print(summary_table("policy", {name: e.summary for name, e in evaluations.items()}))
     for name, evaluation in evaluations.items():
@@ -41,22 +45,22 @@ def print_evaluations(evaluations: Mapping[str, Evaluation], console: Console | 
             }
             console.print(summary_table(f"{name}: robustness", {"undisturbed": evaluation.summary, **rows}))
         for line in _critic_lines(evaluation):
-            console.print(f"{name}: {line}", highlight=False)
+            console.print(Text(f"{name}: {line}"))
         for video in evaluation.videos:
-            console.print(f"{name}: {video}", highlight=False)
+            console.print(Text(f"{name}: {video}"))
 
 
 def summary_table(title: str, summaries: Mapping[str, Summary]) -> Table:
     """One row per name; a column for lost episodes only if there are any."""
     lost = any(summary.lost_episodes for summary in summaries.values())
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(title)
+    table.add_column(Text(title))
     for column in ("success", "95 %", "episodes", "return", "length", *(["lost"] if lost else [])):
         table.add_column(column, justify="right")
     for name, summary in summaries.items():
         low, high = summary.interval
         table.add_row(
-            name,
+            Text(name),
             f"{100 * summary.success_rate:.1f} %",
             f"{100 * low:.0f} to {100 * high:.0f} %",
             f"{summary.successes}/{summary.episodes}",

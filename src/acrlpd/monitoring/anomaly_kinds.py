@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.baselines import LOSSES, UPDATE_TIME, Baselines, update_time
+from acrlpd.monitoring.units import format_seconds
 
 Line = Mapping[str, Any]
 Severity = Literal["warning", "error"]
@@ -149,7 +150,7 @@ def _data_starvation(line: Line, baselines: Baselines, rl_config: RLTrainConfig)
     if not total:
         return None
     share = line["timing/data_wait_s"] / total
-    message = f"updates wait {share:.0%} of their time for data ({line['timing/data_wait_s'] * 1e3:.3g} ms each)"
+    message = f"updates wait {share:.0%} of their time for data ({format_seconds(line['timing/data_wait_s'])} each)"
     return Assessment(share / DATA_WAIT_SHARE, message)
 
 
@@ -171,7 +172,7 @@ def _throughput_drop(line: Line, baselines: Baselines, rl_config: RLTrainConfig)
     now, usual = update_time(line), baselines.usual(UPDATE_TIME)
     if now is None or usual is None:
         return None
-    message = f"an update takes {now * 1e3:.4g} ms, {now / usual:.3g} times the usual {usual * 1e3:.4g} ms"
+    message = f"an update takes {format_seconds(now)}, {now / usual:.3g} times the usual {format_seconds(usual)}"
     return Assessment(now / (SLOWDOWN_FACTOR * usual), message)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from acrlpd.monitoring.run_record import Anomaly, Outcome, Phase
+from acrlpd.monitoring.units import format_seconds
 
 
 def outcome_bars(rows: Sequence[tuple[str, str, Outcome]], colors: Sequence[int]) -> str:
@@ -123,26 +124,6 @@ def calibration_plot(bins: Sequence[Mapping[str, float]]) -> str:
         f'<rect class="frame" x="{left}" y="{top}" width="{size}" height="{size}"/>'
         f'<line class="diagonal" x1="{left}" y1="{top + size}" x2="{left + size}" y2="{top}"/>{dots}{labels}</svg>'
     )
-
-
-def format_seconds(seconds: float) -> str:
-    """Short, with a unit that fits."""
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.0f} µs"
-    if seconds < 1:
-        return f"{1e3 * seconds:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def format_bytes(num_bytes: float) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes:.0f} B"
 
 
 def _optional(value: float | None, form: str) -> str:

@@ -1,13 +1,13 @@
 """`acrlpd report` and `acrlpd watch`."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+from acrlpd.config.command_line import Flag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def watch_main(args: Sequence[str]) -> int:
         prog="acrlpd watch",
         description="Follow a run in the terminal; Ctrl-C ends it.",
     )
-    if options.interval <= 0:
+    if not 0 < options.interval < math.inf:
         raise ValueError(f"--interval must be above 0 seconds; found {options.interval}")
     from acrlpd.monitoring.watch import watch
 

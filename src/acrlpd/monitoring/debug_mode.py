@@ -75,20 +75,24 @@ class DebugMode:
 def describe(inspection: Inspection) -> dict[str, Any]:
     """An inspection as plain data, with everything that `summarize` leaves out."""
     edges = np.linspace(-ACTION_RANGE, ACTION_RANGE, NUM_BINS + 1)
-    low, mean, high = _plain(inspection.candidate_q)
-    return {
+    content = {
         "gradient_norms": {group: _plain(norms) for group, norms in inspection.gradient_norms.items()},
         "actions": {
             "bin_edges": [round(edge, 6) for edge in edges.tolist()],
             "data": _plain(inspection.data_actions),
             "chosen": _plain(inspection.chosen_actions),
         },
+    }
+    if (critics := inspection.critics) is None:
+        return content
+    low, mean, high = _plain(critics.candidate_q)
+    return content | {
         "critics": {
-            "mean_q": _plain(inspection.member_q),
-            "std_q": _plain(inspection.member_q_std),
+            "mean_q": _plain(critics.member_q),
+            "std_q": _plain(critics.member_q_std),
         },
         "best_of_n": {
-            "choices": _plain(inspection.choices),
+            "choices": _plain(critics.choices),
             "candidate_q": {"lowest": low, "mean": mean, "highest": high},
         },
     }

@@ -13,6 +13,7 @@ from flax import nnx
 
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.agents.accumulation import split_batch
+from acrlpd.agents.best_of_n import BestOfN
 from acrlpd.batch import Batch
 
 # Normalised actions beyond this count in the outermost bins.
@@ -25,17 +26,24 @@ _STACKED = ("layers", "encoderblock")
 
 
 @flax.struct.dataclass
+class CriticInspection:
+    """What E critics say, and which of N candidates they choose."""
+
+    member_q: jax.Array  # [E] mean over the windows the critic learns from, at the logged chunk
+    member_q_std: jax.Array  # [E]
+    candidate_q: jax.Array  # [3] lowest, mean and highest value of the candidates, mean over the batch
+    choices: jax.Array  # int32 [N] how often each candidate was chosen
+
+
+@flax.struct.dataclass
 class Inspection:
-    """One look at one batch; a = real action dims, E critics, N candidates."""
+    """One look at one batch; a = real action dims."""
 
     gradient_norms: dict[str, jax.Array]  # group -> [layers], or [1] where layers are not stacked
     data_actions: jax.Array  # int32 [a, NUM_BINS] histograms over the chunk the critics see
     chosen_actions: jax.Array  # int32 [a, NUM_BINS]
     chosen_distance: jax.Array  # root mean square of chosen minus logged action
-    member_q: jax.Array  # [E] mean over the windows the critic learns from, at the logged chunk
-    member_q_std: jax.Array  # [E]
-    candidate_q: jax.Array  # [3] lowest, mean and highest value of the candidates, mean over the batch
-    choices: jax.Array  # int32 [N] how often each candidate was chosen
+    critics: CriticInspection | None  # None where none is trained
 
 
 def inspect_update(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> Inspection:
@@ -61,15 +69,22 @@ def _inspect(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> Inspection:
     if agent.gradient_accumulation_steps > 1:
         batch = jax.tree.map(lambda x: x[0], split_batch(batch, agent.gradient_accumulation_steps))
     algorithm = agent.algorithm
-    member_q, mask = _member_q(agent, batch), jnp.asarray(batch.sequence_mask, bool)[:, None]
-    choice = agent.best_of_n(jax.random.fold_in(rng, 1), batch.observations, use_ema=False)
+    num_samples = None if algorithm.has_critic else 1  # there is nobody to choose
+    choice = agent.best_of_n(jax.random.fold_in(rng, 1), batch.observations, num_samples=num_samples, use_ema=False)
     chosen, logged = algorithm.critic_chunks(choice.actions), algorithm.critic_chunks(batch.actions)
-    q = choice.q_values
     return Inspection(
         gradient_norms=gradient_norms(agent, batch, rng),
         data_actions=_histograms(logged, algorithm.qchunking.action_dim),
         chosen_actions=_histograms(chosen, algorithm.qchunking.action_dim),
         chosen_distance=jnp.sqrt(jnp.mean(jnp.square(chosen - logged))),
+        critics=_inspect_critics(agent, batch, choice) if algorithm.has_critic else None,
+    )
+
+
+def _inspect_critics(agent: ACRLPDPi0Agent, batch: Batch, choice: BestOfN) -> CriticInspection:
+    member_q, mask = _member_q(agent, batch), jnp.asarray(batch.sequence_mask, bool)[:, None]
+    q = choice.q_values
+    return CriticInspection(
         member_q=jnp.mean(member_q, axis=0, where=mask),
         member_q_std=jnp.std(member_q, axis=0, where=mask),
         candidate_q=jnp.stack([jnp.mean(jnp.min(q, axis=1)), jnp.mean(q), jnp.mean(jnp.max(q, axis=1))]),
@@ -124,14 +139,20 @@ def summarize(inspection: Inspection) -> dict[str, float]:
     metrics = {
         f"debug/gradient/{group}": float(np.linalg.norm(norms)) for group, norms in inspection.gradient_norms.items()
     }
-    choices = np.asarray(inspection.choices, np.float64)
-    share = choices / choices.sum()
-    entropy = -float(np.sum(share * np.log(share, where=share > 0, out=np.zeros_like(share))))
-    low, _, high = map(float, inspection.candidate_q)
-    return metrics | {
+    metrics |= {
         "debug/action_distance": float(inspection.chosen_distance),
         "debug/action_overlap": histogram_overlap(inspection.data_actions, inspection.chosen_actions),
-        "debug/critic_range": float(np.ptp(inspection.member_q)),
+    }
+    return metrics if inspection.critics is None else metrics | _summarize_critics(inspection.critics)
+
+
+def _summarize_critics(critics: CriticInspection) -> dict[str, float]:
+    choices = np.asarray(critics.choices, np.float64)
+    share = choices / choices.sum()
+    entropy = -float(np.sum(share * np.log(share, where=share > 0, out=np.zeros_like(share))))
+    low, _, high = map(float, critics.candidate_q)
+    return {
+        "debug/critic_range": float(np.ptp(critics.member_q)),
         "debug/candidate_q_range": high - low,
         # 1: every index is chosen as often as any other, as it should be; 0: always the same one.
         "debug/choice_entropy": entropy / float(np.log(max(len(choices), 2))),

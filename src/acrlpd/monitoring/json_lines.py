@@ -53,7 +53,18 @@ def read_json_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
     path = pathlib.Path(path)
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_load(line, path, number) for number, line in enumerate(lines, 1) if line]
+
+
+def _load(line: bytes, path: pathlib.Path, number: int) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path}: line {number} is damaged ({error}); remove this line") from error
+    if not isinstance(entry, dict):
+        raise ValueError(f"{path}: line {number} is damaged (no JSON object); remove this line")
+    return entry
 
 
 def _dump(entry: Mapping[str, Any]) -> str:

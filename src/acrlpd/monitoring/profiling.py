@@ -11,6 +11,7 @@ import jax
 from acrlpd.config import ConfigError
 from acrlpd.monitoring.run_record import PROFILE_FILE
 from acrlpd.monitoring.step_time import PARTS, attribute_time, read_program, read_trace
+from acrlpd.monitoring.units import format_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +68,24 @@ class StepProfiler:
     def _finish(self, train_step: jax.stages.Compiled) -> None:
         assert self._started is not None
         wall_time = time.perf_counter() - self._started
-        self._started = None
-        jax.profiler.stop_trace()
+        if not self._stop():
+            return
         try:
             per_step = self._summarize(train_step.as_text() or "", wall_time)
-        except (OSError, ValueError) as error:  # no profile is worth a run
+        except (OSError, EOFError, ValueError) as error:  # no profile is worth a run
             logger.warning("the trace in %s cannot be summarised: %s", self._directory / PROFILE_DIRECTORY, error)
         else:
             logger.info("profile of updates %d to %d: %s", self._first + 1, self._last, describe(per_step))
+
+    def _stop(self) -> bool:
+        """Whether the trace was written; a full disk costs the profile, not the run."""
+        self._started = None
+        try:
+            jax.profiler.stop_trace()
+        except (OSError, RuntimeError) as error:
+            logger.warning("--profile_steps: no trace in %s: %s", self._directory / PROFILE_DIRECTORY, error)
+            return False
+        return True
 
     def _summarize(self, hlo_text: str, wall_time: float) -> dict[str, float]:
         """Seconds per update and part; written to profile.json."""
@@ -89,13 +100,11 @@ class StepProfiler:
         """A run that ends within the profiled updates leaves its trace but no summary; before them, nothing."""
         if self._is_waiting:
             logger.warning("--profile_steps: the run ended before step %d; nothing was traced", self._first)
-        if self._started is not None:
-            self._started = None
-            jax.profiler.stop_trace()
+        if self._started is not None and self._stop():
             logger.warning("--profile_steps: the run ended before step %d; the trace is not summarised", self._last)
 
 
 def describe(per_step: dict[str, float]) -> str:
     total = sum(per_step.values()) or 1.0
-    shown = (f"{part} {per_step[part] * 1e3:.3g} ms ({per_step[part] / total:.0%})" for part in PARTS)
+    shown = (f"{part} {format_seconds(per_step[part])} ({per_step[part] / total:.0%})" for part in PARTS)
     return ", ".join(shown)

@@ -23,9 +23,13 @@ def generate_training_report(run_directories: Sequence[Path], output: Path | Non
     if output.suffix != ".html":
         raise RunError(f"the report is a page: give a file that ends in .html; found {output.name}")
     made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _write(output, create_page(records, output, made))
-    _write(output.with_suffix(".md"), create_summary(records, output.name, made))
+    page, summary = create_page(records, output, made), create_summary(records, output.name, made)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _write(output, page)
+        _write(output.with_suffix(".md"), summary)
+    except OSError as error:
+        raise OSError(f"cannot write the report {output} ({error.strerror}); --output puts it elsewhere") from error
     return output
 
 

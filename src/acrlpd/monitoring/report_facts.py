@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from acrlpd.monitoring.charts import format_bytes, format_seconds
 from acrlpd.monitoring.report_verdict import STAGE_LABELS, percent
 from acrlpd.monitoring.run_record import Outcome, RunRecord, read_outcome
+from acrlpd.monitoring.units import format_bytes, format_seconds, short
 
 UNKNOWN = "–"
 
@@ -45,12 +45,12 @@ def overview(record: RunRecord) -> dict[str, str]:
         "status": record.status.partition(":")[0],
         "updates": steps,
         "time": UNKNOWN if wall is None else format_seconds(wall),
-        "samples per second": UNKNOWN if rate is None else f"{rate:.4g}",
+        "samples per second": UNKNOWN if rate is None else short(rate, 4),
         **({} if memory is None else {"peak device memory": format_bytes(memory)}),
         **({} if host is None else {"host memory": format_bytes(host * 2**30)}),
         "anomalies": str(len(record.anomalies)) if record.anomalies else "none",
     }
-    if isinstance(best, dict):
+    if isinstance(best, dict) and "score" in best:
         facts["best evaluation"] = f"{percent(best['score'])} at step {best['step']:,}"
     return facts
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from acrlpd.monitoring import report_facts as facts
-from acrlpd.monitoring.charts import format_bytes, format_seconds
 from acrlpd.monitoring.report_verdict import critic_sentences, judge
 from acrlpd.monitoring.run_record import RunRecord
+from acrlpd.monitoring.units import format_bytes, format_seconds
 
 
 def create_summary(records: Sequence[RunRecord], page_name: str, made: str) -> str:

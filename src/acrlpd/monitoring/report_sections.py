@@ -12,13 +12,15 @@ from typing import Any
 from PIL import Image
 
 from acrlpd.monitoring import report_facts as facts
-from acrlpd.monitoring.charts import calibration_plot, format_bytes, format_seconds, outcome_bars, share_bars, timeline
+from acrlpd.monitoring.charts import calibration_plot, outcome_bars, share_bars, timeline
 from acrlpd.monitoring.report_curves import number
 from acrlpd.monitoring.report_verdict import STAGE_NOTES, critic_sentences, judge
 from acrlpd.monitoring.run_record import EVALUATIONS, RunRecord
+from acrlpd.monitoring.units import format_bytes, format_seconds
 from acrlpd.training.run_directory import CONFIG_FILE
 
 _MAX_EPISODES = 4  # per run
+_DRAWN = {"seed", "chunk_steps", "rewards"}  # without these, as in another version's record, there is nothing to draw
 
 
 def section(anchor: str, title: str, lead: str, content: str) -> str:
@@ -145,12 +147,14 @@ def episodes(records: Sequence[RunRecord], output: Path) -> tuple[str, list[dict
         if shown is None:
             continue
         label, step = shown
+        filmed = False
         found, directory = record.evaluations[step], record.directory / EVALUATIONS / str(step)
         parts = _critic(found, f"{record.name}, {label}" if len(records) > 1 else label)
-        for trace in (found.get("traces") or [])[:_MAX_EPISODES]:
+        traces = [trace for trace in found.get("traces") or [] if trace.keys() >= _DRAWN]
+        for trace in traces[:_MAX_EPISODES]:
             parts += _episode_card(trace, directory, output, len(drawn))
             drawn.append(episode_data(trace, directory))
-        filmed = any("strip" in episode for episode in drawn)
+            filmed = filmed or "strip" in drawn[-1]
         content += f'<div class="episodes{"" if filmed else " paired"}">{parts}</div>' if parts else ""
     lead = (
         "Where the critic thinks an episode is won or lost. Q is its value of the chosen chunk at every decision; the "

@@ -65,7 +65,7 @@ def judge(record: RunRecord) -> Verdict:
     """The verdict on one run."""
     stages = record.stages
     final = "online" if "online" in stages else "offline"
-    if "bc" in stages and final in stages:
+    if record.has_critic and "bc" in stages and final in stages:
         return _against_imitation(record, final)
     return _over_steps(record)
 
@@ -148,7 +148,10 @@ def _over_steps(record: RunRecord) -> Verdict:
     first, last, best = rates.values[0], rates.values[-1], rates.values.max()
     headline = f"Success {percent(last)} at step {rates.steps[-1]:,}"
     told = ["This run trains no critic: it is imitation."]
-    if record.has_critic:
+    if record.has_critic and "bc" in record.stages:
+        reached = percent(record.stages["bc"].success_rate)
+        told = [f"Imitation reached {reached}; whether RL beats it is judged at the end of the run."]
+    elif record.has_critic:
         told = ["There is no imitation baseline in this run, so this does not say whether RL beat it."]
     if len(rates.steps) > 1:
         headline += f", from {percent(first)} at step {rates.steps[0]:,}"
@@ -185,7 +188,7 @@ def critic_sentences(evaluation: Mapping[str, Any]) -> tuple[str, ...]:
         )
     elif effect:
         sentences.append("There was one candidate per chunk, or all were the same: the critic had no choice to make.")
-    if calibration.get("correlation") is not None:
+    if calibration.get("correlation") is not None and {"bias", "chunks"} <= calibration.keys():
         bias = calibration["bias"]
         side = "too high" if bias > 0 else "too low"
         sentences.append(

@@ -108,7 +108,7 @@ class RunRecord:
 
     @property
     def last_step(self) -> int:
-        return max(int(series.steps[-1]) for series in self.series.values())
+        return _last_step(self.series)
 
     @property
     def status(self) -> str:
@@ -142,6 +142,13 @@ def check_run_directory(directory: Path) -> Path:
         raise RunError(f"{directory} is a file; expected a run directory, <checkpoints>/<config>/<exp_name>")
     if (directory / "run" / "run.json").exists() and (directory.parent / CONFIG_FILE).exists():
         raise RunError(f"{directory} is a checkpoint; give its run: {directory.parent}")
+    if not (directory / CONFIG_FILE).exists() and not (directory / METRICS_FILE).exists():
+        below = sorted(path.parent for pattern in ("*", "*/*") for path in directory.glob(f"{pattern}/{CONFIG_FILE}"))
+        if below:
+            raise RunError(
+                f"{directory} is not a run directory: it has no {CONFIG_FILE}; there are runs below it: "
+                f"{', '.join(map(str, below[:5]))}"
+            )
     return directory
 
 
@@ -149,11 +156,7 @@ def read_run(directory: Path) -> RunRecord:
     """Reads one run; raises `RunError` where there is none, or none that can be reported on."""
     directory = check_run_directory(directory)
     if not (directory / CONFIG_FILE).is_file():
-        runs = sorted(
-            path.parent for path in [*directory.glob(f"*/{CONFIG_FILE}"), *directory.glob(f"*/*/{CONFIG_FILE}")]
-        )
-        guess = f"; there are runs below it: {', '.join(map(str, runs[:5]))}" if runs else ""
-        raise RunError(f"{directory} is not a run directory: it has no {CONFIG_FILE}{guess}")
+        raise RunError(f"{directory} is not a run directory: it has no {CONFIG_FILE}")
     config = read_config(directory)
     metrics = read_metric_lines(directory / METRICS_FILE)
     if not metrics.series:
@@ -161,7 +164,7 @@ def read_run(directory: Path) -> RunRecord:
             f"{directory} has no metrics yet: {METRICS_FILE} is missing or has no complete line; `acrlpd watch` "
             f"waits for the first"
         )
-    summary = _read_object(directory / SUMMARY_FILE) or {}
+    summary = read_summary(directory, metrics.last_step)
     evaluations = _read_evaluations(directory / EVALUATIONS)
     return RunRecord(
         directory=directory,
@@ -215,6 +218,14 @@ class MetricLines:
     phases: tuple[Phase, ...]
     problems: tuple[str, ...]
 
+    @property
+    def last_step(self) -> int:
+        return _last_step(self.series)
+
+
+def _last_step(series: Mapping[str, Series]) -> int:
+    return max(int(one.steps[-1]) for one in series.values())
+
 
 def read_metric_lines(path: Path) -> MetricLines:
     """A last line that a kill cut off is left out; others that are not JSON are left out and counted."""
@@ -231,7 +242,7 @@ def read_metric_lines(path: Path) -> MetricLines:
             if name != "step" and (value is None or type(value) in (int, float)):
                 steps, values = columns.setdefault(name, (array.array("q"), array.array("d")))
                 steps.append(step)
-                values.append(math.nan if value is None else value)
+                values.append(math.nan if value is None or not math.isfinite(value) else value)
         if isinstance(phase := parsed.get("phase"), str):
             _extend_phases(phases, phase, step)
     problems = (f"{path.name}: {broken} lines are not JSON objects with a step, left out",) if broken else ()
@@ -276,6 +287,13 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise RunError(f"{path} is damaged: expected a JSON object, found {type(content).__name__}")
     return content
+
+
+def read_summary(directory: Path, last_step: int) -> dict[str, Any]:
+    """Empty if there is none, or if the run was resumed and went on to `last_step` after it was written."""
+    summary = _read_object(directory / SUMMARY_FILE) or {}
+    final = summary.get("final_step")
+    return {} if type(final) is int and final < last_step else summary
 
 
 def read_anomalies(path: Path) -> tuple[Anomaly, ...]:

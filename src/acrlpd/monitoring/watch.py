@@ -6,7 +6,6 @@ after the end.
 
 import dataclasses
 import itertools
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -20,19 +19,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from acrlpd.monitoring.charts import format_bytes, format_seconds
 from acrlpd.monitoring.run_record import (
     ANOMALIES_FILE,
     BASELINES,
     Anomaly,
-    RunError,
     check_run_directory,
     read_anomalies,
     read_config,
+    read_summary,
     run_name,
 )
+from acrlpd.monitoring.units import format_bytes, format_seconds, short
 from acrlpd.monitoring.watch_metrics import MetricsTail
-from acrlpd.training.run_directory import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, saved_steps
+from acrlpd.training.run_directory import CONFIG_FILE, METRICS_FILE, saved_steps
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # (label, metric): those that a run has are shown.
@@ -82,7 +81,7 @@ class RunWatcher:
     def look(self) -> Frame:
         self.metrics.read()
         config = read_config(self.directory) if (self.directory / CONFIG_FILE).is_file() else {}
-        summary = self._current_summary()
+        summary = read_summary(self.directory, self.metrics.last_line.get("step", 0))
         offline, online = (config.get(f"training.{phase}_steps") for phase in ("offline", "online"))
         age = _age(self.directory / METRICS_FILE)
         steps = saved_steps(self.directory)
@@ -97,18 +96,6 @@ class RunWatcher:
             anomalies=read_anomalies(self.directory / ANOMALIES_FILE),
             newest_checkpoint=steps[-1] if steps else None,
         )
-
-    def _current_summary(self) -> dict[str, Any]:
-        """Empty if there is none, or if the run went on after it was written."""
-        path = self.directory / SUMMARY_FILE
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise RunError(f"{path} is damaged: {error}. Remove it, or take it from a backup") from error
-        step = self.metrics.last_line.get("step", 0)
-        return summary if isinstance(summary, dict) and summary.get("final_step", step) >= step else {}
 
     def _status(self, age: float | None, log_frequency: int) -> str:
         line = self.metrics.last_line
@@ -201,13 +188,16 @@ def time_left(metrics: MetricsTail, total_steps: int | None) -> str | None:
 
 
 def _throughput(line: Mapping[str, Any]) -> str:
-    shown = (
-        (line.get("timing/samples_per_s"), "{:.4g} samples/s"),
-        (line.get("timing/steps_per_s"), "{:.3g} updates/s"),
-        (line.get("timing/mfu"), "{:.1%} MFU"),
-        (line.get("timing/data_wait_s"), "{:.2g} s per update waiting for data"),
+    samples, updates, mfu, wait = (
+        line.get(f"timing/{name}") for name in ("samples_per_s", "steps_per_s", "mfu", "data_wait_s")
     )
-    return ", ".join(form.format(value) for value, form in shown if value is not None)
+    shown = (
+        samples is not None and f"{short(samples, 4)} samples/s",
+        updates is not None and f"{short(updates)} updates/s",
+        mfu is not None and f"{mfu:.1%} MFU",
+        wait is not None and f"{format_seconds(wait)} per update waiting for data",
+    )
+    return ", ".join(text for text in shown if text)
 
 
 def _memory(line: Mapping[str, Any]) -> str | None:
@@ -238,10 +228,10 @@ def _curves(metrics: MetricsTail, width: int) -> Table:
     for label, name in _CURVES:
         curve = metrics.curves.get(name)
         finite = [point for point in curve.points if math.isfinite(point)] if curve else []
-        if curve is None or not any(finite):  # what is always 0 is not used
+        if curve is None or (curve.last == 0 and not any(finite)):  # what is always 0 is not used
             continue
-        last = Text("not finite", style="bold red") if curve.last is None else Text(f"{curve.last:.4g}", style="bold")
-        scale = f"{min(finite):.3g} to {max(finite):.3g}"
+        last = Text("not finite", style="bold red") if curve.last is None else Text(short(curve.last, 4), style="bold")
+        scale = f"{short(min(finite))} to {short(max(finite))}" if finite else ""
         table.add_row(label, last, sparkline(curve.points, max(10, min(60, width - 60))), scale)
     return table
 

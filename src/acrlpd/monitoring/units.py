@@ -1,0 +1,26 @@
+"""Numbers with their units, short enough for a sentence or a cell."""
+
+
+def short(value: float, digits: int = 3) -> str:
+    """So many digits; whole numbers that have more keep them, as a power of ten is no short way to say 12,345."""
+    return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:.{digits}g}"
+
+
+def format_seconds(seconds: float) -> str:
+    """With a unit that fits."""
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.5 * size:
+            return f"{short(seconds / size)} {unit}"
+    if seconds < 120:
+        return f"{short(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """With a unit that fits."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{short(num_bytes / size)} {unit}"
+    return f"{num_bytes:.0f} B"
