@@ -2,10 +2,16 @@
 
 import os
 
+import hypothesis
 import pytest
 
 # Tests compile much and compute little: code that is generated faster and runs slower saves a third of the time.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+
+
+# How long an example takes says nothing on a machine that two workers share.
+hypothesis.settings.register_profile("acrlpd", deadline=None)
+hypothesis.settings.load_profile("acrlpd")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -48,7 +48,7 @@ def walk(rewards, terminal, start, horizon, discount, value_of_step):
     return target, fields
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     length=st.integers(1, 12),

@@ -165,7 +165,7 @@ def _leaf_type(name: str) -> object:
 _LEAVES = [name for name, _ in flatten(to_dict(ALOHA)) if not name.startswith("model.") and TYPE_KEY not in name]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_change_survives_yaml_and_changes_the_hash(data):
     names = data.draw(st.lists(st.sampled_from(_LEAVES), min_size=1, max_size=4, unique=True))

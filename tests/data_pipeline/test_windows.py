@@ -72,7 +72,7 @@ def as_table(episodes):
     return ColumnTable(columns, offsets, (None,), np.zeros(offsets[-1], np.int32))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(plain_episodes(), st.integers(1, 6), st.integers(0, 4))
 def test_every_window_equals_the_reference(episodes, horizon_length, extra):
     action_horizon = horizon_length + extra
@@ -100,7 +100,7 @@ def test_every_window_equals_the_reference(episodes, horizon_length, extra):
             assert found[k].tolist() == expected[name], (name, e, t)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=6),
     st.integers(1, 12),

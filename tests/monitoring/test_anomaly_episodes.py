@@ -95,7 +95,7 @@ lines = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(lines, st.integers(0, 40), st.integers(0, 40))
 def test_an_interrupted_watch_is_the_watch(
     tmp_path_factory: pytest.TempPathFactory, numbers: list[dict[str, Any]], saved: int, killed: int

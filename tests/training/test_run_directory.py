@@ -5,7 +5,9 @@ import pytest
 from training_helpers import state_config
 
 from acrlpd.config import ConfigError, load_config
+from acrlpd.training.experiment import write_report
 from acrlpd.training.run_directory import (
+    is_finished,
     prepare_run_directory,
     run_directory,
     saved_steps,
@@ -82,3 +84,19 @@ def test_too_little_space_is_said_before_it_is_missed(tmp_path: pathlib.Path, ca
         assert not caplog.text
         warn_about_space(tmp_path, 2**60, max_to_keep=1)
     assert "GiB free" in caplog.text
+
+
+def test_a_damaged_summary_is_named(earlier: pathlib.Path) -> None:
+    (earlier / "summary.json").write_text('{"status": "finis')
+    with pytest.raises(ValueError, match=r"earlier/summary\.json is damaged"):
+        is_finished(earlier)
+
+
+def test_a_run_that_cannot_be_reported_on_has_still_succeeded(
+    earlier: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (earlier / "metrics.jsonl").write_text('{"step": 5, "total_loss": 1.0}\n')
+    (earlier / "evaluations" / "5").mkdir(parents=True)
+    (earlier / "evaluations" / "5" / "evaluation.json").write_text("{")
+    write_report(earlier)
+    assert "evaluation.json" in caplog.text and "`acrlpd report" in caplog.text

@@ -34,7 +34,7 @@
         if (chart.metrics.length > 1) {
           legend(card, chart.metrics.map((name, i) => ({ name, color: several ? 8 : i, dash: several ? DASHES[i] : "" })));
         }
-        const unit = /success_rate|_ratio$/.test(chart.metrics[0]) ? "share" : "";
+        const unit = /success_rate|_ratio$|\/robustness\//.test(chart.metrics[0]) ? "share" : "";
         const spec = {
           label: chart.title, extent: [0, last], panels: [{ height: 150, lines, unit }],
           spans: only.anomalies, boundaries: only.boundaries,

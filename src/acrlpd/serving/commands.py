@@ -3,16 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
+
+from acrlpd.config.command_line import Flag
 
 if TYPE_CHECKING:
     from acrlpd.serving.policy_checkpoint import PolicyCheckpoint
     from acrlpd.serving.server import PolicyServer
     from acrlpd.serving.serving_policy import ServingPolicy
-
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 
 @dataclasses.dataclass(frozen=True)

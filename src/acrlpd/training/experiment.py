@@ -19,6 +19,7 @@ from acrlpd.data.source import Feature
 from acrlpd.envs.env import EnvSpec
 from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
 from acrlpd.monitoring.report import generate_training_report
+from acrlpd.monitoring.run_record import RunError
 from acrlpd.training import run_directory as runs
 from acrlpd.training.actor_process import ActorProcess
 from acrlpd.training.checkpoint_metadata import check_resume
@@ -93,15 +94,15 @@ def run_training_experiment(
             logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
             rl_config = apply_config_overrides(rl_config, gradient_accumulation_steps=steps)
     if code == 0 and is_primary() and not dry_run:
-        _write_report(directory)
+        write_report(directory)
     return code
 
 
-def _write_report(directory: pathlib.Path) -> None:
+def write_report(directory: pathlib.Path) -> None:
     """The run is over and safe; a report that cannot be written does not make it a failure."""
     try:
         logger.info("report %s", generate_training_report([directory]))
-    except OSError as error:
+    except (OSError, RunError) as error:
         logger.error("the report could not be written (%s); `acrlpd report %s` tries again", error, directory)
 
 

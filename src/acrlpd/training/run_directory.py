@@ -87,7 +87,10 @@ def write_summary(directory: pathlib.Path, summary: Mapping[str, Any]) -> None:
 def read_summary(directory: pathlib.Path) -> dict[str, Any]:
     """The summary of a run that ended; empty where there is none."""
     path = directory / SUMMARY_FILE
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); without it the run counts as not finished") from error
 
 
 def is_finished(directory: pathlib.Path) -> bool:
