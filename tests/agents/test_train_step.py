@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_helpers import (
+    QUICK,
     assert_trees_close,
     assert_trees_identical,
     make_batch,
@@ -26,7 +27,7 @@ from acrlpd.agents import (
 from acrlpd.agents.accumulation import Params, compute_gradients
 from acrlpd.agents.joint_loss import ALL_TERMS, draw
 from acrlpd.agents.metrics import loss_info
-from acrlpd.config import LossWeights
+from acrlpd.config import ConstantSchedule, LossWeights
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 
 KEY = jax.random.key(5)
@@ -214,6 +215,18 @@ def test_non_finite_gradients_are_skipped_and_counted(agent, batch):
     assert int(agent.step) == 2 and int(agent.skipped_updates) == 1
     assert float(info["update_skipped"]) == 0.0
     assert np.any(jax.tree.leaves(agent.policy_params)[0] != jax.tree.leaves(old.policy_params)[0])
+
+
+def test_an_entropy_that_never_reaches_its_target_stops_no_update(batch):
+    """log alpha goes one way at every update; far enough, its gradient was no number and every update was skipped."""
+    config = make_config(target_entropy=100.0)
+    config = dataclasses.replace(config, temperature_lr_schedule=ConstantSchedule(20.0))
+    agent = build(config)
+    step = train_step.lower(agent, batch, KEY, update_policy=False).compile(QUICK)
+    for _ in range(6):
+        agent, info = step(agent, batch, KEY)
+    assert int(agent.skipped_updates) == 0
+    np.testing.assert_allclose(info["alpha_value"], 1e6, rtol=1e-5)
 
 
 def test_critic_only_updates_leave_the_policy_alone(agent, batch):

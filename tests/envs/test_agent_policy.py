@@ -12,6 +12,7 @@ from acrlpd.config import OpenPICompatibilityConfig
 from acrlpd.data.batch_builder import BatchBuilder
 from acrlpd.data.dataset import open_dataset, write_norm_stats
 from acrlpd.data.lerobot_writer import LeRobotWriter
+from acrlpd.data.source import Feature
 from acrlpd.envs import EnvError, EnvPool, make_env, rollout_features, rollouts
 from acrlpd.envs.agent_policy import (
     AgentPolicy,
@@ -124,6 +125,9 @@ def test_what_does_not_fit_is_refused_before_the_first_step(policy: AgentPolicy)
     wide = dataclasses.replace(spec, action_dim=3)
     with pytest.raises(EnvError, match=r"3 action dims, the config's qchunking\.action_dim is 2"):
         create_agent_policy(agent, config, NORM_STATS, wide)
+    narrow = dataclasses.replace(spec, features=spec.features | {"observation.state": Feature("float32", (1,))})
+    with pytest.raises(EnvError, match=r"a state of 1 dims .* the policy's norm statistics have 3"):
+        create_agent_policy(agent, config, NORM_STATS, narrow)
     no_task = dataclasses.replace(config, data=dataclasses.replace(config.data, default_prompt=None))
     mute = create_agent_policy(agent, no_task, NORM_STATS, spec)
     with pytest.raises(EnvError, match=r"set data\.default_prompt"):

@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sim_marks import needs_aloha, needs_egl, needs_ogbench
+from toy_env import Toy, ToyEnv
 
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.data.dataset import open_dataset, write_norm_stats
 from acrlpd.data.source import EpisodeSource, open_source
-from acrlpd.envs import EnvError, make_env
+from acrlpd.envs import Env, EnvError, make_env, register_env
 from acrlpd.envs.commands import COMMANDS
 from acrlpd.envs.demonstrations import DemonstrationSettings, collect_demonstrations
+from acrlpd.envs.env import Columns
 from acrlpd.envs.episodes import demonstrate
 
 
@@ -117,6 +119,21 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) 
         np.testing.assert_array_equal(resumed[name], values)
 
 
+class OddToyEnv(ToyEnv):
+    """Its frames cannot become a video."""
+
+    def observation_columns(self, raw: np.ndarray) -> Columns:
+        columns = super().observation_columns(raw)
+        return columns | {"observation.images.side": columns["observation.images.side"][1:]}
+
+
+def make_odd_toy(name: str, **options: object) -> Env:
+    return OddToyEnv(Toy("toy"), name=name, prompt="go right", fps=10)
+
+
+register_env("odd-toy", make_odd_toy)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -124,12 +141,17 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) 
         ({"mix": {}}, "mix must give qualities"),
         ({"mix": {"perfect": 1.0}}, "shows good, mixed; found 'perfect'"),
         ({"success_share": 2.0}, r"success_share must lie in \[0, 1\]"),
+        ({"mix": {"good": float("nan")}}, "mix must give qualities"),
+        ({"seed": -1}, "seed must be at least 0; found -1"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be at least 1; found 0"),
+        ({"image_size": (0, 24)}, r"image_size must be .* found \[0, 24\]"),
+        ({"env": "odd-toy"}, "15x24 frames; video needs even sizes"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, settings: dict, words: str) -> None:
-    with pytest.raises(EnvError, match=words):
+    with pytest.raises(ValueError, match=words):
         collect(tmp_path / "demos", **settings)
-    assert len(collect(tmp_path / "demos", num_episodes=1)) == 1  # and nothing of it is in the way
+    assert not list(tmp_path.iterdir())  # nothing was played, and nothing is in the way
 
 
 def test_an_episode_that_fails_twice_is_replaced_by_the_next(tmp_path: Path) -> None:

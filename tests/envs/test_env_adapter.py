@@ -163,6 +163,8 @@ def test_a_module_that_registers_is_imported_by_name(tmp_path: Path, monkeypatch
     assert make_env("my_robot:mine").spec.action_dim == 2
     with pytest.raises(EnvError, match="cannot import 'no_such_robot'"):
         make_env("no_such_robot:mine")
+    with pytest.raises(EnvError, match=r"whole name; found the relative '\.\.robots'"):
+        make_env("..robots:mine")
 
 
 def test_a_missing_simulator_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,8 +96,22 @@ def test_who_answers_while_another_is_restarted_has_answered() -> None:
 def test_an_environment_that_cannot_be_made_says_why_in_the_parent() -> None:
     with pytest.raises(EnvError, match="its model file is missing"):
         EnvPool("toy-broken", 2, num_workers=1)
-    with pytest.raises(EnvError, match="at least one environment"):
-        EnvPool("toy", 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_envs": 0}, "at least one environment"),
+        ({"num_workers": -2}, "num_workers must be at least 0, which means this process; found -2"),
+        ({"timeout_s": 0.0}, "above 0 seconds; found 0"),
+        ({"timeout_s": float("nan")}, "above 0 seconds; found nan"),
+        ({"max_episode_steps": -5}, "max_episode_steps must be at least 1; found -5"),
+        ({"image_size": (0, 0)}, r"image_size must be height and width in pixels, at least 1; found \[0, 0\]"),
+    ],
+)
+def test_numbers_that_no_pool_can_have_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(EnvError, match=words):
+        EnvPool("toy", **({"num_envs": 2} | options))
 
 
 def test_a_function_that_cannot_travel_is_refused_with_the_fix() -> None:

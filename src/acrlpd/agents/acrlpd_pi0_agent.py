@@ -28,6 +28,7 @@ from acrlpd.agents.joint_loss import (
 from acrlpd.agents.loss_functions import Algorithm
 from acrlpd.agents.metrics import Info, global_norm, loss_info
 from acrlpd.agents.optimizers import Optimizer
+from acrlpd.agents.temperature import within_bounds
 from acrlpd.agents.train_state import TrainState
 from acrlpd.batch import Batch
 from acrlpd.config import LossWeights
@@ -183,9 +184,10 @@ class ACRLPDPi0Agent(flax.struct.PyTreeNode):
                 self.critic_optimizer, grads.critic, self.critic_opt_state, params.critic
             )
         if params.temperature is not None:
-            changed["temperature_params"], changed["temperature_opt_state"] = step(
+            temperature, changed["temperature_opt_state"] = step(
                 self.temperature_optimizer, grads.temperature, self.temperature_opt_state, params.temperature
             )
+            changed["temperature_params"] = within_bounds(temperature)
         agent = self.replace(
             step=self.step + 1,
             skipped_updates=self.skipped_updates + (1 - finite.astype(jnp.int32)),

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 _VARIANCE_FLOOR = 1e-6  # keeps the entropy finite when all candidates agree
+# Beyond, weights and choices do not change any more, but a gradient would overflow in the end.
+_MAX_LOG_ALPHA = math.log(1e6)
 
 
 class TemperatureModule(nnx.Module):
@@ -23,6 +25,15 @@ class TemperatureModule(nnx.Module):
     def alpha_loss(self, entropy: jax.Array, target_entropy: float) -> jax.Array:
         """Lowers alpha while the policy is more diverse than wanted, and raises it while it is less."""
         return self() * jax.lax.stop_gradient(entropy - target_entropy)
+
+
+def within_bounds(temperature_params: nnx.State) -> nnx.State:
+    """Keeps alpha between 1e-6 and 1e6.
+
+    Nothing makes the candidates' entropy reach its target, and where it stays on one side log alpha goes
+    on by a learning rate per update for as long as the run lasts.
+    """
+    return jax.tree.map(lambda log_alpha: jnp.clip(log_alpha, -_MAX_LOG_ALPHA, _MAX_LOG_ALPHA), temperature_params)
 
 
 def estimate_entropy(candidates: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ in training.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -86,6 +87,7 @@ def create_agent_policy(
             f"environment {spec.name!r} has {spec.action_dim} action dims, the config's qchunking.action_dim is "
             f"{rl_config.qchunking.action_dim}"
         )
+    _check_state_width(spec, rl_config, norm_stats)
     normalize = Normalize(norm_stats, use_quantiles=transforms.use_quantile_norm)
     options.setdefault("use_ema", rl_config.openpi_compatibility.enable_ema_for_inference)
     return AgentPolicy(
@@ -150,4 +152,18 @@ def _check_columns(spec: EnvSpec, names: Sequence[str]) -> None:
         raise EnvError(
             f"data.repack names {missing[0]!r}, which environment {spec.name!r} does not give; it gives "
             f"{', '.join(spec.features)}"
+        )
+
+
+def _check_state_width(spec: EnvSpec, rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> None:
+    """Refuses states of other dims than the policy's data had: a shorter one would be padded and mean nothing."""
+    if norm_stats is None or "state" not in norm_stats:
+        return
+    wanted = norm_stats["state"].dim
+    found = sum(math.prod(spec.features[name].shape) for name in rl_config.data.repack.state)
+    is_padded = wanted == rl_config.model.action_dim  # as released statistics are, to the model's width
+    if found != wanted and not (is_padded and found < wanted):
+        raise EnvError(
+            f"environment {spec.name!r} gives a state of {found} dims ({', '.join(rl_config.data.repack.state)}), the "
+            f"policy's norm statistics have {wanted}: it was trained on another task or other columns"
         )

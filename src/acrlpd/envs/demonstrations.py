@@ -7,6 +7,7 @@ a collection that was interrupted goes on where it stopped and ends with the sam
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import zipfile
@@ -69,7 +70,10 @@ class DemonstrationSettings:
     def __post_init__(self) -> None:
         if self.num_episodes < 1:
             raise EnvError(f"num_episodes must be at least 1; found {self.num_episodes}")
-        if not self.mix or min(self.mix.values()) < 0 or sum(self.mix.values()) <= 0:
+        if self.seed < 0:
+            raise EnvError(f"seed must be at least 0; found {self.seed}")
+        shares = self.mix.values()
+        if not all(0 <= share < math.inf for share in shares) or not sum(shares) > 0:
             raise EnvError(f"mix must give qualities and their shares, such as {{'expert': 1}}; found {dict(self.mix)}")
         if self.success_share is not None and not 0 <= self.success_share <= 1:
             raise EnvError(f"success_share must lie in [0, 1]; found {self.success_share}")
@@ -115,7 +119,6 @@ def collect_demonstrations(
     output = Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise EnvError(f"{output} exists already; choose another directory or remove it")
-    partial = Partial(output.with_name(output.name + ".partial"), settings)
     with EnvPool(
         settings.env,
         min(os.cpu_count() or 1, _MAX_ENVS),
@@ -124,14 +127,17 @@ def collect_demonstrations(
         max_episode_steps=settings.max_episode_steps,
         timeout_s=timeout_s,
     ) as envs:
+        # What cannot be shown or written is said before anything is played, and leaves nothing behind.
         _check_mix(settings, envs.spec)
+        writer = _create_writer(output, settings, envs.spec)
+        partial = Partial(output.with_name(output.name + ".partial"), settings)
         candidates = _candidates(envs, settings, partial.next_candidate)
         with _Progress(settings, partial, show_progress) as progress:
             while not partial.complete:
                 partial.add(*next(candidates))
                 progress.update(partial)
         spec, failures = envs.spec, tuple(envs.failures)
-    _write_dataset(output, partial, spec)
+    _write_dataset(output, writer, partial, spec)
     shutil.rmtree(partial.path)
     lengths = [length for _, length in partial.kept.values()]
     return Collection(output, len(lengths), partial.num_successes, sum(lengths), partial.next_candidate, failures)
@@ -294,22 +300,27 @@ def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     temporary.replace(path)
 
 
-def _write_dataset(output: Path, partial: Partial, spec: EnvSpec) -> None:
-    """All episodes into a new directory, which gets its name when it is complete."""
+def _create_writer(output: Path, settings: DemonstrationSettings, spec: EnvSpec) -> LeRobotWriter:
+    """Writes beside `output`; the directory appears with the first episode."""
     writing = output.with_name(output.name + ".writing")
     shutil.rmtree(writing, ignore_errors=True)
-    with LeRobotWriter(
+    return LeRobotWriter(
         writing,
         fps=spec.fps,
         features=rollout_features(spec),
         robot_type=spec.robot_type,
-        codec=partial.settings.codec,
-    ) as writer:
+        codec=settings.codec,
+    )
+
+
+def _write_dataset(output: Path, writer: LeRobotWriter, partial: Partial, spec: EnvSpec) -> None:
+    """All episodes into the writer's directory, which gets its name when it is complete."""
+    with writer:
         for rollout in partial.episodes():
             write_rollout(writer, rollout, spec)
     if output.exists():
         output.rmdir()  # empty, or it would have been refused
-    writing.replace(output)
+    writer.root.replace(output)
 
 
 class _Progress:

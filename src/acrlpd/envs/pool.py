@@ -7,7 +7,6 @@ and whoever uses the pool is told which slots lost their episode.
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import multiprocessing
 import os
@@ -21,7 +20,7 @@ from typing import Any, Self
 
 from acrlpd.envs.env import Env, EnvSpec
 from acrlpd.envs.errors import EnvError
-from acrlpd.envs.registry import IMAGE_SIZE, find_env
+from acrlpd.envs.registry import IMAGE_SIZE, bind_env
 from acrlpd.envs.worker import Call, EnvSlots, work
 
 logger = logging.getLogger(__name__)
@@ -58,9 +57,11 @@ class EnvPool:
         """
         if num_envs < 1:
             raise EnvError(f"a pool needs at least one environment; found num_envs {num_envs}")
-        make = functools.partial(
-            find_env(name), name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps
-        )
+        if num_workers is not None and num_workers < 0:
+            raise EnvError(f"num_workers must be at least 0, which means this process; found {num_workers}")
+        if not timeout_s > 0:
+            raise EnvError(f"a time-out must be above 0 seconds; found {timeout_s:g}")
+        make = bind_env(name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)
         self.name = name
         self.num_envs = num_envs
         self.failures: list[EnvFailure] = []

@@ -1,6 +1,7 @@
 """Environments by name."""
 
 import fnmatch
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,7 +51,24 @@ def make_env(
     `cameras` are the camera columns to observe (None: all that it has), `max_episode_steps` cuts episodes
     sooner than the environment's own limit.
     """
-    return find_env(name)(name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)
+    return bind_env(name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)()
+
+
+def bind_env(
+    name: str,
+    *,
+    cameras: Sequence[str] | None,
+    image_size: tuple[int, int],
+    max_episode_steps: int | None,
+) -> Callable[[], Env]:
+    """`make_env` for later, or for another process; numbers that no environment can have are refused now."""
+    if min(image_size) < 1:
+        raise EnvError(f"image_size must be height and width in pixels, at least 1; found {list(image_size)}")
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise EnvError(f"max_episode_steps must be at least 1; found {max_episode_steps}")
+    return functools.partial(
+        find_env(name), name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps
+    )
 
 
 def find_env(name: str) -> MakeFn:
@@ -75,6 +93,8 @@ def list_envs() -> list[str]:
 
 
 def _import_module(name: str, module: str) -> None:
+    if module.startswith("."):
+        raise EnvError(f"environment {name!r}: give the module's whole name; found the relative {module!r}")
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
