@@ -104,7 +104,8 @@ def test_slow_data(faulty_data: Run, kind: str) -> None:
     assert len(faulty_data.episodes(kind) & set(SLOW_STEPS)) <= 1
     assert all(entry["severity"] == "warning" for entry in faulty_data.anomalies if entry["kind"] == kind)
     ended = [entry["last_step"] for entry in faulty_data.anomalies if entry["kind"] == kind and entry["last_step"]]
-    assert any(step in SLOW_STEPS for step in ended) or LAST_STEP in lasting(faulty_data, kind)
+    # It ends with the slow disk, or later where the machine is busy.
+    assert any(step >= SLOW_STEPS[3] for step in ended) or LAST_STEP in lasting(faulty_data, kind)
 
 
 def test_temperature_out_of_range(wrong_settings: Run) -> None:

@@ -17,7 +17,13 @@ from acrlpd.training.distributed import DistributedOptions, initialize_distribut
 from acrlpd.training.run_directory import run_directory, saved_steps
 
 STEPS = 20
-SHARDED = {"fsdp_devices": 4, "fsdp__min_size_mib": 1e-3, "offline_steps": STEPS, "save_frequency": 10}
+SHARDED = {
+    "model__hidden_dims": (512, 512),  # large enough for both processes to write a part
+    "fsdp_devices": 4,
+    "fsdp__min_size_mib": 1e-3,
+    "offline_steps": STEPS,
+    "save_frequency": 10,
+}
 
 
 def free_port() -> int:

@@ -59,6 +59,8 @@ _CONCURRENT_GB = 16
 _TRANSFER_GB = 8
 # Large arrays are stored in pieces and in files of this size, so that all processors read and write them.
 _PIECE_BYTES = 256 * 2**20
+# Where several devices have the same array, each writes a part that is at least so large: a cut has to be compiled.
+_PART_BYTES = 2**16
 
 
 class SaveFailedError(OSError):
@@ -283,7 +285,11 @@ def _array_handler() -> ocp.PyTreeCheckpointHandler:
 
     Weights compress by a few per cent, for half of a save's and a restore's processor time: they are not.
     """
-    arrays = ocp.type_handlers.ArrayHandler(callback=_CopiedInTurn(), array_metadata_store=array_metadata_store.Store())
+    arrays = ocp.type_handlers.ArrayHandler(
+        min_slice_bytes_for_replica_parallel=_PART_BYTES,
+        callback=_CopiedInTurn(),
+        array_metadata_store=array_metadata_store.Store(),
+    )
     return ocp.PyTreeCheckpointHandler(
         type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, arrays)),
         use_ocdbt=True,
