@@ -1,12 +1,16 @@
 """For all tests, and for the processes they start."""
 
+import importlib.metadata
 import os
 
 import hypothesis
 import pytest
 
-# Tests compile much and compute little: code that is generated faster and runs slower saves a third of the time.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+# Tests compile much and compute little: code that is generated faster and runs slower saves half of the time.
+_FLAGS = ["--xla_backend_optimization_level=0"]
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not have this flag
+    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
 
 
 # How long an example takes says nothing on a machine that two workers share.

@@ -9,7 +9,7 @@ from pathlib import Path
 def test_updates_agree_on_1_2_and_8_devices():
     """State born sharded, batch split, gradients accumulated: the numbers stay the same."""
     script = Path(__file__).with_name("agent_on_devices.py")
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # 0: compiles faster
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     result = subprocess.run(
         [sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=500, check=False

@@ -19,7 +19,6 @@ class ServeProcess:
         self._environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
         }
         self.lines: list[str] = []
 

@@ -28,7 +28,6 @@ def acrlpd(cache: Path, *args: str | Path) -> str:
         | {
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "XLA_FLAGS": "--xla_backend_optimization_level=0",
             "PYTHONPATH": str(envs),
         },
     )

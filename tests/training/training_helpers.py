@@ -100,8 +100,7 @@ class Processes:
             **os.environ,
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(self.cache),
-            # Most of the time goes into compiling, so less is optimised.
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
             "TF_CPP_MIN_LOG_LEVEL": "2",
             # Where the toy environments are, also for processes that those of the test start.
             "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parent / "envs"))),
