@@ -76,6 +76,7 @@ def test_actor_and_learner_survive_each_other(processes: Processes, tmp_path: pa
     assert "the actor process ended with exit code -9" in killed.output
     assert "Starting it again" in killed.output
     wait_for("the actor to end", lambda: not is_running(actor))
+    num_before = len(read_rounds(directory / REPLAY, 0))
 
     resumed = processes.start(config, resume=True)
     ended = finish(resumed)
@@ -91,7 +92,9 @@ def test_actor_and_learner_survive_each_other(processes: Processes, tmp_path: pa
     assert [event["online/policy_step"] for event in events] == [r.policy_step for r in rounds[: len(events)]]
     played_by = [event["online/policy_step"] for event in events]
     assert played_by[0] == OFFLINE and played_by[-1] > OFFLINE
-    assert all(event["online/policy_step"] < event["step"] for event in events)
+    # Before the kill it may have been a policy of updates after the checkpoint, which were lost.
+    assert events[num_before:]
+    assert all(event["online/policy_step"] < event["step"] for event in events[num_before:])
     assert arrays_of(directory / str(OFFLINE + ONLINE))[".step"] == OFFLINE + ONLINE
 
 
