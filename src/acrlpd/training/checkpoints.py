@@ -19,7 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
-from orbax.checkpoint._src.metadata import array_metadata_store
+from orbax.checkpoint._src.metadata import array_metadata_store  # neither has a public name
 from orbax.checkpoint._src.serialization import types as serialization
 
 from acrlpd.agents import ACRLPDPi0Agent
