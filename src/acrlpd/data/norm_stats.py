@@ -40,6 +40,16 @@ class NormStats:
     def dim(self) -> int:
         return self.mean.shape[-1]
 
+    def trained_dims(self, padded_dim: int) -> range:
+        """How many dims the data may have had. Released statistics are padded to the model's width, as training allows.
+
+        What was padded has mean 0 and deviation 0 (or 1); a dim that looks like this may also be the robot's.
+        """
+        if self.dim != padded_dim:
+            return range(self.dim, self.dim + 1)
+        is_padding = (self.mean == 0) & np.isin(self.std, (0, 1))
+        return range(max(np.flatnonzero(~is_padding), default=0) + 1, self.dim + 1)
+
     def quantiles(self) -> tuple[np.ndarray, np.ndarray]:
         if self.q01 is None or self.q99 is None:
             raise NormStatsError(

@@ -159,11 +159,10 @@ def _check_state_width(spec: EnvSpec, rl_config: RLTrainConfig, norm_stats: Mapp
     """Refuses states of other dims than the policy's data had: a shorter one would be padded and mean nothing."""
     if norm_stats is None or "state" not in norm_stats:
         return
-    wanted = norm_stats["state"].dim
-    found = sum(math.prod(spec.features[name].shape) for name in rl_config.data.repack.state)
-    is_padded = wanted == rl_config.model.action_dim  # as released statistics are, to the model's width
-    if found != wanted and not (is_padded and found < wanted):
+    stats, columns = norm_stats["state"], rl_config.data.repack.state
+    found = sum(math.prod(spec.features[name].shape) for name in columns)
+    if found not in stats.trained_dims(rl_config.model.action_dim):
         raise EnvError(
-            f"environment {spec.name!r} gives a state of {found} dims ({', '.join(rl_config.data.repack.state)}), the "
-            f"policy's norm statistics have {wanted}: it was trained on another task or other columns"
+            f"environment {spec.name!r} gives a state of {found} dims ({', '.join(columns)}), the policy's norm "
+            f"statistics have {stats.dim}: it was trained on another task or other columns"
         )

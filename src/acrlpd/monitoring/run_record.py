@@ -164,7 +164,7 @@ def read_run(directory: Path) -> RunRecord:
             f"{directory} has no metrics yet: {METRICS_FILE} is missing or has no complete line; `acrlpd watch` "
             f"waits for the first"
         )
-    summary = read_summary(directory, metrics.last_step)
+    summary = current_summary(directory, metrics.last_step)
     evaluations = _read_evaluations(directory / EVALUATIONS)
     return RunRecord(
         directory=directory,
@@ -289,7 +289,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def read_summary(directory: Path, last_step: int) -> dict[str, Any]:
+def current_summary(directory: Path, last_step: int) -> dict[str, Any]:
     """Empty if there is none, or if the run was resumed and went on to `last_step` after it was written."""
     summary = _read_object(directory / SUMMARY_FILE) or {}
     final = summary.get("final_step")

@@ -24,9 +24,9 @@ from acrlpd.monitoring.run_record import (
     BASELINES,
     Anomaly,
     check_run_directory,
+    current_summary,
     read_anomalies,
     read_config,
-    read_summary,
     run_name,
 )
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
@@ -81,7 +81,7 @@ class RunWatcher:
     def look(self) -> Frame:
         self.metrics.read()
         config = read_config(self.directory) if (self.directory / CONFIG_FILE).is_file() else {}
-        summary = read_summary(self.directory, self.metrics.last_line.get("step", 0))
+        summary = current_summary(self.directory, self.metrics.last_line.get("step", 0))
         offline, online = (config.get(f"training.{phase}_steps") for phase in ("offline", "online"))
         age = _age(self.directory / METRICS_FILE)
         steps = saved_steps(self.directory)

@@ -149,7 +149,7 @@ def create_observation_spec(
     elif isinstance(model, StateFlowPolicyConfig):
         states = {"state": _exactly(model.state_dim)}
     else:
-        states = {"state": _trained_dims(norm_stats["state"], model.action_dim) if norm_stats else None}
+        states = {"state": norm_stats["state"].trained_dims(model.action_dim) if norm_stats else None}
     is_pi0 = isinstance(model, Pi0Config)
     return ObservationSpec(
         states,
@@ -161,17 +161,6 @@ def create_observation_spec(
 
 def _exactly(dims: int) -> range:
     return range(dims, dims + 1)
-
-
-def _trained_dims(stats: NormStats, padded_dim: int) -> range:
-    """Of a robot that only its statistics describe. Released ones are padded to the model's width, as training allows.
-
-    What was padded has mean 0 and deviation 0 (or 1); a dim that looks like this may also be the robot's.
-    """
-    if stats.dim != padded_dim:
-        return _exactly(stats.dim)
-    is_padding = (stats.mean == 0) & np.isin(stats.std, (0, 1))
-    return range(max(np.flatnonzero(~is_padding), default=0) + 1, stats.dim + 1)
 
 
 def _is_state(name: str) -> bool:

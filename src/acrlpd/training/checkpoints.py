@@ -274,7 +274,7 @@ def _item_handlers() -> dict[str, ocp.CheckpointHandler]:
 
 
 class _CopiedInTurn(serialization.DefaultSerializationStatusCallback):
-    """What makes Orbax keep to `_TRANSFER_GB`, which it does not where a save must leave the arrays alone at once."""
+    """Makes Orbax keep to `_TRANSFER_GB`: by default it copies all before it writes any, so that they may change."""
 
     def key_priority(self, _: Any) -> serialization.TransferPriority:
         return serialization.TransferPriority.ASYNCHRONOUS_PRIORITIZED
