@@ -63,6 +63,16 @@ def test_nobody_waits_when_told_not_to() -> None:
     assert sizes_of_calls(0.0, [0.0, 0.1, 0.1], count=1) == [1, 2]
 
 
+def test_two_clients_who_take_turns_find_each_other() -> None:
+    assert sizes_of_calls(0.5, [0.0, 0.1]) == [1, 2, 2, 2, 2, 2, 1]
+
+
+def test_clients_whose_requests_do_not_meet_do_not_wait() -> None:
+    start = time.perf_counter()
+    assert sizes_of_calls(10.0, [0.0, 1.0], count=1) == [1, 1]
+    assert time.perf_counter() - start < 10.0
+
+
 def test_a_client_that_is_alone_does_not_wait() -> None:
     start = time.perf_counter()
     assert sizes_of_calls(10.0, [0.0], count=3) == [1, 1, 1]

@@ -26,11 +26,13 @@ class _Waiting:
 
 
 class Batcher:
-    """Collects requests while the device is busy, and a moment longer if more clients may be about to ask.
+    """Collects requests while the device is busy, and a moment longer if more clients are about to ask.
 
-    `expected` is the number of connected clients: who is alone never waits for others. Nobody keeps the
-    device waiting for company more than `max_wait_s`, or a tenth of what a call takes where that is longer:
-    large models take large messages, which do not come at once. With a `max_wait_s` of 0 nobody waits.
+    More are when clients get in each other's way: the last call was shared, or somebody had to wait for its
+    end. Clients whose requests do not meet lose no time; `expected`, the number of connected clients, is the
+    most that can come. Nobody keeps the device waiting for company more than `max_wait_s`, or a fifth of what
+    a call takes where that is longer: large models take large messages, which do not come at once. With a
+    `max_wait_s` of 0 nobody waits.
 
     The wait begins when the device is free. If it began with the request, clients would split for good
     into those who are answered and those who wait meanwhile.
@@ -41,6 +43,7 @@ class Batcher:
         self._expected = expected
         self._metrics = metrics
         self._call_s = 0.0  # of the last call
+        self._was_shared = False  # the last call
         self._free_since = 0.0
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
@@ -82,6 +85,7 @@ class Batcher:
                 continue
             self._free_since = loop.time()
             self._call_s = self._free_since - started
+            self._was_shared = len(batch) > 1
             self._metrics.infer_seconds.observe(self._call_s)
             self._metrics.batch_size.observe(len(batch))
             for waiting, reply in zip(batch, replies, strict=True):
@@ -102,7 +106,8 @@ class Batcher:
                 await self._arrived.wait()
             oldest = self._queue[0]
             limit = min(oldest.request.policy.max_batch_size, max(self._expected(), 1))
-            wait = max(self._max_wait_s, 0.1 * self._call_s) if self._max_wait_s else 0.0
+            company = self._max_wait_s > 0 and (self._was_shared or oldest.arrived < self._free_since)
+            wait = max(self._max_wait_s, 0.2 * self._call_s) if company else 0.0
             remaining = max(oldest.arrived, self._free_since) + wait - loop.time()
             batch = [waiting for waiting in self._queue if waiting.key == oldest.key][:limit]
             if len(batch) == limit or remaining <= 0:

@@ -80,7 +80,7 @@ class ServeOptions:
     num_steps: tuple[int, ...] = ()
     # Most requests that share one call of the policy.
     max_batch_size: int = 8
-    # Longest time in milliseconds that a request waits for others to share a call with, or a tenth of a call where that
+    # Longest time in milliseconds that a request waits for others to share a call with, or a fifth of a call where that
     # is longer. 0: it does not wait.
     max_wait_ms: float = 5.0
     # Load newer checkpoints of this run as they appear.

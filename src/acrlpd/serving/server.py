@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 # Port scanners and lost connections are not worth a traceback each.
 _quiet = logging.getLogger(f"{__name__}.connections")
 _quiet.setLevel(logging.CRITICAL)
-# Bytes; without images a message is read in less time than it takes to hand it to another thread.
-_SMALL_MESSAGE = 16 * 2**10
+# Bytes; three images of 224 as openpi's client sends them are read in less time than it takes to hand them to another
+# thread and back. Larger ones need resizing, which would hold up the other clients.
+_SMALL_MESSAGE = 512 * 2**10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     api_key: str | None = None
-    # Longest time that a request waits for others to share a call with, or a tenth of a call where that is longer.
+    # Longest time that a request waits for others to share a call with, or a fifth of a call where that is longer.
     max_wait_ms: float = 5.0
     max_message_bytes: int = 32 * 2**20
     max_clients: int = 64
