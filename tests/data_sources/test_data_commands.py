@@ -197,6 +197,28 @@ def test_label_interactively(copy_dataset, tmp_path: Path, monkeypatch: pytest.M
     assert {index: entry["success"] for index, entry in episodes.items()} == {"0": True, "1": False, "3": True}
 
 
+def test_the_end_of_the_answers_is_the_end_of_labelling(
+    copy_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = copy_dataset("libero_v30")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
+    assert run("label", root, "--interactive") == 0
+    episodes = json.loads((tmp_path / "libero_v30.labels.json").read_text())["episodes"]
+    assert list(episodes) == ["0", "1"]
+
+
+def test_who_labels_nothing_leaves_the_rewards_of_the_dataset_alone(
+    copy_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = copy_dataset("aloha_v30")
+    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
+    assert run("label", root, "--interactive") == 0
+    with pytest.raises(DatasetError, match=r"no camera 'nope'"):
+        run("label", root, "--interactive", "--camera", "nope")
+    assert not (tmp_path / "aloha_v30.labels.json").exists()
+    assert inspect_source(open_source(root)).success_rate == 0.75
+
+
 def test_stats_of_a_config(datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("stats", "--config", "libero", "--data-dir", datasets / "libero_v30", "--asset-id", "mine") == 0

@@ -145,12 +145,13 @@ def label(
     labels = labels.updated(labels_module.label_list(source, *parsed))
     rewards = labels_module.parse_rewards(reward)
     labels = labels.updated(labels_module.label_rewards(labels.episodes, rewards))
-    labels.save()
+    shown = camera or (source.cameras[0] if source.cameras else None)
+    if interactive and (shown is None or shown not in source.cameras):
+        raise DatasetError(f"{source.root}: no camera {shown!r}; it has {list(source.cameras)}")
+    if labels.episodes:  # a file without labels would hide the dataset's own rewards
+        labels.save()
     console = Console()
-    if interactive:
-        shown = camera or (source.cameras[0] if source.cameras else None)
-        if shown is None or shown not in source.cameras:
-            raise DatasetError(f"{source.root}: no camera {shown!r}; it has {list(source.cameras)}")
+    if interactive and shown is not None:
         answers = labels_module.label_interactively(
             source, labels.episodes, camera=shown, ask=console.input, console=console
         )

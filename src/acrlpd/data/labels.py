@@ -225,7 +225,10 @@ def label_interactively(
 
 def _answer(ask: Callable[[str], str]) -> str:
     while True:
-        answer = ask("success? (y)es, (n)o, (s)kip, (q)uit: ").strip().lower()[:1]
+        try:
+            answer = ask("success? (y)es, (n)o, (s)kip, (q)uit: ").strip().lower()[:1]
+        except EOFError:  # Ctrl-D, or the end of answers that came through a pipe
+            return "q"
         if answer in ("y", "n", "s", "q"):
             return answer
 
