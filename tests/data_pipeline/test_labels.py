@@ -61,6 +61,24 @@ def test_labels_of_another_dataset_are_refused(source, tmp_path):
             load_labels(path, source)
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"success": "false"}, r"success of episode 3 is 'false', expected true or false"),
+        ({"success": None}, r"success of episode 3 is None, expected true or false"),
+        ({"success": True, "reward": "1"}, r"reward of episode 3 is '1', expected a number"),
+    ],
+)
+def test_an_edited_label_that_says_neither_yes_nor_no_is_refused(source, tmp_path, entry, message):
+    labels = Labels(tmp_path / "labels.json", label_list(source, [0, 3], []))
+    labels.save()
+    content = json.loads(labels.path.read_text())
+    content["episodes"]["3"] |= entry
+    labels.path.write_text(json.dumps(content))
+    with pytest.raises(DatasetError, match=message):
+        load_labels(labels.path, source)
+
+
 def test_parse_indices():
     assert parse_indices("0-3, 7,10-10") == [0, 1, 2, 3, 7, 10]
     assert parse_indices("") == []

@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def load_labels(path: Path, source: EpisodeSource) -> Labels | None:
         content = json.loads(path.read_text())
         if content.get("format") != _FORMAT:
             raise ValueError(f"its format is {content.get('format')!r}, expected {_FORMAT!r}")
-        episodes = {int(index): Label(**entry) for index, entry in content["episodes"].items()}
+        episodes = {int(index): _parse_label(index, entry) for index, entry in content["episodes"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DatasetError(f"{path} is not a labels file: {error}") from error
     for index, length in zip(source.indices, source.lengths, strict=True):
@@ -101,6 +101,16 @@ def load_labels(path: Path, source: EpisodeSource) -> Labels | None:
                 f"{length}: the labels belong to another dataset. Move the file away and label again"
             )
     return Labels(path, episodes)
+
+
+def _parse_label(index: str, entry: Mapping[str, Any]) -> Label:
+    """A label from the file, which people edit too: the text "false" would count as a success."""
+    label = Label(**entry)
+    if not isinstance(label.success, bool):
+        raise ValueError(f"success of episode {index} is {label.success!r}, expected true or false")
+    if label.reward is not None and (isinstance(label.reward, bool) or not isinstance(label.reward, int | float)):
+        raise ValueError(f"reward of episode {index} is {label.reward!r}, expected a number")
+    return label
 
 
 def label_list(source: EpisodeSource, successes: Iterable[int], failures: Iterable[int]) -> dict[int, Label]:
