@@ -67,7 +67,9 @@ def test_its_steps_lead_from_a_dataset_to_batches(dataset: Path, tmp_path: Path,
         "model.vocab_size": 512,
         "model.image_resolution": [28, 28],
     }
-    with create_acrlpd_data_loader(apply_config_overrides(given, smaller), 4) as loader:
+    small = apply_config_overrides(given, smaller | {"weight_loader.kind": "none"})
+    assert validate_config(small, num_devices=1, ready_to_train=True).errors == ()
+    with create_acrlpd_data_loader(small, 4) as loader:
         batch = loader.sample_batch()
         assert loader.get_dataset_statistics()["success_rate"] == 0.5
     assert batch.actions.shape == (4, 20, 32)

@@ -39,6 +39,8 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"critic_lr_schedule.peak_lr": 0.0}, "critic_lr_schedule.peak_lr must be above 0"),
         ({"offline_steps": 0}, "num_train_steps must be at least 1"),
         ({"checkpoints.keep_period": 0}, "checkpoints.keep_period must be at least 1; found 0"),
+        ({"data.num_workers": -1}, "data.num_workers must be at least 0; found -1"),
+        ({"data.prefetch_batches": 0}, "data.prefetch_batches must be at least 1; found 0"),
         ({"exp_name": "a/b"}, "exp_name must be a plain directory name"),
         ({"data.robot": "aloha"}, "qchunking.action_dim 7 does not fit robot aloha, which has 14"),
         ({"data.adapt_to_pi": True}, "data.adapt_to_pi is for ALOHA"),

@@ -257,9 +257,12 @@ def check_training(config: RLTrainConfig) -> Iterator[Finding]:
 def check_data(config: RLTrainConfig) -> Iterator[Finding]:
     data = config.data
     yield from at_least(
-        1,
+        0,
         data__episodes_per_memory_pool=data.episodes_per_memory_pool,
         data__num_workers=data.num_workers,
+    )
+    yield from at_least(
+        1,
         data__prefetch_batches=data.prefetch_batches,
         **({} if data.max_episodes is None else {"data__max_episodes": data.max_episodes}),
     )

@@ -118,11 +118,12 @@ class DataConfig:
     # Stop at a broken episode, or leave it out, count it and list it.
     on_bad_episode: OnBadEpisode = "error"
 
-    # Directory of the frame cache; None: decode video on the fly.
+    # Directory of the frame cache; None: a pool of decoded episodes in memory.
     frame_cache_dir: str | None = None
-    # Decoded episodes kept in memory at a time when there is no frame cache; bounds resident memory.
+    # Decoded episodes kept in memory at a time when there is no frame cache; bounds resident memory. 0: none,
+    # every frame is decoded when a batch needs it, which takes the most CPU.
     episodes_per_memory_pool: int = 64
-    # Threads that read and decode. The batches do not depend on it.
+    # Threads that prepare batches ahead; 0: each is made when it is asked for. The batches do not depend on it.
     num_workers: int = 2
     # Batches prepared ahead of the train step.
     prefetch_batches: int = 2
