@@ -113,6 +113,39 @@ def test_droid_with_shapes_of_its_own(copy_dataset: Callable[[str], Path]) -> No
     assert_bad(root, 1, r"joint_positions' is \[6\] per step, in the first episode \[7\]")
 
 
+@pytest.mark.parametrize("success", ["False", np.bytes_("no"), np.array([True, False])])
+def test_hdf5_with_a_success_that_is_neither_true_nor_false(copy_dataset: Callable[[str], Path], success) -> None:
+    root = copy_dataset("aloha_hdf5_sim_raw")
+    edit_hdf5(root / "episode_0.hdf5", lambda file: file.attrs.update(success=True))
+    edit_hdf5(root / "episode_1.hdf5", lambda file: file.attrs.update(success=success))
+    assert_bad(root, 1, r"episode_1.hdf5: episode 1: the attribute 'success' is .*, expected true or false")
+    root, folder = copy_dataset("droid_like"), Path("success") / "2023-07-07" / "Fri_Jul__7_09_41_23_2023"
+    edit_hdf5(root / folder / "trajectory.h5", lambda file: file.attrs.update(success=success))
+    assert_bad(root, 1, r"trajectory.h5: episode 1: the attribute 'success' is .*, expected true or false")
+
+
+def test_hdf5_with_one_value_for_all_steps(copy_dataset: Callable[[str], Path]) -> None:
+    root = copy_dataset("aloha_hdf5_sim_raw")
+    edit_hdf5(root / "episode_0.hdf5", lambda file: file.update(success=np.zeros(60, bool)))
+    edit_hdf5(root / "episode_1.hdf5", lambda file: file.update(success=np.bool_(True)))
+    assert_bad(root, 1, r"episode_1.hdf5: episode 1: success is a single value, expected one row per step")
+
+
+@pytest.mark.parametrize(
+    ("add", "found"),
+    [
+        (lambda images: images.create_dataset("depth", data=np.zeros((97, 8, 8), np.uint16)), r"\[97, 8, 8\]"),
+        (lambda images: images.create_group("depth").create_group("high"), r"a group of \['high'\]"),
+    ],
+)
+def test_hdf5_with_something_else_among_the_cameras(copy_dataset: Callable[[str], Path], add, found: str) -> None:
+    root = copy_dataset("aloha_hdf5_sim_raw")
+    for path in root.iterdir():
+        edit_hdf5(path, lambda file: add(file["observations/images"]))
+    with pytest.raises(DatasetError, match=rf"camera 'observation.images.depth': expected frames .*, found {found}"):
+        open_source(root)
+
+
 def test_hdf5_without_steps(copy_dataset: Callable[[str], Path]) -> None:
     root = copy_dataset("aloha_hdf5_compressed")
 

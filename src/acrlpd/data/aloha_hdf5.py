@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import simplejpeg
 
-from acrlpd.data.hdf5_file import FIRST_EPISODE, check_shapes, identity_of_files, open_hdf5
+from acrlpd.data.hdf5_file import FIRST_EPISODE, check_shapes, identity_of_files, open_hdf5, read_rows, read_success
 from acrlpd.data.source import (
     ColumnTable,
     DatasetError,
@@ -161,8 +161,17 @@ def _read_prompt(file: h5py.File, path: Path, index: int) -> str | None:
         raise EpisodeError(f"the attribute 'task' is not text ({error})", path=path, episode=index) from None
 
 
-def _frame_shape(images: h5py.Dataset, path: Path, index: int, camera: str) -> tuple[int, ...]:
+def _frame_shape(images: h5py.Dataset | h5py.Group, path: Path, index: int, camera: str) -> tuple[int, ...]:
     """Height, width and channels, from the header of the first frame where they are JPEG."""
+    if not isinstance(images, h5py.Dataset) or images.ndim not in (1, 2, 4):
+        found = list(images.shape) if isinstance(images, h5py.Dataset) else f"a group of {list(images)}"
+        raise EpisodeError(
+            f"expected frames [steps, height, width, 3] or JPEG bytes, found {found}; move what is no camera out of "
+            f"{_IMAGES}",
+            path=path,
+            episode=index,
+            camera=camera,
+        )
     if images.ndim == 4:
         return images.shape[1:]
     try:
@@ -176,11 +185,11 @@ def _read_column(file: h5py.File, name: str, length: int, path: Path, index: int
     key = _COLUMNS[name]
     if key not in file and name == "next.success" and "success" in file.attrs:
         success = np.zeros(length, bool)
-        success[-1:] = bool(file.attrs["success"])
+        success[-1:] = read_success(file, path, index)
         return success
     if key not in file:
         raise EpisodeError(f"no dataset {key!r}, which other episodes have", path=path, episode=index)
-    values = file[key][()]
+    values = read_rows(file, key, path, index)
     if len(values) != length:
         raise EpisodeError(f"{key} has {len(values)} rows, action has {length}", path=path, episode=index)
     return values[:, 0] if values.shape[1:] == (1,) else values

@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from acrlpd.data.hdf5_file import FIRST_EPISODE, check_shapes, identity_of_files, open_hdf5
+from acrlpd.data.hdf5_file import FIRST_EPISODE, check_shapes, identity_of_files, open_hdf5, read_rows, read_success
 from acrlpd.data.source import (
     ColumnTable,
     DatasetError,
@@ -213,8 +213,8 @@ def _read_column(file: h5py.File, name: str, path: Path, index: int) -> np.ndarr
     length = len(file[_LENGTH])
     if name in _OUTCOME:
         last = np.arange(length) == length - 1
-        return last & (name == "next.done" or bool(file.attrs.get("success", False)))
-    parts = {part: file[part][()] for part in _OPENPI_COLUMNS.get(name, (name,))}
+        return last & (name == "next.done" or read_success(file, path, index))
+    parts = {part: read_rows(file, part, path, index) for part in _OPENPI_COLUMNS.get(name, (name,))}
     for part, values in parts.items():
         if len(values) != length:
             raise EpisodeError(f"{part} has {len(values)} rows, {_LENGTH} has {length}", path=path, episode=index)

@@ -31,6 +31,24 @@ def open_hdf5(path: Path, episode: int) -> Iterator[h5py.File]:
         raise EpisodeError(f"incomplete HDF5 file ({error.args[0]})", path=path, episode=episode) from None
 
 
+def read_rows(file: h5py.File, name: str, path: Path, episode: int) -> np.ndarray:
+    """A dataset with one row per step, in whole."""
+    values = np.asarray(file[name][()])
+    if not values.ndim:
+        raise EpisodeError(f"{name} is a single value, expected one row per step", path=path, episode=episode)
+    return values
+
+
+def read_success(file: h5py.File, path: Path, episode: int) -> bool:
+    """The attribute `success`; False where there is none. Text is refused: "false" would count as a success."""
+    success = np.asarray(file.attrs.get("success", False))
+    if success.size != 1 or success.dtype.kind not in "biuf":
+        raise EpisodeError(
+            f"the attribute 'success' is {file.attrs['success']!r}, expected true or false", path=path, episode=episode
+        )
+    return bool(success.item())
+
+
 def check_shapes(
     columns: Mapping[str, np.ndarray], features: Mapping[str, Feature], *, path: Path, episode: int
 ) -> None:
