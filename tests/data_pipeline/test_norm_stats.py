@@ -138,13 +138,32 @@ def test_quantiles_that_are_missing_are_named(goldens):
 def test_missing_and_broken_files_are_named(tmp_path):
     with pytest.raises(NormStatsError, match=r"no norm statistics at .*acrlpd data stats"):
         load_norm_stats(tmp_path)
-    for content in ("{", "[]", json.dumps({"norm_stats": {"state": {"mean": [1.0]}}})):
+    ragged = {"mean": [[1.0], [1.0, 2.0]], "std": [1.0]}
+    for content in ("{", "[]", *(json.dumps({"norm_stats": {"state": x}}) for x in ({"mean": [1.0]}, ragged))):
         (tmp_path / "norm_stats.json").write_text(content)
         with pytest.raises(NormStatsError, match=r"norm_stats.json is not a norm_stats.json"):
             load_norm_stats(tmp_path)
     (tmp_path / "norm_stats.json").write_text(json.dumps({"norm_stats": {"state": {"mean": [1.0], "std": [1.0, 2.0]}}}))
     with pytest.raises(NormStatsError, match="disagree about the number of dims"):
         load_norm_stats(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["mean", "std", "q01", "q99"])
+def test_statistics_that_are_not_numbers_are_refused(tmp_path, field):
+    fields = {name: [0.0, 1.0, 2.0] for name in ("mean", "std", "q01", "q99")} | {field: [0.0, float("nan"), 2.0]}
+    (tmp_path / "norm_stats.json").write_text(json.dumps({"norm_stats": {"actions": fields}}))
+    with pytest.raises(NormStatsError, match=rf"norm_stats.json: {field} of 'actions' is not finite in dims \[1\]"):
+        load_norm_stats(tmp_path)
+    (tmp_path / "norm_stats.json").write_text(json.dumps({"norm_stats": {"actions": {"mean": 0.0, "std": 1.0}}}))
+    with pytest.raises(NormStatsError, match="'actions' must be a list of numbers"):
+        load_norm_stats(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"dataset": "x"}'])
+def test_a_damaged_origin_is_named(tmp_path, content):
+    (tmp_path / "norm_stats_origin.json").write_text(content)
+    with pytest.raises(NormStatsError, match=r"norm_stats_origin.json is damaged .*acrlpd data stats"):
+        load_norm_stats_origin(tmp_path)
 
 
 def example(seed=0, dim=3):

@@ -236,7 +236,9 @@ def load_norm_stats(directory: str | Path) -> dict[str, NormStats]:
     try:
         stats = json.loads(path.read_text())["norm_stats"]
         return {key: _parse_stats(path, key, fields) for key, fields in stats.items()}
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except NormStatsError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NormStatsError(
             f"{path} is not a norm_stats.json ({type(error).__name__}: {error}); make it again with `acrlpd data stats`"
         ) from error
@@ -253,6 +255,14 @@ def _parse_stats(path: Path, key: str, fields: Mapping[str, Any]) -> NormStats:
     sizes = {name: x.shape for name, x in arrays.items() if x is not None}
     if len(set(sizes.values())) != 1:
         raise NormStatsError(f"{path}: the statistics of {key!r} disagree about the number of dims: {sizes}")
+    if mean.ndim != 1:
+        raise NormStatsError(f"{path}: the statistics of {key!r} must be a list of numbers, found shape {mean.shape}")
+    for name, x in arrays.items():
+        if x is not None and not np.isfinite(x).all():  # every comparison with NaN would let it pass later
+            raise NormStatsError(
+                f"{path}: {name} of {key!r} is not finite in dims {np.flatnonzero(~np.isfinite(x)).tolist()}; repair "
+                "the data and make the statistics again with `acrlpd data stats`"
+            )
     return NormStats(mean, std, arrays["q01"], arrays["q99"])
 
 
@@ -261,4 +271,7 @@ def load_norm_stats_origin(directory: str | Path) -> NormStatsOrigin | None:
     path = Path(directory) / _ORIGIN_FILE
     if not path.is_file():
         return None
-    return NormStatsOrigin(**json.loads(path.read_text()))
+    try:
+        return NormStatsOrigin(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise NormStatsError(f"{path} is damaged ({error}); make it again with `acrlpd data stats`") from error
