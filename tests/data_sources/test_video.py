@@ -4,6 +4,7 @@ import gc
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -79,11 +80,45 @@ def test_a_frame_that_was_never_written_is_an_error(tmp_path: Path) -> None:
     assert caught.value.step == 40
 
 
+@pytest.mark.parametrize(("first", "last_shown"), [(0, None), (15, None), (0, 0.1), (0, 30)])
+@pytest.mark.parametrize("options", [{"bf": "0"}, {"bf": "3"}])
+def test_frames_by_number_wherever_the_file_begins_and_however_long_it_shows_the_last(
+    tmp_path: Path, options: dict[str, str], first: int, last_shown: float | None
+) -> None:
+    path, packets = tmp_path / "video.mp4", []
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("h264", rate=FPS, options=options)
+        stream.height, stream.width, stream.pix_fmt = *SIZE, "yuv420p"
+        for t in range(FRAMES):
+            frame = av.VideoFrame.from_ndarray(frame_codes.encode(1, t, 2, *SIZE), format="rgb24")
+            frame.pts, frame.time_base = (first + t) * 10, Fraction(1, 10 * FPS)
+            packets += stream.encode(frame)
+        packets += stream.encode(None)
+        if last_shown is not None:
+            packets[-1].duration = round(last_shown / FPS / packets[-1].time_base)
+        container.mux(packets)
+    frames = read_video_frames(VideoPool(), path, np.arange(FRAMES))
+    assert [code[1] for code in frame_codes.decode_all(frames)] == list(range(FRAMES))
+    reader = VideoReader(path)
+    start, fps = reader.numbering()
+    assert fps == pytest.approx(FPS)
+    reader.check_range(start, FRAMES, fps)
+    with pytest.raises(VideoError, match="the last frame is at"):
+        reader.check_range(start, FRAMES + 1, fps)
+
+
+def test_frames_that_cannot_be_counted_are_an_error(tmp_path: Path) -> None:
+    steps = [t for t in range(FRAMES) if t not in (40, 41)]
+    path = write_video(tmp_path / "gap.mp4", "h264", {"g": "12"}, steps)
+    with pytest.raises(VideoError, match=r"frames are not evenly spaced"):
+        read_video_frames(VideoPool(), path, np.array([25]))
+
+
 def test_past_the_end_is_an_error(video: Path) -> None:
     with pytest.raises(VideoError, match=r"the video ends before") as caught:
         read_video_frames(VideoPool(), video, np.array([FRAMES - 1, FRAMES]), fps=FPS)
     assert caught.value.step == FRAMES
-    with pytest.raises(VideoError, match=r"the video ends at 3.600 s, expected 91 frames from 0.000 s"):
+    with pytest.raises(VideoError, match=r"the last frame is at 3.560 s, expected 91 frames from 0.000 s"):
         VideoReader(video).check_range(0.0, FRAMES + 1, FPS)
 
 

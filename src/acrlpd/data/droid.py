@@ -25,7 +25,7 @@ from acrlpd.data.source import (
 )
 from acrlpd.data.video import VideoError, VideoPool, read_video_frames
 
-# DROID's control rate; each MP4 has one frame per control step, at whatever rate its header claims.
+# DROID's control rate; each MP4 has one frame per control step, at whatever rate it is encoded.
 DROID_FPS = 15.0
 _CAMERA_KEYS = {
     "exterior_image_1_left": "ext1_cam_serial",
@@ -178,7 +178,8 @@ class DroidSource(EpisodeSource):
         path, length = self._video(index, camera), self._length(index)
         try:
             with self._videos.reader(path) as reader:
-                reader.check_range(0.0, length, reader.fps)
+                start, fps = reader.numbering()
+                reader.check_range(start, length, fps)
                 shape = (reader.height, reader.width, 3)
         except VideoError as error:
             raise EpisodeError(str(error), path=path, episode=index, camera=camera) from None

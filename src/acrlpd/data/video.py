@@ -65,13 +65,32 @@ class VideoReader:
 
     def check_range(self, start: float, count: int, fps: float) -> None:
         """Raises when the file ends before `count` frames from `start` seconds on; decodes nothing."""
-        if self._stream.duration is None:
+        if not len(self._entries):
             return
-        end = ((self._stream.start_time or 0) + self._stream.duration) * self._time_base
-        if end < start + (count - 0.5) / fps:
+        # Not the duration: writers disagree about how long the last frame is shown.
+        last = (self._entries[len(self._entries) - 1].timestamp + self._decode_shift) * self._time_base
+        if last < start + (count - 1.5) / fps:
             raise VideoError(
-                f"the video ends at {end:.3f} s, expected {count} frames from {start:.3f} s at {fps:g} fps"
+                f"the last frame is at {last:.3f} s, expected {count} frames from {start:.3f} s at {fps:g} fps"
             )
+
+    def numbering(self) -> tuple[float, float]:
+        """(seconds of frame 0, frames per second), so that frames can be asked for by their number.
+
+        Raises where frames are not evenly spaced: time would then lead to a neighbour of the one meant.
+        """
+        first = (self._stream.start_time or 0) * self._time_base
+        times = np.array([entry.timestamp for entry in self._entries], np.float64)
+        if len(times) < 2:
+            return first, self.fps
+        step = (times[-1] - times[0]) / (len(times) - 1)
+        uneven = np.flatnonzero(np.abs(times - times[0] - step * np.arange(len(times))) > step / 4)
+        if uneven.size:
+            raise VideoError(
+                f"its frames are not evenly spaced (frame {uneven[0]} of {len(times)} is not where it should be), so "
+                "they cannot be counted; encode it again at a constant rate"
+            )
+        return first, 1 / (step * self._time_base)
 
     def frame(self, second: float, fps: float) -> np.ndarray:
         """The frame at a time in the file, matched within half a frame: uint8 [h, w, 3]."""
@@ -195,11 +214,12 @@ def read_video_frames(
 ) -> np.ndarray:
     """Frames number `ts` (any order, repeats allowed) of the clip that begins at `start` seconds of a file.
 
-    `fps` is the rate at which the dataset counts; without it the file's own. Returns uint8 [n, h, w, 3].
+    `fps` is the rate at which the dataset counts; without it frames of the whole file are counted. Returns uint8
+    [n, h, w, 3].
     """
     steps, where = np.unique(ts, return_inverse=True)
     with pool.reader(path) as reader:
-        fps = fps or reader.fps
+        start, fps = (start, fps) if fps is not None else reader.numbering()
         frames = np.empty((len(ts), reader.height, reader.width, 3), np.uint8)
         for k, step in enumerate(steps.tolist()):
             try:
