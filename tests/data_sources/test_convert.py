@@ -8,6 +8,7 @@ import pytest
 
 from acrlpd.data.convert import convert_to_lerobot
 from acrlpd.data.source import DatasetError, EpisodeError, EpisodeSource, open_source
+from acrlpd.data.validate import validate_source
 
 
 def convert(source: EpisodeSource, output: Path, **options):
@@ -66,6 +67,26 @@ def test_a_failed_conversion_leaves_nothing_and_can_be_repeated(copy_dataset, tm
     assert [episode.index for episode in skipped] == [1]
     assert open_source(tmp_path / "new").lengths.tolist() == [60]
     assert {p.name for p in tmp_path.iterdir()} == {"aloha_hdf5_compressed", "new"}
+
+
+def test_a_second_conversion_does_not_spoil_the_first(
+    datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_source(datasets / "aloha_hdf5_sim_raw")
+    read, refused = source.read_frames, []
+
+    def meddle(index: int, camera: str, ts: np.ndarray) -> np.ndarray:
+        if index == 1 and not refused:
+            with pytest.raises(DatasetError, match=r"another process is converting to .*new") as caught:
+                convert(open_source(datasets / "aloha_hdf5_sim_raw"), tmp_path / "new", task="x")
+            refused.append(caught)
+        return read(index, camera, ts)
+
+    monkeypatch.setattr(source, "read_frames", meddle)
+    convert(source, tmp_path / "new", task="Transfer cube")
+    converted = open_source(tmp_path / "new")
+    assert refused and validate_source(converted, frames="all", show_progress=False) == []
+    assert [p.name for p in tmp_path.iterdir()] == ["new"]
 
 
 def test_what_is_lerobot_already_is_not_converted(datasets: Path, tmp_path: Path) -> None:

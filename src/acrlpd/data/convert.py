@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import rich.progress
 
+from acrlpd.data.directory_lock import only_one
 from acrlpd.data.lerobot import LeRobotSource
 from acrlpd.data.lerobot_writer import LeRobotWriter
 from acrlpd.data.source import DatasetError, Episode, EpisodeError, EpisodeSource, Feature, SkippedEpisode
@@ -35,11 +36,25 @@ def convert_to_lerobot(
         raise DatasetError(f"{source.root}: is {source.format} already, which is read as it is")
     if output.exists() and any(output.iterdir()):
         raise DatasetError(f"{output}: not empty; convert into a new directory")
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    work = output.with_name(f".{output.name}.partial")
+    work.mkdir(parents=True, exist_ok=True)
+    with only_one(work, f"converting to {output}"):
+        partial = work / "dataset"
+        shutil.rmtree(partial, ignore_errors=True)  # of a conversion that stopped
+        skipped = _convert(source, partial, task, codec, robot_type, show_progress)
+        if output.exists():
+            output.rmdir()
+        partial.replace(output)
+    shutil.rmtree(work, ignore_errors=True)  # nothing is left but the lock
+    return skipped
+
+
+def _convert(
+    source: EpisodeSource, output: Path, task: str | None, codec: str, robot_type: str | None, show_progress: bool
+) -> list[SkippedEpisode]:
     features = _writable_features(source)
     skipped = list(source.skipped)
-    with LeRobotWriter(partial, fps=source.fps, features=features, robot_type=robot_type, codec=codec) as writer:
+    with LeRobotWriter(output, fps=source.fps, features=features, robot_type=robot_type, codec=codec) as writer:
         episodes = rich.progress.track(range(len(source)), "converting episodes", disable=not show_progress)
         for i in episodes:
             try:
@@ -49,9 +64,6 @@ def convert_to_lerobot(
                     raise
                 writer.discard_episode()
                 skipped.append(SkippedEpisode(source.indices[i], str(error)))
-    if output.exists():
-        output.rmdir()
-    partial.replace(output)
     return skipped
 
 

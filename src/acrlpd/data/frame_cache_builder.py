@@ -6,9 +6,7 @@ first shard that has none. `manifest.json` appears last, from all records.
 """
 
 import concurrent.futures
-import contextlib
 import dataclasses
-import fcntl
 import functools
 import json
 import os
@@ -21,6 +19,7 @@ import numpy as np
 import rich.progress
 import simplejpeg
 
+from acrlpd.data.directory_lock import LOCK, only_one
 from acrlpd.data.frame_cache import (
     MANIFEST,
     CacheSpec,
@@ -74,7 +73,7 @@ def build_frame_cache(
         jpeg_quality=JPEG_QUALITY if encoding == "jpeg" else None,
     )
     directory.mkdir(parents=True, exist_ok=True)
-    with _only_builder(directory):
+    with only_one(directory, "building this cache"):
         plan = _begun_or_new_plan(directory, source, spec)
         if (directory / MANIFEST).is_file():
             skipped = read_manifest(directory)[2]
@@ -128,26 +127,12 @@ def _begun_or_new_plan(directory: Path, source: EpisodeSource, spec: CacheSpec) 
                 "on_bad_episode=skip, or choose an empty directory"
             )
         return plan
-    if any(p.name != _LOCK for p in directory.iterdir()):
+    if any(p.name != LOCK for p in directory.iterdir()):
         raise DatasetError(f"{directory}: not empty and not a frame cache; choose an empty directory")
     plan = _plan(source, spec)
     shards = [[file, camera, list(episodes)] for file, camera, episodes in plan]
     write_json(path, {"spec": spec.to_json(), "shards": shards})
     return plan
-
-
-_LOCK = ".lock"
-
-
-@contextlib.contextmanager
-def _only_builder(directory: Path) -> Iterator[None]:
-    """One builder per directory; the lock of a killed one is gone with it."""
-    with (directory / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DatasetError(f"{directory}: another process is building this cache") from None
-        yield
 
 
 @dataclasses.dataclass(frozen=True)
