@@ -69,6 +69,17 @@ def test_a_failed_conversion_leaves_nothing_and_can_be_repeated(copy_dataset, tm
     assert {p.name for p in tmp_path.iterdir()} == {"aloha_hdf5_compressed", "new"}
 
 
+def test_a_conversion_of_nothing_is_no_dataset(copy_dataset, tmp_path: Path) -> None:
+    root = copy_dataset("aloha_hdf5_compressed")
+    for path in root.iterdir():
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data[: len(data) // 2] + bytes(5000) + data[len(data) // 2 + 5000 :])
+    with pytest.raises(DatasetError, match=r"none of 2 episodes could be converted; the first: .*episode 0, frame"):
+        convert(open_source(root, on_bad_episode="skip"), tmp_path / "new", task="x")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_second_conversion_does_not_spoil_the_first(
     datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,9 @@ def convert_to_lerobot(
         partial = work / "dataset"
         shutil.rmtree(partial, ignore_errors=True)  # of a conversion that stopped
         skipped = _convert(source, partial, task, codec, robot_type, show_progress)
+        if len(skipped) == len(source) + len(source.skipped):
+            reason = f"; the first: {skipped[0].reason}" if skipped else ""
+            raise DatasetError(f"{source.root}: none of {len(skipped)} episodes could be converted{reason}")
         if output.exists():
             output.rmdir()
         partial.replace(output)
