@@ -14,6 +14,7 @@ from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 ROBOT_ACTION_DIM = {"aloha": 14, "droid": 8, "libero": 7}
 PALIGEMMA_VOCAB = 257_152
 BYTE_VOCAB = 259  # 256 bytes, padding, begin and end
+MAX_SEED = 2**32 - 1  # simulators take no larger one
 RELEASED_WEIGHTS = "gs://openpi-assets/checkpoints/"
 
 
@@ -235,8 +236,15 @@ def check_training(config: RLTrainConfig) -> Iterator[Finding]:
         training__online_steps=training.online_steps,
         training__eval_frequency=training.eval_frequency,
         training__early_stopping_patience=training.early_stopping_patience,
-        seed=config.seed,
     )
+    seeds = {
+        "seed": config.seed,
+        "evaluation.seed": config.evaluation.seed,
+        "data.demonstrations.seed": config.data.demonstrations.seed,
+    }
+    for name, seed in seeds.items():
+        if not 0 <= seed <= MAX_SEED:
+            yield error(f"{name} must lie between 0 and {MAX_SEED}; found {seed}")
     keep_period = config.checkpoints.keep_period
     yield from at_least(
         1,
