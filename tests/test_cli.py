@@ -146,6 +146,12 @@ def test_config_from_a_file_with_flags_on_top(tmp_path):
     assert (config.critic.num_critics, config.batch_size) == (3, 32)
 
 
+def test_the_last_of_two_configs_counts():
+    assert cli(["--config", "aloha", "--config", "droid"]).name == "droid"
+    config = cli(["--config=aloha", "--environment", "debug", "--config=droid", "--environment=production"])
+    assert config == get_config("droid")
+
+
 def test_configs_print_json(capsys):
     assert main(["configs", "list", "--json"]) == 0
     assert "aloha" in json.loads(capsys.readouterr().out)

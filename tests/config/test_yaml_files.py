@@ -70,7 +70,7 @@ def test_numbers_may_be_written_as_people_do(text):
         ),
         ("base_config: droid\n\nbatch_size: many", "run.yaml:3: batch_size must be an integer; found 'many'"),
         ("base_config: driod", "run.yaml:1: unknown config 'driod'; did you mean 'droid'?"),
-        ("base_config: droid\nenvironment: tset", "unknown environment 'tset'"),
+        ("base_config: droid\nenvironment: tset", "run.yaml:2: unknown environment 'tset'"),
         ("critic:\n  num_critics: 3", "run.yaml: base_config is missing"),
         ("platform: droid\nbase_config: aloha", "name two presets"),
         ("name: mine\nenvironment: debug", "run.yaml:2: environment changes a preset"),

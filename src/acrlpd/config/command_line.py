@@ -177,10 +177,11 @@ def _scaled(name: str, schedule: LRSchedule, peak_lr: float) -> dict[str, float]
 
 
 def _peek(args: Sequence[str], flag: str) -> str | None:
-    """The value of a flag, before the real parse, which depends on it."""
+    """The value of a flag, before the real parse, which depends on it; given twice, the last one counts there too."""
+    value = None
     for i, arg in enumerate(args):
         if arg == flag and i + 1 < len(args):
-            return args[i + 1]
-        if arg.startswith(f"{flag}="):
-            return arg.partition("=")[2]
-    return None
+            value = args[i + 1]
+        elif arg.startswith(f"{flag}="):
+            value = arg.partition("=")[2]
+    return value

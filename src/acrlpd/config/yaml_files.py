@@ -17,6 +17,7 @@ import yaml
 
 from acrlpd.config.environments import load_training_config
 from acrlpd.config.overrides import Assignment, assign, resolve_alias
+from acrlpd.config.registry import get_config
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, to_dict
 
@@ -91,6 +92,8 @@ def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainC
     ((name_text, assignment),) = names.items()
     environment = special.get("environment")
     try:
+        get_config(name_text)
+        assignment = environment or assignment  # where the next mistake stands
         base = load_training_config(name_text, str(environment.value) if environment else "production")
     except ConfigError as error:
         raise ConfigError(assignment.error(str(error))) from error
