@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from acrlpd.data.source import DatasetError, open_source
@@ -44,6 +46,22 @@ def test_version_2_0_is_read_like_2_1(copy_dataset) -> None:
     (root / "images").mkdir()
     source = open_source(root)
     assert (source.format, len(source), source.episode(2).length) == ("LeRobot v2.0", 6, 54)
+
+
+def test_metadata_of_several_writers_is_one_dataset(copy_dataset, datasets: Path) -> None:
+    root = copy_dataset("aloha_v30")
+    path = root / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path)
+    path.unlink()  # it is a hard link to the original
+    pq.write_table(table.slice(0, 5), path)
+    rest = table.slice(5)
+    for name, kind in {"length": pa.int32(), "tasks": pa.list_(pa.field("item", pa.large_string()))}.items():
+        rest = rest.set_column(rest.column_names.index(name), name, rest[name].cast(kind))
+    pq.write_table(rest, path.with_name("file-001.parquet"))
+    source, original = open_source(root), open_source(datasets / "aloha_v30")
+    assert source.lengths.tolist() == original.lengths.tolist()
+    assert [source.episode_tasks(i) for i in (0, 11)] == [original.episode_tasks(i) for i in (0, 11)]
+    assert source.episode(11).prompt == original.episode(11).prompt
 
 
 def test_a_hub_id_is_found_in_lerobots_own_directory(

@@ -105,7 +105,8 @@ class LeRobotV3Source(LeRobotSource):
             missing = [name for name in needed if name not in table.column_names]
             if missing:
                 raise DatasetError(f"{path}: the column {missing[0]!r} is missing")
-        return pa.concat_tables(tables)
+        # Files of one dataset may come from several writers, which name and size types differently.
+        return pa.concat_tables(tables, promote_options="permissive")
 
     def _episode_files(self) -> list[Path]:
         files = sorted((self.root / "meta" / "episodes").glob("chunk-*/file-*.parquet"))
