@@ -6,7 +6,7 @@ import pytest
 
 from acrlpd.config import RewardConfig
 from acrlpd.data.labels import Label, Labels
-from acrlpd.data.rewards import compute_rewards, environment_rewards
+from acrlpd.data.rewards import compute_rewards, environment_rewards, require_success_in_time
 from acrlpd.data.source import ColumnTable, DatasetError
 
 
@@ -82,6 +82,31 @@ def test_nothing_is_earned_after_the_first_success():
     assert found.rewards.tolist() == [-1, 0, 0, 0, -1, -1, -1]
     assert np.flatnonzero(found.terminals).tolist() == [1]
     assert np.flatnonzero(found.after_terminal).tolist() == [2, 3]
+
+
+def test_a_success_column_about_episodes_is_refused():
+    for columns in ({}, {"next_reward": [0, 0, 0, 1, 0, 0, 0]}):
+        episodes = table(next_success=[1, 1, 1, 1, 0, 0, 0], **columns)
+        with pytest.raises(DatasetError, match=r"'next.success' is true from the first step of every success"):
+            require_success_in_time(episodes, rewards_of(episodes), RewardConfig())
+
+
+@pytest.mark.parametrize(
+    "success",
+    [
+        [0, 0, 0, 1, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0, 1, 1],  # one that began solved, and one that was solved
+    ],
+)
+def test_a_success_column_about_steps_is_accepted(success):
+    steps = table(next_success=success)
+    require_success_in_time(steps, rewards_of(steps), RewardConfig())
+
+
+def test_an_episode_of_one_step_may_succeed_in_it():
+    steps = ColumnTable({"next.success": np.array([1, 0])}, np.array([0, 1, 2]), (None,), np.zeros(2, np.int32))
+    require_success_in_time(steps, rewards_of(steps), RewardConfig())
 
 
 def test_scale_and_bias():

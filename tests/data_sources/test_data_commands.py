@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,23 @@ def test_inspect_warns_of_what_would_spoil_training(tmp_path: Path) -> None:
     assert "1 episodes have fewer than 10 steps: [2]" in warnings
     assert "every episode is a success" in warnings
     assert "no cameras" in warnings
+
+
+def test_a_success_column_about_whole_episodes_becomes_labels(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    features = {"observation.state": Feature("float32", (2,)), "action": Feature("float32", (2,))}
+    features["next.success"] = Feature("bool", ())
+    with LeRobotWriter(root, fps=10, features=features) as writer:
+        for success in (True, False, True):
+            for t in range(20):
+                values = np.array([t, -t])
+                writer.add_step({"observation.state": values, "action": values, "next.success": success}, {})
+            writer.end_episode("push")
+    report = inspect_source(open_source(root))
+    (rule,) = [re.search(r"--rule '(.*)'", warning) for warning in report.warnings if "how an episode ends" in warning]
+    assert report.success_rate is None and rule is not None
+    run("label", root, "--rule", rule[1])
+    assert inspect_source(open_source(root)).success_rate == pytest.approx(2 / 3)
 
 
 def test_brackets_in_names_and_prompts_are_shown_as_they_are(

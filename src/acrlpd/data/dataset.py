@@ -28,7 +28,7 @@ from acrlpd.data.policy_transforms import (
     describe_statistics_transform,
     known_delta_mask,
 )
-from acrlpd.data.rewards import StepRewards, compute_rewards
+from acrlpd.data.rewards import StepRewards, compute_rewards, require_success_in_time
 from acrlpd.data.source import ColumnTable, DatasetError, EpisodeSource, FrameStore, open_source
 from acrlpd.data.transforms import AbsoluteActions, DeltaActions
 from acrlpd.models.pi0_config import Pi0Config
@@ -162,7 +162,9 @@ def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepR
     if named is not None and labels is None:
         raise DatasetError(f"data.rewards.labels_file={named}: no such file; write it with `acrlpd data label`")
     table = read_columns(source, config, rewards=True)
-    return table, compute_rewards(table, source.indices, config.rewards, labels)
+    rewards = compute_rewards(table, source.indices, config.rewards, labels)
+    require_success_in_time(table, rewards, config.rewards)
+    return table, rewards
 
 
 def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:

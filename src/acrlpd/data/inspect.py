@@ -14,7 +14,7 @@ from rich.table import Table
 from acrlpd.config import RewardConfig
 from acrlpd.data.image_resize import resize_with_pad
 from acrlpd.data.labels import labels_path, load_labels
-from acrlpd.data.rewards import StepRewards, compute_rewards
+from acrlpd.data.rewards import StepRewards, compute_rewards, require_success_in_time
 from acrlpd.data.source import ColumnTable, DatasetError, EpisodeSource, SkippedEpisode
 
 # A dimension whose middle 98 % spans less than this (radians, metres) blows up when it is normalised.
@@ -103,9 +103,12 @@ def _rewards(source: EpisodeSource, table: ColumnTable) -> tuple[StepRewards | N
     """Rewards as a run with the default reward config would see them, or why there are none."""
     try:
         labels = load_labels(labels_path(source), source)
-        return compute_rewards(table, source.indices, RewardConfig(), labels), None
+        config = RewardConfig()
+        rewards = compute_rewards(table, source.indices, config, labels)
+        require_success_in_time(table, rewards, config)
     except DatasetError as error:
         return None, str(error)
+    return rewards, None
 
 
 def _is_vector(values: np.ndarray) -> bool:

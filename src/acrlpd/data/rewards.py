@@ -72,6 +72,24 @@ def compute_rewards(
     return _from_reward_column(table, config)
 
 
+def require_success_in_time(table: ColumnTable, rewards: StepRewards, config: RewardConfig) -> None:
+    """Refuses a success column that repeats on every step how the episode ends.
+
+    Success at the first step leaves nothing before it to learn from. Where all successes are of that kind, the
+    column is about episodes, not about steps.
+    """
+    lengths = np.diff(table.offsets)
+    if config.success_column not in table.columns or not rewards.success.any():
+        return
+    at_once = rewards.terminals[table.offsets[:-1]] & (lengths > 1)
+    if at_once[rewards.success].all():
+        raise DatasetError(
+            f"column {config.success_column!r} is true from the first step of every success on: it says how an episode "
+            "ends, not when. Make labels from it with "
+            f"`acrlpd data label DATASET --rule 'max({config.success_column}) > 0'`"
+        )
+
+
 def _from_labels(
     table: ColumnTable, indices: tuple[int, ...], config: RewardConfig, labels: Labels | None
 ) -> StepRewards:
