@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from acrlpd.config.findings import Finding, at_least, error, warning
-from acrlpd.config.optimizers import ConstantSchedule, CosineDecaySchedule, LRSchedule
+from acrlpd.config.optimizers import ConstantSchedule, CosineDecaySchedule, LRSchedule, RsqrtDecaySchedule
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 
@@ -207,6 +207,8 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
                 yield warning(
                     f"{name}.warmup_steps {schedule.warmup_steps} is not over within the {config.num_train_steps} steps"
                 )
+        if isinstance(schedule, RsqrtDecaySchedule) and schedule.timescale <= 0:
+            yield error(f"{name}.timescale must be above 0; found {schedule.timescale}")
         if isinstance(schedule, CosineDecaySchedule):
             if schedule.decay_steps <= schedule.warmup_steps:
                 yield error(
@@ -214,9 +216,6 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
                 )
             if not 0 <= schedule.decay_lr <= schedule.peak_lr:
                 yield error(f"{name}.decay_lr {schedule.decay_lr} must lie between 0 and peak_lr {schedule.peak_lr}")
-    for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer"):
-        if getattr(config, name).clip_gradient_norm <= 0:
-            yield error(f"{name}.clip_gradient_norm must be above 0")
     if config.weight_loader.kind != "none" and config.actor_lr_schedule.peak_lr > 1e-4:
         yield warning(
             f"actor peak_lr {config.actor_lr_schedule.peak_lr} is high for pretrained weights; openpi "
@@ -226,6 +225,18 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
         yield warning(
             f"critic peak_lr {config.critic_lr_schedule.peak_lr} is high; 1e-4 to 1e-3 is usual (--critic_lr)"
         )
+
+
+def check_optimizers(config: RLTrainConfig) -> Iterator[Finding]:
+    for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer"):
+        optimizer = getattr(config, name)
+        for field in ("clip_gradient_norm", "eps"):
+            if getattr(optimizer, field) <= 0:
+                yield error(f"{name}.{field} must be above 0; found {getattr(optimizer, field)}")
+        for field in ("b1", "b2"):
+            if not 0.0 <= getattr(optimizer, field) < 1.0:
+                yield error(f"{name}.{field} must lie in [0, 1); found {getattr(optimizer, field)}")
+        yield from at_least(0, **{f"{name}.weight_decay": optimizer.weight_decay})
 
 
 def check_training(config: RLTrainConfig) -> Iterator[Finding]:
@@ -268,12 +279,20 @@ def check_data(config: RLTrainConfig) -> Iterator[Finding]:
         0,
         data__episodes_per_memory_pool=data.episodes_per_memory_pool,
         data__num_workers=data.num_workers,
+        data__demonstrations__num_episodes=data.demonstrations.num_episodes,
     )
+    optional = {
+        "data__max_episodes": data.max_episodes,
+        "data__demonstrations__max_episode_steps": data.demonstrations.max_episode_steps,
+    }
     yield from at_least(
         1,
         data__prefetch_batches=data.prefetch_batches,
-        **({} if data.max_episodes is None else {"data__max_episodes": data.max_episodes}),
+        **{name: value for name, value in optional.items() if value is not None},
     )
+    for name, columns in {"state": data.repack.state, "actions": data.repack.actions}.items():
+        if not columns:
+            yield error(f"data.repack.{name} names no column of the dataset; give one or more")
     expected = ROBOT_ACTION_DIM.get(data.robot)
     if expected is not None and config.qchunking.action_dim != expected:
         yield error(

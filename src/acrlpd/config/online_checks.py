@@ -28,7 +28,13 @@ def check_online(config: RLTrainConfig, level: Literal["error", "warning"]) -> I
         online__critic_warmup_steps=online.critic_warmup_steps,
         online__bc_weight_decay_steps=online.bc_weight_decay_steps,
         online__final_bc_weight=online.final_bc_weight or 0.0,
+        evaluation__num_videos=config.evaluation.num_videos,
     )
+    # Of these, a wrong one would show only at the first evaluation that uses it.
+    if min(config.evaluation.noise_levels, default=0.0) < 0:
+        yield error(f"evaluation.noise_levels must be at least 0; found {list(config.evaluation.noise_levels)}")
+    if min(config.evaluation.best_of_n_values, default=1) < 1:
+        yield error(f"evaluation.best_of_n_values must be at least 1; found {list(config.evaluation.best_of_n_values)}")
     if min(env.image_size) < 1:
         yield error(f"env.image_size must be height and width in pixels; found {list(env.image_size)}")
     if env.timeout_s <= 0:

@@ -46,6 +46,7 @@ def validate_config(
         *checks.check_critic(config),
         *checks.check_policy(config),
         *checks.check_learning_rates(config),
+        *checks.check_optimizers(config),
         *checks.check_training(config),
         *online_checks.check_online(config, "error" if ready_to_train else "warning"),
         *online_checks.check_baselines(config),
