@@ -7,6 +7,7 @@ from pathlib import Path
 import frame_codes
 import h5py
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from acrlpd.data.source import DatasetError, EpisodeSource, open_source
@@ -160,6 +161,24 @@ def test_aloha_files_may_carry_rewards_a_success_a_task_and_a_rate(copy_dataset)
         assert episode.prompt == "sort the screws"
         assert episode.columns["next.reward"][-1] == 1
         assert episode.columns["next.success"].sum() == episode.columns["next.success"][-1] == number
+
+
+def test_a_row_group_of_many_episodes_is_read_once(
+    copy_dataset, datasets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, original = copy_dataset("aloha_v30"), open_source(datasets / "aloha_v30")
+    path = root / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path)
+    path.unlink()  # it is a hard link to the original
+    pq.write_table(table, path)
+    assert pq.read_metadata(path).num_row_groups == 1
+    reads, read = [], pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", lambda *args, **kw: reads.append(1) or read(*args, **kw))
+    episodes = list(open_source(root))
+    assert len(reads) == 1
+    for found, expected in zip(episodes, original, strict=True):
+        for name, values in expected.columns.items():
+            np.testing.assert_array_equal(found.columns[name], values)
 
 
 def test_opening_reads_metadata_only(copy_dataset) -> None:

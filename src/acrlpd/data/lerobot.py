@@ -6,7 +6,7 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from acrlpd.data.source import (
 )
 from acrlpd.data.video import VideoError, VideoPool, read_video_frames
 
+# Row groups of columns are kept for the next episode: lerobot's converter puts all episodes of a file into one.
+_ROW_GROUPS = 2
 # Encoded images are kept for the next frame of the same episode; one holds an episode of one camera.
 _IMAGE_BLOCKS = 8
 
@@ -60,6 +62,7 @@ class LeRobotSource(EpisodeSource):
         self.tasks = self._read_tasks()
         self._videos = VideoPool()
         self._parquet = functools.lru_cache(maxsize=256)(_read_layout)
+        self._row_groups = functools.lru_cache(maxsize=_ROW_GROUPS)(self._read_row_groups)
         self._image_block = functools.lru_cache(maxsize=_IMAGE_BLOCKS)(self._read_image_block)
 
     @abc.abstractmethod
@@ -104,6 +107,7 @@ class LeRobotSource(EpisodeSource):
     def close(self) -> None:
         self._videos.close()
         self._parquet.cache_clear()
+        self._row_groups.cache_clear()
         self._image_block.cache_clear()
 
     def _column_names(self, names: Sequence[str] | None) -> list[str]:
@@ -112,7 +116,8 @@ class LeRobotSource(EpisodeSource):
 
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
         rows = self.rows(index)
-        columns = self._to_columns(index, self._read_rows(index, rows, self._column_names(names)), rows.path)
+        table = self._read_rows(index, rows, self._column_names(names), self._row_groups)
+        columns = self._to_columns(index, table, rows.path)
         return self._checked(index, rows, columns, names)
 
     def _to_columns(self, index: int, table: pa.Table, path: Path) -> dict[str, np.ndarray]:
@@ -172,15 +177,15 @@ class LeRobotSource(EpisodeSource):
             )
         return tuple(self.tasks[task] for task in used.tolist()), where.astype(np.int32)
 
-    def _read_rows(self, index: int, rows: Rows, names: Sequence[str]) -> pa.Table:
+    def _read_rows(
+        self, index: int, rows: Rows, names: Sequence[str], read: Callable[[Path, int, int, tuple[str, ...]], pa.Table]
+    ) -> pa.Table:
         """The named columns of an episode, from the row groups that hold them."""
         try:
             file = self._parquet(rows.path)
             self._require_rows(index, rows, file, names)
             first, last = file.groups(rows)
-            present = [name for name in names if name in file.columns]
-            with pq.ParquetFile(rows.path, metadata=file.footer) as opened:
-                table = opened.read_row_groups(list(range(first, last)), columns=present, use_threads=False)
+            table = read(rows.path, first, last, tuple(name for name in names if name in file.columns))
             return table.slice(rows.start - int(file.starts[first]), rows.length)
         except FileNotFoundError:
             raise EpisodeError("the data file is missing", path=rows.path, episode=index) from None
@@ -188,6 +193,10 @@ class LeRobotSource(EpisodeSource):
             raise EpisodeError(
                 f"not a readable parquet file, truncated or damaged ({error})", path=rows.path, episode=index
             ) from None
+
+    def _read_row_groups(self, path: Path, first: int, last: int, names: tuple[str, ...]) -> pa.Table:
+        with pq.ParquetFile(path, metadata=self._parquet(path).footer) as file:
+            return file.read_row_groups(list(range(first, last)), columns=list(names), use_threads=False)
 
     def _require_rows(self, index: int, rows: Rows, file: "ParquetLayout", names: Sequence[str]) -> None:
         if rows.start + rows.length > file.starts[-1]:
@@ -248,7 +257,7 @@ class LeRobotSource(EpisodeSource):
     def _read_image_block(self, index: int, camera: str) -> list[bytes]:
         """The encoded images of one episode and camera."""
         rows = self.rows(index)
-        column = self._read_rows(index, rows, [camera])[camera].combine_chunks()
+        column = self._read_rows(index, rows, [camera], self._read_row_groups)[camera].combine_chunks()
         if not pa.types.is_struct(column.type) or "bytes" not in [field.name for field in column.type]:
             raise EpisodeError(
                 f"image column is {column.type}, expected struct<bytes, path>",

@@ -68,7 +68,7 @@ class LeRobotV3Source(LeRobotSource):
         path = rows[indices[0]].path
         end = max(r.start + r.length for r in rows.values())
         try:
-            whole = self._read_rows(indices[0], Rows(path, 0, end), self._column_names(names))
+            whole = self._read_rows(indices[0], Rows(path, 0, end), self._column_names(names), self._read_row_groups)
             columns = self._to_columns(indices[0], whole, path)
         except EpisodeError:
             # One bad row spoils the whole file; episode by episode says which one, or avoids it.
