@@ -46,6 +46,7 @@ def test_a_dataset_that_the_hub_does_not_have(datasets: Path, tmp_path: Path) ->
     with FakeHub(REPO_ID, datasets / "libero_v30") as hub:
         found = inspect(tmp_path, hub.url, "someone/else")
     assert found.returncode == 2
+    assert "someone/else: no such directory here or in" in found.stderr
     assert "cannot fetch dataset 'someone/else' from the hub" in found.stderr
     assert "Traceback" not in found.stderr
 

@@ -43,4 +43,7 @@ def _download(repo_id: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(repo_id, repo_type="dataset"))
     except (OSError, ValueError) as error:  # every error of the hub client is one of these
-        raise DatasetError(f"cannot fetch dataset {repo_id!r} from the hub: {error}") from error
+        raise DatasetError(
+            f"{repo_id}: no such directory here or in {_lerobot_home()}, and cannot fetch dataset {repo_id!r} from the "
+            f"hub: {error}"
+        ) from error
