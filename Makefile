@@ -12,7 +12,8 @@ BIN := $(VENV)/bin
 help:
 	@echo "make quickstart | test | install | lint | types | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
 
-$(BIN)/python:
+# pip comes last: an environment that was interrupted, or lacks python3-venv, has none and is made again.
+$(BIN)/pip:
 	@echo "==> making the environment $(VENV) with $(PYTHON)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "acrlpd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
@@ -21,18 +22,18 @@ $(BIN)/python:
 # The stamps make a second call free, and let it work offline.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-$(VENV)/installed: pyproject.toml | $(BIN)/python
+$(VENV)/installed: pyproject.toml | $(BIN)/pip
 	@echo "==> installing acrlpd"
 	@$(PIP) --editable .
 	@touch $@
 
-$(VENV)/installed-sim: pyproject.toml | $(BIN)/python
+$(VENV)/installed-sim: pyproject.toml | $(BIN)/pip
 	@echo "==> installing acrlpd with the simulators"
 	@$(PIP) --editable '.[sim]'
 	@touch $@ $(VENV)/installed
 
 # openpi-client asks for numpy 1 but works with numpy 2: only without its dependencies can it be tested with.
-$(VENV)/installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/installed-dev: pyproject.toml | $(BIN)/pip
 	@echo "==> installing acrlpd with the simulators, the server, the metric writers and the development tools"
 	@$(PIP) --editable '.[sim,serve,hub,tensorboard,wandb,dev]'
 	@$(PIP) --no-deps openpi-client
