@@ -245,6 +245,23 @@ def test_stats_of_a_config(datasets: Path, tmp_path: Path, monkeypatch: pytest.M
     np.testing.assert_allclose(written["norm_stats"]["state"]["mean"][:8], state.mean(axis=0), atol=1e-4)
 
 
+def test_statistics_and_labels_go_without_a_broken_episode_when_told_to(
+    copy_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = copy_dataset("libero_v21")
+    (root / "data" / "chunk-000" / "episode_000002.parquet").unlink()
+    stats = ("stats", "--config", "libero", "--data-dir", root, "--asset-id", "mine")
+    label = ("label", root, "--rule", "max(state[0]) < 100")
+    for command in (stats, label):
+        with pytest.raises(DatasetError, match="episode 2: the data file is missing"):
+            run(*command)
+        assert run(*command, "--on-bad-episode", "skip") == 0
+    assert (tmp_path / "assets" / "mine" / "norm_stats.json").is_file()
+    episodes = json.loads((tmp_path / "libero_v21.labels.json").read_text())["episodes"]
+    assert list(episodes) == ["0", "1", "3", "4", "5"]
+
+
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for name in COMMANDS:
         with pytest.raises(SystemExit) as stop:

@@ -44,7 +44,13 @@ def inspect(
         make_contact_sheet(source).save(contact_sheet)
 
 
-def stats(config: str, data_dir: str | None = None, repo_id: str | None = None, asset_id: str | None = None) -> None:
+def stats(
+    config: str,
+    data_dir: str | None = None,
+    repo_id: str | None = None,
+    asset_id: str | None = None,
+    on_bad_episode: OnBadEpisode | None = None,
+) -> None:
     """Compute the norm statistics of a config's dataset, from its columns alone.
 
     Args:
@@ -52,6 +58,7 @@ def stats(config: str, data_dir: str | None = None, repo_id: str | None = None, 
         data_dir: Dataset directory; wins over the config's.
         repo_id: Dataset on the hub; wins over the config's.
         asset_id: Name under which the statistics are kept; wins over the config's.
+        on_bad_episode: Stop at a broken episode, or leave it out; wins over the config's.
     """
     from rich.console import Console
 
@@ -59,7 +66,12 @@ def stats(config: str, data_dir: str | None = None, repo_id: str | None = None, 
     from acrlpd.config.overrides import apply_config_overrides
     from acrlpd.data.dataset import write_norm_stats
 
-    given = {"data.data_dir": data_dir, "data.repo_id": repo_id, "data.asset_id": asset_id}
+    given = {
+        "data.data_dir": data_dir,
+        "data.repo_id": repo_id,
+        "data.asset_id": asset_id,
+        "data.on_bad_episode": on_bad_episode,
+    }
     overrides = {key: value for key, value in given.items() if value is not None}
     directory, norm_stats = write_norm_stats(apply_config_overrides(find_config(config), overrides))
     console = Console()
@@ -116,6 +128,7 @@ def label(
     interactive: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     camera: str | None = None,
     labels_file: Path | None = None,
+    on_bad_episode: OnBadEpisode = "error",
 ) -> None:
     """Write down which episodes succeeded, in a file next to the dataset.
 
@@ -128,13 +141,14 @@ def label(
         interactive: Show first and last frame of each episode without a label, and ask.
         camera: The camera to show; the first by default.
         labels_file: Where to write; `<dataset>.labels.json` by default.
+        on_bad_episode: Stop at a broken episode, or leave it without a label.
     """
     from rich.console import Console
 
     from acrlpd.data import labels as labels_module
     from acrlpd.data.source import DatasetError, open_source
 
-    source = open_source(dataset)
+    source = open_source(dataset, on_bad_episode=on_bad_episode)
     if not (success or failure or reward or rule or interactive):
         raise DatasetError("say how to label: --success, --failure, --reward, --rule or --interactive")
     path = labels_file or labels_module.labels_path(source)
