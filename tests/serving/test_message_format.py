@@ -1,5 +1,7 @@
 """The wire format is openpi's, byte for byte, and decoding trusts nothing."""
 
+import tracemalloc
+
 import msgpack
 import numpy as np
 import pytest
@@ -77,6 +79,20 @@ def array_message(**changes: object) -> bytes:
 def test_bad_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(MessageError):
         unpackb(data)
+
+
+def test_a_message_of_millions_of_lists_is_refused_before_it_fills_the_memory() -> None:
+    """One byte each on the wire, 56 in Python, and no other client is answered while they are made."""
+    size, chunk = 2**20, 2**10
+    lists = [b"\xdd" + size.to_bytes(4, "big") + b"\x90" * size]
+    lists.append(b"\xdc" + chunk.to_bytes(2, "big") + (b"\xdc" + chunk.to_bytes(2, "big") + b"\x80" * chunk) * chunk)
+    for data in lists:
+        tracemalloc.start()
+        with pytest.raises(MessageError, match=r"more than 1024 dicts and lists|exceeds max_array_len"):
+            unpackb(data)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 2**20
 
 
 @given(st.binary(max_size=200))

@@ -1,9 +1,10 @@
 """openpi's wire format: msgpack, in which a NumPy array is a map with bytes keys.
 
 Messages come from the network, so decoding trusts nothing: an array is only made when dtype, shape and
-number of bytes agree, and only of plain numbers.
+number of bytes agree, and only of plain numbers, and a message is a few dicts and lists, not millions.
 """
 
+import itertools
 import math
 import re
 from typing import Any
@@ -13,6 +14,10 @@ import numpy as np
 
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[biuf][0-9]{1,2}")
 _MAX_DIMS = 32
+# An empty list is one byte in a message and 56 in Python, which makes it with all other threads waiting: a message that
+# is all empty lists would take gigabytes, and seconds in which nobody is answered.
+_MAX_CONTAINERS = 1024  # an array is two of them
+_MAX_LENGTH = 4096
 
 
 class MessageError(ValueError):
@@ -25,8 +30,21 @@ def packb(message: Any) -> bytes:
 
 def unpackb(data: bytes) -> Any:
     """The message; arrays are read-only views of `data`."""
+    containers = itertools.count(1)
+
+    def counted(value: Any) -> Any:
+        if next(containers) > _MAX_CONTAINERS:
+            raise MessageError(f"the message has more than {_MAX_CONTAINERS} dicts and lists; send numbers as arrays")
+        return value
+
     try:
-        return msgpack.unpackb(data, object_hook=_decode)
+        return msgpack.unpackb(
+            data,
+            object_hook=lambda value: counted(_decode(value)),
+            list_hook=counted,
+            max_array_len=_MAX_LENGTH,
+            max_map_len=_MAX_LENGTH,
+        )
     except MessageError:
         raise
     # msgpack has a class for each fault; what it finds in strings and keys are plain Python errors.
