@@ -1,7 +1,10 @@
 """`acrlpd serve` as a real process: what it serves, what it says, and how it stops."""
 
 import dataclasses
+import os
+import shutil
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,30 @@ def test_a_run_is_followed(tmp_path: Path, cache: Path) -> None:
     expected = reply_of(open_policy_checkpoint(run / "20"), message)
     np.testing.assert_allclose(followed["actions"], expected["actions"], atol=1e-5)
     np.testing.assert_array_equal(last["actions"], followed["actions"])
+
+
+def test_a_checkpoint_that_is_being_read_does_not_hold_up_the_end(tmp_path: Path, cache: Path) -> None:
+    config = state_config()
+    run = save_run(tmp_path / "run", config, {10: make_agent(config)})
+    shutil.copytree(run / "10", tmp_path / "20")
+    (tmp_path / "20" / "params" / "_METADATA").unlink()
+    os.mkfifo(tmp_path / "20" / "params" / "_METADATA")  # a file on a drive that does not answer
+    with ServeProcess(cache, run / "10", "--follow", run, "--max_batch_size", "1") as server:
+        (tmp_path / "20").rename(run / "20")
+        writer = open_when_read(run / "20" / "params" / "_METADATA")
+        assert server.stop() == 0
+        os.close(writer)
+
+
+def open_when_read(pipe: Path, seconds: float = 60) -> int:
+    """The writing end of a pipe, as soon as somebody reads it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            assert time.monotonic() < deadline, f"nobody reads {pipe}"
+            time.sleep(0.05)
 
 
 def test_an_openpi_checkpoint_is_served_to_openpis_client(tmp_path: Path, cache: Path) -> None:

@@ -105,6 +105,7 @@ def serve_main(args: Sequence[str]) -> int:
         description="Serve a policy on openpi's protocol, with best-of-N under its critics.",
     )
     import asyncio
+    import os
 
     from acrlpd.serving.server import PolicyServer, ServerOptions
     from acrlpd.training.compilation_cache import enable_compilation_cache
@@ -126,6 +127,10 @@ def serve_main(args: Sequence[str]) -> int:
     setup_logging()
     enable_compilation_cache()
     asyncio.run(_serve(PolicyServer(_load(checkpoint, options), server_options), options))
+    if options.follow is not None:
+        # A newer checkpoint may still be being read, for minutes or from a drive that does not answer, and Python
+        # would wait for that thread. Every client has been answered and there is nothing to write.
+        os._exit(0)
     return 0
 
 

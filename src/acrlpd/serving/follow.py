@@ -59,7 +59,7 @@ async def follow_run(
                     logger.info("now serving step %d", latest)
             await asyncio.sleep(poll_seconds)
     finally:
-        thread.shutdown(wait=False)  # a checkpoint that is being read must not hold up a server that stops
+        thread.shutdown(wait=False)  # a checkpoint that is being read must not hold up the answers of the others
 
 
 def _served_step(policy: ServingPolicy, run: pathlib.Path) -> int:
