@@ -172,3 +172,23 @@ def test_paligemma_weights_fill_their_part(tmp_path, params):
         np.testing.assert_array_equal(value, source[name], err_msg=name)
     with pytest.raises(OpenPICheckpointError, match="action_in_proj/bias: missing"):
         load_paligemma_weights(tmp_path / "pt.npz", params, missing_regex="PaliGemma/.*")
+
+
+def test_files_that_are_not_paligemma_are_refused(tmp_path, params):
+    """Every parameter may be missing, so another file would train from random numbers without a word."""
+    name = "img/embedding/bias"
+    bias = np.asarray(named(params)[f"PaliGemma/{name}"])
+    file = tmp_path / "pt.npz"
+    np.savez(file, **{f"params/{name}": bias})
+    content = file.read_bytes()
+    load_paligemma_weights(file, params)
+    np.savez(file, **{name: bias})
+    with pytest.raises(OpenPICheckpointError, match=r"has nothing of PaliGemma: .* found none under params/"):
+        load_paligemma_weights(file, params)
+    np.savez(file, **{f"params/{name}": bias.astype(jnp.bfloat16)})
+    with pytest.raises(OpenPICheckpointError, match=f"{name} is .V2, not float"):
+        load_paligemma_weights(file, params)
+    for broken in (content[: len(content) // 2], b"", b"<html>404</html>", content.replace(bias.tobytes(), b"")):
+        file.write_bytes(broken)
+        with pytest.raises(OpenPICheckpointError, match=r"pt.npz is damaged, incomplete or not an npz"):
+            load_paligemma_weights(file, params)

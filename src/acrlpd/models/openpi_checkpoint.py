@@ -8,6 +8,8 @@ the files straight into the sharding of the model that receives them.
 import dataclasses
 import logging
 import re
+import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,10 +73,12 @@ def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_r
     file = epath.Path(path).expanduser()
     if not _exists(file):
         raise OpenPICheckpointError(f"{file} does not exist: expected PaliGemma weights such as pt_224.npz")
-    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-        prefix = "params/"
-        loaded = {"PaliGemma/" + name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
-    targets = _flatten(params)
+    loaded, targets = _read_paligemma(file), _flatten(params)
+    if not loaded.keys() & targets.keys():  # every one may be missing, but then it is another file
+        raise OpenPICheckpointError(
+            f"{file} has nothing of PaliGemma: expected arrays such as params/img/embedding/kernel, found "
+            f"{', '.join(sorted(loaded)[:3]) or 'none under params/'}"
+        )
     problems = _mismatches({name: value.shape for name, value in loaded.items()}, targets, missing_regex)
     if problems:
         raise OpenPICheckpointError(f"{file} does not fit the model:\n  " + "\n  ".join(problems))
@@ -85,6 +89,26 @@ def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_r
     }
     _refuse_non_finite(file, placed)
     return _replace(params, placed)
+
+
+def _read_paligemma(file: epath.Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz under params/, by the names they have in the policy."""
+    prefix = "params/"
+    try:
+        with file.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise zipfile.BadZipFile("its table of contents is missing")
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as arrays:
+                names = [name for name in arrays if name.startswith(prefix)]
+                loaded = {"PaliGemma/" + name.removeprefix(prefix): arrays[name] for name in names}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise OpenPICheckpointError(f"{file} is damaged, incomplete or not an npz: {error}") from error
+    odd = {name: value.dtype for name, value in loaded.items() if value.dtype.kind != "f"}
+    if odd:  # NumPy has no bfloat16: such a file comes back as bytes
+        name, dtype = next(iter(odd.items()))
+        raise OpenPICheckpointError(f"{file}: {name} is {dtype}, not float; use the float32 or float16 file")
+    return loaded
 
 
 def restore_params(path: epath.PathLike, *, dtype: Any = None, sharding: Any = None) -> dict[str, Any]:
