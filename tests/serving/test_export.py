@@ -1,5 +1,6 @@
 """Exports act as the training policy does, and have what openpi and our server need."""
 
+import ast
 import dataclasses
 import json
 import shutil
@@ -25,7 +26,7 @@ from serving_helpers import (
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import ACRLPDPi0Agent
-from acrlpd.config import DataConfig, EvaluationConfig, get_config
+from acrlpd.config import DataConfig, EvaluationConfig, RLTrainConfig, get_config
 from acrlpd.config.run import OpenPICompatibilityConfig
 from acrlpd.data.norm_stats import save_norm_stats
 from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
@@ -78,7 +79,7 @@ def test_an_export_has_openpis_layout_and_the_average(run: Path, agent: ACRLPDPi
     content = json.loads((out / "acrlpd.json").read_text())
     assert content["step"] == 20 and content["critics"] == [0, 1, 2, 3, 4]
     readme = (out / "README.md").read_text()
-    assert "serve_policy.py policy:checkpoint --policy.config=YOUR_CONFIG --policy.dir=THIS_DIRECTORY" in readme
+    assert "policy:checkpoint --policy.config=acrlpd_small --policy.dir=THIS_DIRECTORY" in readme
     assert "action_horizon=4" in readme and "asset_id='lab/robot'" in readme
 
 
@@ -275,14 +276,59 @@ def test_checkpoints_that_are_older_than_a_config_field(state_run: Path, tmp_pat
         np.testing.assert_array_equal(reply["actions"], replies[0]["actions"])  # type: ignore[index]
 
 
+def readme_of(config: RLTrainConfig, folder: Path) -> str:
+    """What an export of this config would say."""
+    save_norm_stats(folder / "assets" / "lab" / "robot", NORM_STATS)
+    checkpoint = PolicyCheckpoint(folder, "export", config, ServingLevel(10, 1, 0), 7, has_critics=False)
+    write_readme(folder, checkpoint, "standard")
+    return (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("preset", "data"),
+    [
+        ("aloha", "LeRobotAlohaDataConfig({}, use_delta_joint_actions=True, adapt_to_pi=True)"),
+        ("aloha_fold", "LeRobotAlohaDataConfig({}, use_delta_joint_actions=True, adapt_to_pi=False)"),
+        ("droid_pi05", "LeRobotDROIDDataConfig({})"),
+        ("libero", "LeRobotLiberoDataConfig({}, extra_delta_transform=True)"),
+        ("libero_pi05", "LeRobotLiberoDataConfig({}, extra_delta_transform=False)"),
+    ],
+)
+def test_the_readme_has_the_config_that_openpi_needs(preset: str, data: str, tmp_path: Path) -> None:
+    """Not one of openpi's own: with those it would act with another chunk length, and not say so."""
+    config = get_config(preset)
+    readme = readme_of(config, tmp_path)
+    [entry] = ast.parse(readme.split("```python")[1].split("```")[0]).body
+    assert isinstance(entry, ast.Expr) and isinstance(entry.value, ast.Tuple)
+    [call] = entry.value.elts
+    assert isinstance(call, ast.Call)
+    arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    assert arguments["name"] == f"'acrlpd_{preset}'" and f"--policy.config=acrlpd_{preset} " in readme
+    assert f"action_horizon={config.model.action_horizon}, " in arguments["model"]
+    assert arguments["data"] == data.format("assets=AssetsConfig(asset_id='lab/robot')")
+    assert "will do only if it has every setting above" in readme
+    assert ("'--default_prompt=fold the box' policy:checkpoint" in readme) == (preset == "aloha_fold")
+    assert "stock openpi cannot" not in readme and "never seen" not in readme
+
+
+def test_the_readme_says_what_openpi_has_no_setting_for(tmp_path: Path) -> None:
+    config = get_config("aloha")
+    changes: dict[str, Any] = {"use_quantile_norm": True, "delta_action_mask": (6, -8)}
+    data = dataclasses.replace(config.data, **changes)
+    model = dataclasses.replace(
+        config.model, paligemma_variant="small", action_expert_variant="small", image_keys=("base_0_rgb",)
+    )
+    readme = readme_of(dataclasses.replace(config, data=data, model=model), tmp_path)
+    assert "openpi has no setting for `paligemma_variant='small'`, `action_expert_variant='small'`" in readme
+    assert "normalises by quantiles, openpi by mean and deviation" in readme
+    assert f"the mask {(True,) * 6 + (False,) * 8}" in readme
+    assert "never seen `cam_left_wrist`, `cam_right_wrist`" in readme
+
+
 def test_the_readme_says_where_the_arms_start(tmp_path: Path) -> None:
     """As openpi's ALOHA configs do: whoever serves the export with openpi needs it there too."""
     openpi = OpenPICompatibilityConfig(config_name="pi0_aloha", reset_pose=(0.0, -1.5))
-    config = dataclasses.replace(pi0_config(), openpi_compatibility=openpi)
-    save_norm_stats(tmp_path / "assets" / "lab" / "robot", NORM_STATS)
-    checkpoint = PolicyCheckpoint(tmp_path, "export", config, ServingLevel(10, 1, 0), 7, has_critics=False)
-    write_readme(tmp_path, checkpoint, "standard")
-    readme = (tmp_path / "README.md").read_text()
-    assert "--policy.config=pi0_aloha " in readme
+    readme = readme_of(dataclasses.replace(pi0_config(), openpi_compatibility=openpi), tmp_path)
+    assert "Its own `pi0_aloha` will do only" in readme
     assert "policy_metadata={'reset_pose': [0.0, -1.5]}" in readme
     assert "`assets/lab/robot/norm_stats.json`" in readme

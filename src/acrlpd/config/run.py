@@ -58,7 +58,7 @@ class OpenPICompatibilityConfig:
     enable_ema_for_inference: bool = True
     # Check names, shapes and dtypes of a checkpoint's `params` against openpi's layout when it is written.
     validate_openpi_compatibility: bool = True
-    # openpi's own config that serves these weights; goes into the export's README.
+    # openpi's own config that this one is made after; named in the export's README.
     config_name: str | None = None
     # Joints of an arm at the start of an episode, which the server tells clients as openpi's does for its ALOHA
     # configs (metadata "reset_pose"); None: clients use their own.

@@ -1,7 +1,12 @@
 """The README of an exported directory: what it is, and the exact commands that serve it."""
 
 import pathlib
+import shlex
+from collections.abc import Iterator
 
+from acrlpd.config import RLTrainConfig
+from acrlpd.data import aloha_transforms, droid_transforms, libero_transforms
+from acrlpd.data.policy_transforms import delta_action_mask
 from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.serving.levels import Level
 from acrlpd.serving.policy_checkpoint import EXPORT_FILE, PolicyCheckpoint
@@ -9,6 +14,20 @@ from acrlpd.training.checkpoint_items import ASSETS
 
 # Fields of the model that openpi fixes.
 _NOT_IN_OPENPI = ("siglip_variant", "vocab_size", "image_resolution")
+_VARIANTS = ("paligemma_variant", "action_expert_variant")
+_OPENPI_VARIANTS = ("dummy", "gemma_300m", "gemma_300m_lora", "gemma_2b", "gemma_2b_lora")
+# Robot -> openpi's class that makes its transforms.
+_DATA_CONFIGS = {
+    "aloha": "LeRobotAlohaDataConfig",
+    "droid": "LeRobotDROIDDataConfig",
+    "libero": "LeRobotLiberoDataConfig",
+    "generic": "YourDataConfig",
+}
+_CAMERAS = {
+    "aloha": aloha_transforms.CAMERAS,
+    "droid": droid_transforms.CAMERAS,
+    "libero": libero_transforms.CAMERAS,
+}
 
 
 def write_readme(directory: pathlib.Path, checkpoint: PolicyCheckpoint, level: Level) -> None:
@@ -29,58 +48,89 @@ def write_readme(directory: pathlib.Path, checkpoint: PolicyCheckpoint, level: L
     if checkpoint.has_critics:
         lines.append("- `critic/`: the critics that choose among candidates; openpi does not look at them")
     lines += ["", "## Serve with acrlpd", "", "```", "acrlpd serve THIS_DIRECTORY", "```", ""]
-    lines += ["## Serve with openpi (one sample, no critics)", "", *_openpi_section(checkpoint), ""]
+    lines += [
+        "## Serve with openpi (one sample in 10 denoising steps, no critics)",
+        "",
+        *_openpi_section(checkpoint),
+        "",
+    ]
     (directory / "README.md").write_text("\n".join(lines))
 
 
 def _openpi_section(checkpoint: PolicyCheckpoint) -> list[str]:
     rl_config = checkpoint.rl_config
-    model = rl_config.model
+    model, like = rl_config.model, rl_config.openpi_compatibility.config_name
     if not isinstance(model, Pi0Config):
         return ["openpi has no state-space policy: serve this one with acrlpd."]
-    name = rl_config.openpi_compatibility.config_name
-    command = (
-        f"uv run scripts/serve_policy.py policy:checkpoint --policy.config={name or 'YOUR_CONFIG'} "
-        "--policy.dir=THIS_DIRECTORY"
-    )
-    lines = ["```", command, "```", ""]
-    if name is None:
-        lines.append("YOUR_CONFIG is an openpi `TrainConfig` that you add, whose model and data are:")
-    else:
-        lines.append(f"openpi's config `{name}` must have this model and data (check them against your openpi):")
-    lines += ["", "```python", _model_call(model), *_data_lines(checkpoint), "```"]
-    different = [
-        f"`{field}={getattr(model, field)!r}`"
-        for field in _NOT_IN_OPENPI
-        if getattr(model, field) != getattr(Pi0Config(), field)
+    name, prompt = f"acrlpd_{rl_config.name}", rl_config.data.default_prompt
+    command = [
+        "uv run scripts/serve_policy.py",
+        *([] if prompt is None else [shlex.quote(f"--default_prompt={prompt}")]),
+        f"policy:checkpoint --policy.config={name} --policy.dir=THIS_DIRECTORY",
     ]
-    if different:
-        lines += ["", f"openpi has no setting for {', '.join(different)}: stock openpi cannot build this model."]
-    if rl_config.data.tokenizer != "paligemma":
-        lines += [
-            "",
-            f"openpi always uses PaliGemma's tokenizer; this policy reads `{rl_config.data.tokenizer}` tokens.",
-        ]
+    lines = ["Add this config to `_CONFIGS` in openpi's `src/openpi/training/config.py`:", ""]
+    lines += ["```python", *_train_config(checkpoint, model, name), "```", "", "and serve it:", ""]
+    lines += ["```", " ".join(command), "```", ""]
+    lines += [
+        "openpi does not notice settings that are not those of the training, such as another `action_horizon`: it "
+        "acts wrongly without an error."
+        + ("" if like is None else f" Its own `{like}` will do only if it has every setting above.")
+    ]
+    for difference in _differences(rl_config, model):
+        lines += ["", difference]
     return lines
+
+
+def _train_config(checkpoint: PolicyCheckpoint, model: Pi0Config, name: str) -> list[str]:
+    """The entry for openpi's list of configs."""
+    data, stats = checkpoint.rl_config.data, checkpoint.norm_stats_directory
+    asset_id = None if stats is None else stats.relative_to(checkpoint.directory / ASSETS).as_posix()
+    arguments = [f"assets=AssetsConfig(asset_id={asset_id!r}),"]
+    if asset_id is None:
+        arguments[0] += "  # the run was trained on data without norm statistics; openpi asks for them"
+    if data.robot == "aloha":
+        arguments += [f"use_delta_joint_actions={data.use_delta_joint_actions},", f"adapt_to_pi={data.adapt_to_pi},"]
+    elif data.robot == "libero":
+        arguments.append(f"extra_delta_transform={data.use_delta_joint_actions},")
+    lines = ["TrainConfig(", f"    name={name!r},", f"    {_model_call(model)},"]
+    lines += [f"    data={_DATA_CONFIGS[data.robot]}(", *(f"        {argument}" for argument in arguments), "    ),"]
+    reset_pose = checkpoint.rl_config.openpi_compatibility.reset_pose
+    if reset_pose is not None:
+        lines.append(f"    policy_metadata={{'reset_pose': {list(reset_pose)}}},")
+    return [*lines, "),"]
 
 
 def _model_call(model: Pi0Config) -> str:
-    fields = ("pi05", "action_dim", "action_horizon", "max_token_len", "discrete_state_input", "dtype")
-    variants = ("paligemma_variant", "action_expert_variant")
-    arguments = ", ".join(f"{field}={getattr(model, field)!r}" for field in (*fields, *variants))
+    fields = ("pi05", "action_dim", "action_horizon", "max_token_len", "discrete_state_input", "dtype", *_VARIANTS)
+    arguments = ", ".join(f"{field}={getattr(model, field)!r}" for field in fields)
     return f"model=pi0_config.Pi0Config({arguments})"
 
 
-def _data_lines(checkpoint: PolicyCheckpoint) -> list[str]:
-    data, stats = checkpoint.rl_config.data, checkpoint.norm_stats_directory
-    asset_id = None if stats is None else stats.relative_to(checkpoint.directory / ASSETS).as_posix()
-    lines = [f"# data: a {data.robot} robot, AssetsConfig(asset_id={asset_id!r})"]
-    lines.append(f"# default_prompt={data.default_prompt!r}, use_delta_joint_actions={data.use_delta_joint_actions}")
-    if data.robot == "aloha":
-        lines.append(f"# adapt_to_pi={data.adapt_to_pi}")
-    reset_pose = checkpoint.rl_config.openpi_compatibility.reset_pose
-    if reset_pose is not None:
-        lines.append(f"policy_metadata={{'reset_pose': {list(reset_pose)}}}")
-    if asset_id is None:
-        lines.append("# no norm statistics: the run was trained on data that has none; openpi asks for them")
-    return lines
+def _differences(rl_config: RLTrainConfig, model: Pi0Config) -> Iterator[str]:
+    """What the entry cannot say, because stock openpi has no setting for it."""
+    data = rl_config.data
+    foreign = [field for field in _NOT_IN_OPENPI if getattr(model, field) != getattr(Pi0Config(), field)]
+    foreign += [field for field in _VARIANTS if getattr(model, field) not in _OPENPI_VARIANTS]
+    if foreign:
+        settings = ", ".join(f"`{field}={getattr(model, field)!r}`" for field in foreign)
+        yield f"openpi has no setting for {settings}: stock openpi cannot build this model."
+    if data.tokenizer != "paligemma":
+        yield f"openpi always uses PaliGemma's tokenizer; this policy reads `{data.tokenizer}` tokens."
+    if data.use_quantile_norm not in (None, model.pi05):
+        used, openpis = ("quantiles", "mean and deviation")[:: 1 if data.use_quantile_norm else -1]
+        yield f"This policy normalises by {used}, openpi by {openpis}: change `use_quantile_norm` in its config.py."
+    if data.robot == "generic":
+        yield (
+            "YourDataConfig is yours to write: openpi has none for this robot. The state goes in as it is, images "
+            f"under the model's names, and the first {rl_config.qchunking.action_dim} action dims come out."
+        )
+    mask = delta_action_mask(data)
+    if mask is not None and (data.robot in ("droid", "generic") or data.delta_action_mask is not None):
+        yield (
+            "Some actions are relative to the state: the data config needs `DeltaActions` and `AbsoluteActions` with "
+            f"the mask {mask}, and no others."
+        )
+    seen = [slot for slot in data.repack.cameras if slot in model.image_keys]
+    unseen = [f"`{camera}`" for slot, camera in _CAMERAS.get(data.robot, {}).items() if slot not in seen]
+    if unseen:
+        yield f"The policy has never seen {', '.join(unseen)}; openpi shows it all images that a client sends."
