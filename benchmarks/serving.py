@@ -108,9 +108,11 @@ def serving(policy: ServingPolicy, **options: Any) -> Iterator[int]:
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     started.wait()
-    yield state["port"]
-    state["loop"].call_soon_threadsafe(stop.set)
-    thread.join()
+    try:
+        yield state["port"]
+    finally:  # or a client's error would leave a thread behind that Python waits for
+        state["loop"].call_soon_threadsafe(stop.set)
+        thread.join()
 
 
 def drive(port: int, observation: dict[str, Any], count: int) -> list[float]:
