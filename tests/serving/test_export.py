@@ -316,10 +316,15 @@ def test_the_readme_says_what_openpi_has_no_setting_for(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"use_quantile_norm": True, "delta_action_mask": (6, -8)}
     data = dataclasses.replace(config.data, **changes)
     model = dataclasses.replace(
-        config.model, paligemma_variant="small", action_expert_variant="small", image_keys=("base_0_rgb",)
+        config.model,
+        paligemma_variant="small",
+        action_expert_variant="small",
+        image_keys=("base_0_rgb",),
+        discrete_state_input=True,
     )
     readme = readme_of(dataclasses.replace(config, data=data, model=model), tmp_path)
     assert "openpi has no setting for `paligemma_variant='small'`, `action_expert_variant='small'`" in readme
+    assert "reads the state in its prompt, which openpi writes there for pi0.5 only" in readme
     assert "normalises by quantiles, openpi by mean and deviation" in readme
     assert f"the mask {(True,) * 6 + (False,) * 8}" in readme
     assert "never seen `cam_left_wrist`, `cam_right_wrist`" in readme

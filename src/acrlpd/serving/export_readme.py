@@ -116,6 +116,8 @@ def _differences(rl_config: RLTrainConfig, model: Pi0Config) -> Iterator[str]:
         yield f"openpi has no setting for {settings}: stock openpi cannot build this model."
     if data.tokenizer != "paligemma":
         yield f"openpi always uses PaliGemma's tokenizer; this policy reads `{data.tokenizer}` tokens."
+    if model.discrete_state_input and not model.pi05:
+        yield "This policy reads the state in its prompt, which openpi writes there for pi0.5 only."
     if data.use_quantile_norm not in (None, model.pi05):
         used, openpis = ("quantiles", "mean and deviation")[:: 1 if data.use_quantile_norm else -1]
         yield f"This policy normalises by {used}, openpi by {openpis}: change `use_quantile_norm` in its config.py."
