@@ -190,6 +190,8 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "neither an exported directory" in refused(capsys, tmp_path, "--port", "0")
     (tmp_path / "key").write_text("\n")
     assert "is empty" in refused(capsys, tmp_path, "--port", "0", "--api_key_file", tmp_path / "key")
+    (tmp_path / "key").write_text("one\ntwo\n")  # which no client could send
+    assert "must have one line, the key; found 2" in refused(capsys, tmp_path, "--api_key_file", tmp_path / "key")
     (tmp_path / "acrlpd.json").write_text('{"format": 1')
     assert "acrlpd.json is damaged" in refused(capsys, tmp_path, "--port", "0")
     (tmp_path / "acrlpd.json").write_text('{"format": 1}')

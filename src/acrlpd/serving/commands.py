@@ -143,6 +143,8 @@ def _read_key(path: Path | None) -> str | None:
         raise ValueError(f"--api_key_file {path} cannot be read: {error}") from error
     if not key:
         raise ValueError(f"--api_key_file: {path} is empty")
+    if len(key.splitlines()) > 1:
+        raise ValueError(f"--api_key_file: {path} must have one line, the key; found {len(key.splitlines())}")
     return key
 
 
