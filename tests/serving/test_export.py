@@ -201,6 +201,14 @@ def test_what_exists_is_replaced_only_when_asked(state_run: Path, tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
 
 
+def test_a_link_leads_to_what_is_replaced(state_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to(tmp_path / "v1")
+    export_policy(state_run, tmp_path / "current", critics="none")
+    export_policy(state_run, tmp_path / "current", critics="all", overwrite=True)
+    assert (tmp_path / "current").is_symlink() and (tmp_path / "v1" / "critic").is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {"current", "v1"}
+
+
 def test_without_the_data_critics_cannot_be_ranked(tmp_path: Path) -> None:
     base = state_config()
     config = dataclasses.replace(base, data=dataclasses.replace(base.data, repo_id=None, data_dir=str(tmp_path / "no")))

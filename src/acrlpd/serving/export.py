@@ -69,7 +69,7 @@ def export_policy(
     checkpoint = open_policy_checkpoint(source)
     if checkpoint.kind != "run":
         raise CheckpointError(f"{checkpoint.directory} is not a checkpoint of a run: there is nothing to export")
-    target = pathlib.Path(output).expanduser().absolute()
+    target = pathlib.Path(output).expanduser().resolve()  # what a link points to is replaced, not the link
     if target.exists() and not overwrite:
         raise CheckpointError(f"{target} exists; choose another --output or replace it with --overwrite")
     if target.exists() and not (target / EXPORT_FILE).is_file():
