@@ -5,7 +5,7 @@ import pathlib
 
 import jax
 import pytest
-from training_helpers import state_config
+from training_helpers import Processes, metrics_of, state_config
 
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.training.checkpoint_metadata import (
@@ -15,6 +15,7 @@ from acrlpd.training.checkpoint_metadata import (
     restore_rng,
     validate_checkpoint_compatibility,
 )
+from acrlpd.training.run_directory import run_directory
 
 STATS = {"robot/norm_stats.json": b"{}"}
 
@@ -102,3 +103,21 @@ def test_another_format_or_no_checkpoint_is_named(saved: tuple[pathlib.Path, RLT
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
     with pytest.raises(CheckpointError, match="format 99"):
         check_resume(directory, config, STATS)
+
+
+def test_loss_weights_and_a_fixed_temperature_that_were_changed_take_effect(
+    processes: Processes, tmp_path: pathlib.Path
+) -> None:
+    """Both are arrays of the agent, and the checkpoint has those of the config before."""
+    config = state_config(tmp_path, offline_steps=5, acrlpd__loss_weights__bc_weight=1.0)
+    assert processes.run(config).returncode == 0
+    weights = {"acrlpd__loss_weights__bc_weight": 0.25, "acrlpd__loss_weights__critic_weight": 0.5}
+    other = state_config(tmp_path, offline_steps=10, acrlpd__initial_temperature=3.0, **weights)
+    allowed = ["training.offline_steps", "acrlpd.loss_weights", "acrlpd.initial_temperature"]
+    resumed = processes.run(other, resume=True, allow_changed=allowed)
+    assert resumed.returncode == 0, resumed.output
+    before, after = metrics_of(run_directory(config))
+    assert (before["bc_weight"], before["alpha_value"]) == (1.0, 1.0)
+    assert (after["bc_weight"], after["alpha_value"]) == (0.25, pytest.approx(3.0))
+    expected = 0.25 * after["bc_loss"] + 0.5 * after["critic_loss"]
+    assert after["total_loss"] == pytest.approx(expected, rel=1e-5)

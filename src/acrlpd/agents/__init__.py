@@ -5,7 +5,7 @@ Knows nothing of files, devices, loggers or environments.
 
 from acrlpd.agents.acrlpd_pi0_agent import ACRLPDPi0Agent, train_step, train_steps
 from acrlpd.agents.best_of_n import BestOfN
-from acrlpd.agents.create import create_acrlpd_pi0_agent, create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.agents.create import create_acrlpd_pi0_agent, create_acrlpd_pi0_agent_from_rl_config, follow_config
 from acrlpd.agents.critic_networks import CriticEnsemble, CriticNetworks, create_critic_networks
 from acrlpd.agents.loss_functions import Algorithm
 from acrlpd.agents.optimizers import Optimizer, create_lr_schedule, create_optimizer
@@ -27,6 +27,7 @@ __all__ = [
     "create_lr_schedule",
     "create_optimizer",
     "estimate_entropy",
+    "follow_config",
     "train_step",
     "train_steps",
 ]

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx, traverse_util
 
 from acrlpd.agents.acrlpd_pi0_agent import ACRLPDPi0Agent
@@ -105,6 +106,23 @@ def create_acrlpd_pi0_agent(
         temperature_optimizer=temperature_optimizer,
         gradient_accumulation_steps=gradient_accumulation_steps,
     )
+
+
+def follow_config(agent: ACRLPDPi0Agent, rl_config: RLTrainConfig) -> ACRLPDPi0Agent:
+    """The agent with the arrays that nobody learns as the config has them: loss weights, and a fixed temperature.
+
+    An agent that comes from a checkpoint has those of the config that it was saved with.
+    """
+    acrlpd = rl_config.acrlpd
+
+    def in_place_of(old: jax.Array, new: jax.typing.ArrayLike) -> jax.Array:
+        return jax.device_put(np.asarray(new, old.dtype), old.sharding)
+
+    agent = agent.replace(loss_weights=jax.tree.map(in_place_of, agent.loss_weights, acrlpd.loss_weights))
+    if acrlpd.learnable_temperature:
+        return agent
+    temperature = nnx.state(TemperatureModule(acrlpd.initial_temperature))
+    return agent.replace(temperature_params=jax.tree.map(in_place_of, agent.temperature_params, temperature))
 
 
 def _load(policy: FlowPolicy, params: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import ACRLPDPi0Agent, follow_config
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.loader import ACRLPDDataLoader
@@ -131,7 +131,7 @@ class ACRLPDTrainer:
         """The run as it was when this checkpoint was written."""
         metadata = load_checkpoint_metadata(step_directory)
         abstract = abstract_train_state(self.rl_config, self._sharding)
-        self.agent = restore_agent(step_directory, abstract, metadata["served"])
+        self.agent = follow_config(restore_agent(step_directory, abstract, metadata["served"]), self.rl_config)
         self.step = self.writer.newest_step = metadata["step"]
         self._rng = restore_rng(metadata)
         self._loader.load_state_dict(metadata["data"])
