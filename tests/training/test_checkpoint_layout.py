@@ -13,7 +13,7 @@ from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
 from acrlpd.training import checkpoints
-from acrlpd.training.checkpoint_metadata import CheckpointError
+from acrlpd.training.checkpoint_metadata import CheckpointError, load_checkpoint_metadata
 from acrlpd.training.checkpoints import (
     CheckpointWriter,
     SaveFailedError,
@@ -196,6 +196,17 @@ def test_the_writer_gives_up_after_failures_in_a_row(tmp_path: pathlib.Path) -> 
     (tmp_path / "unmounted").rename(directory)
     assert saved_steps(directory) == [2]
     writer.close()
+
+
+def test_what_happens_during_a_save_is_not_in_it(tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path)
+    writer, phases = CheckpointWriter(tmp_path, config), {"offline": {"step": 10}}
+    state = {"evaluation": {"phases": phases}}
+    save_acrlpd_checkpoint(writer, make_agent(config), config, 10, rng=jax.random.key(0), assets={}, state=state)
+    phases["offline"] = {"step": 20}  # training goes on while the checkpoint of step 10 is written
+    writer.wait()
+    writer.close()
+    assert load_checkpoint_metadata(tmp_path / "10")["evaluation"] == {"phases": {"offline": {"step": 10}}}
 
 
 def test_a_copy_that_does_not_fit_on_the_devices_goes_to_the_host(tmp_path: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ everything is in it; only then are older ones removed.
 """
 
 import concurrent.futures
+import copy
 import logging
 import math
 import pathlib
@@ -99,10 +100,10 @@ class CheckpointWriter:
         assets: Mapping[str, bytes],
         score: float | None = None,
     ) -> None:
-        """Starts writing; returns when the arrays may be overwritten. Waits for a save still under way."""
+        """Starts writing; returns when arrays and metadata may be changed. Waits for a save still under way."""
         self.wait()
-        copied = self._copy(arrays)
-        self._running = step, self._thread.submit(self._write, step, copied, dict(metadata), assets, score)
+        copied, told = self._copy(arrays), copy.deepcopy(dict(metadata))
+        self._running = step, self._thread.submit(self._write, step, copied, told, assets, score)
 
     def poll(self) -> None:
         """Looks whether a save has ended, without waiting; raises after too many failures in a row."""
