@@ -150,6 +150,18 @@ def test_killed_in_a_round_and_at_a_random_step(
     assert untimed[0] == untimed[1]
 
 
+def test_killed_before_the_first_save_of_a_run_without_an_offline_phase(
+    processes: Processes, tmp_path: pathlib.Path
+) -> None:
+    config = online_config(tmp_path, offline_steps=0, online_steps=2, log_frequency=1)
+    assert processes.run(config, order={"kill_before_step": 1}).returncode == -9
+    resumed = processes.run(config, resume=True)
+    assert resumed.returncode == 0, resumed.output
+    lines = metrics_of(run_directory(config))
+    assert [line["step"] for line in lines if "eval/success_rate" in line] == [0, 2]  # each once
+    assert [line["step"] for line in lines if "phase" in line] == [1, 2]
+
+
 def test_a_run_that_was_offline_goes_online_as_if_it_had_been_meant_to(
     straight: pathlib.Path, processes: Processes, tmp_path: pathlib.Path
 ) -> None:

@@ -124,8 +124,9 @@ class ACRLPDTrainer:
         """The agent at step 0, with the weights that the config names."""
         init_rng, self._rng = jax.random.split(jax.random.key(self.rl_config.seed))
         self.agent = create_initial_agent(self.rl_config, self._sharding, init_rng)
-        self.metrics_log.load_state_dict({"names": [], "window": []}, step=0)
-        self.monitor.load_state_dict(None, step=0)
+        # Of a run that was killed before its first checkpoint nothing stays, not even the evaluation of step 0.
+        self.metrics_log.load_state_dict({"window": []}, step=-1)
+        self.monitor.load_state_dict(None, step=-1)
 
     def load_checkpoint(self, step_directory: pathlib.Path) -> None:
         """The run as it was when this checkpoint was written."""
