@@ -1,13 +1,16 @@
+import errno
+import fcntl
 import logging
 import pathlib
 
 import pytest
-from training_helpers import state_config
+from training_helpers import Processes, state_config
 
 from acrlpd.config import ConfigError, load_config
 from acrlpd.training.experiment import write_report
 from acrlpd.training.run_directory import (
     is_finished,
+    only_trainer,
     prepare_run_directory,
     run_directory,
     saved_steps,
@@ -66,6 +69,30 @@ def test_overwrite_spares_what_is_not_a_run(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="not the directory of a run"):
         prepare_run_directory(tmp_path, resume=False, overwrite=True)
     assert (tmp_path / "photos").exists()
+
+
+def test_a_directory_in_which_another_process_trains_is_left_alone(earlier: pathlib.Path, processes: Processes) -> None:
+    config = load_config(earlier / "config.yaml")
+    found = sorted(earlier.iterdir())
+    with only_trainer(earlier):
+        with pytest.raises(ConfigError, match=r"another process trains in .*earlier"):
+            prepare_run_directory(earlier, resume=False, overwrite=True)
+        resumed = processes.run(config, resume=True)
+    assert resumed.returncode != 0
+    assert f"another process trains in {earlier}" in resumed.output
+    assert [path for path in sorted(earlier.iterdir()) if path.name != ".lock"] == found
+    prepare_run_directory(earlier, resume=False, overwrite=True)  # it has ended
+
+
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING, "acrlpd"), only_trainer(tmp_path):
+        assert "cannot be locked" in caplog.text
 
 
 def test_a_place_that_cannot_be_written_to_is_named() -> None:

@@ -67,34 +67,36 @@ def run_training_experiment(
     enable_compilation_cache()
     keep_freed_memory()
     directory = runs.run_directory(rl_config)
-    if is_primary() and not dry_run:
-        runs.prepare_run_directory(directory, resume=resume, overwrite=overwrite)
-    barrier("run directory")
-    while True:
-        try:
-            if rl_config.evaluation.baselines and not dry_run:
-                code = run_comparison(
-                    rl_config, directory, resume=resume, allow_changed=allow_changed, profile_steps=profile_steps
-                )
-            else:
-                code = train_run(
-                    rl_config,
-                    directory,
-                    resume=resume,
-                    dry_run=dry_run,
-                    allow_changed=allow_changed,
-                    eval_fn=eval_fn,
-                    profile_steps=profile_steps,
-                )
-            break
-        except OutOfMemoryError as error:
-            steps = error.next_accumulation
-            if not auto_batch or steps is None:
-                raise
-            logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
-            rl_config = apply_config_overrides(rl_config, gradient_accumulation_steps=steps)
-    if code == 0 and is_primary() and not dry_run:
-        write_report(directory)
+    with contextlib.ExitStack() as stack:
+        if is_primary() and not dry_run:
+            runs.prepare_run_directory(directory, resume=resume, overwrite=overwrite)
+            stack.enter_context(runs.only_trainer(directory))
+        barrier("run directory")
+        while True:
+            try:
+                if rl_config.evaluation.baselines and not dry_run:
+                    code = run_comparison(
+                        rl_config, directory, resume=resume, allow_changed=allow_changed, profile_steps=profile_steps
+                    )
+                else:
+                    code = train_run(
+                        rl_config,
+                        directory,
+                        resume=resume,
+                        dry_run=dry_run,
+                        allow_changed=allow_changed,
+                        eval_fn=eval_fn,
+                        profile_steps=profile_steps,
+                    )
+                break
+            except OutOfMemoryError as error:
+                steps = error.next_accumulation
+                if not auto_batch or steps is None:
+                    raise
+                logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
+                rl_config = apply_config_overrides(rl_config, gradient_accumulation_steps=steps)
+        if code == 0 and is_primary() and not dry_run:
+            write_report(directory)
     return code
 
 
