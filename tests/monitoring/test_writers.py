@@ -59,13 +59,22 @@ def test_tensorboard(tmp_path: pathlib.Path) -> None:
 
 def test_tensorboard_forgets_what_an_interrupted_run_wrote_too_much(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("tensorboardX")
-    for first_step in (0, 10):
+    for after_step in (-1, -1, 10):  # the first time it was killed before there was a checkpoint
         watch = monitor(tmp_path, logging__tensorboard=True)
-        start(watch, first_step + 1)
-        watch.on_line({"step": first_step + 10, "q_mean": 0.5})
+        watch.load_state_dict(None, after_step)
+        start(watch, max(after_step, 0) + 1)
+        watch.on_line({"step": after_step + 10, "q_mean": 0.5})
         watch.close()
     restarts = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
-    assert restarts == [11]
+    assert restarts == [0, 11]
+
+
+def test_an_evaluation_before_the_first_update_is_written(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("tensorboardX")
+    watch = monitor(tmp_path, logging__tensorboard=True)
+    watch.on_event({"step": 0, "eval/success_rate": 0.25})
+    assert scalars(tmp_path / "tensorboard") == [(0, {"eval/success_rate": 0.25})]
+    watch.close()
 
 
 def test_wandb_offline_goes_on_with_the_same_run(tmp_path: pathlib.Path) -> None:
@@ -94,7 +103,7 @@ def test_disabled_writers_write_nothing(tmp_path: pathlib.Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_opened_before_the_first_update(tmp_path: pathlib.Path) -> None:
+def test_nothing_is_opened_before_there_is_something_to_write(tmp_path: pathlib.Path) -> None:
     """A dry run makes a monitor, too, and must not start a run at W&B."""
     monitor(tmp_path, logging__wandb="offline", logging__tensorboard=True).close()
     assert not list(tmp_path.iterdir())

@@ -40,6 +40,7 @@ class RunMonitor:
         log_frequency = rl_config.training.log_frequency
         self.anomalies = AnomalyDetector(rl_config, directory / ANOMALIES_FILE if is_primary else None)
         self._writers = Writers(rl_config, directory) if is_primary else None
+        self._after_step = -1  # the step after which this process goes on
         self._debug: DebugMode | None = None
         if rl_config.logging.debug:
             self._debug = DebugMode(directory / DEBUG_DIRECTORY if is_primary else None, log_frequency)
@@ -49,8 +50,7 @@ class RunMonitor:
 
     def before_update(self, step: int, agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> None:
         """`step` is the one that the update will make."""
-        if self._writers is not None:
-            self._writers.open(first_step=step - 1)
+        self._open_writers()
         if self._debug is not None:
             self._debug.before_update(step, agent, batch, rng)
 
@@ -68,8 +68,13 @@ class RunMonitor:
         return added
 
     def on_event(self, line: Mapping[str, Any]) -> None:
-        """A line of its own: an evaluation, or episodes that were played."""
+        """A line of its own: an evaluation, or episodes that were played; perhaps before the first update."""
+        self._open_writers()
         self._write(int(line["step"]), line)
+
+    def _open_writers(self) -> None:
+        if self._writers is not None:
+            self._writers.open(self._after_step)
 
     def _write(self, step: int, line: Mapping[str, Any]) -> None:
         if self._writers is not None:
@@ -82,6 +87,7 @@ class RunMonitor:
 
     def load_state_dict(self, state: Mapping[str, Any] | None, step: int) -> None:
         """Goes on after `step`; None at the start of a run, and for checkpoints from before there was this."""
+        self._after_step = step
         self.anomalies.load_state_dict(None if state is None else state["anomalies"], step)
 
     def close(self) -> None:

@@ -48,16 +48,16 @@ class Writers:
         self._waiting: dict[str, Callable[[int], MetricWriter]] = {}
         if rl_config.logging.tensorboard:
             path = directory / TENSORBOARD_DIRECTORY
-            self._waiting["TensorBoard"] = lambda first_step: TensorBoardWriter(path, first_step)
+            self._waiting["TensorBoard"] = lambda after_step: TensorBoardWriter(path, after_step)
         if rl_config.logging.wandb != "disabled":
             self._waiting["Weights & Biases"] = lambda _: WandbWriter(rl_config, directory)
 
-    def open(self, first_step: int) -> None:
-        """Opens what is not open yet, for a run that goes on after `first_step`. Cheap when there is nothing to do."""
+    def open(self, after_step: int) -> None:
+        """Opens what is not open yet, for a run that goes on after `after_step`. Cheap when there is nothing to do."""
         while self._waiting:
             name, create = self._waiting.popitem()
             try:
-                self._writers[name] = create(first_step)
+                self._writers[name] = create(after_step)
             except Exception as error:
                 self._report(name, error)
 
@@ -101,17 +101,18 @@ class TensorBoardWriter:
     of a full disk, the next event waits forever. So records are written here, where an error is one.
     """
 
-    def __init__(self, directory: pathlib.Path, first_step: int) -> None:
-        """After a restart, TensorBoard forgets what the interrupted run wrote after `first_step`."""
+    def __init__(self, directory: pathlib.Path, after_step: int) -> None:
+        """After a restart, TensorBoard forgets what the interrupted run wrote after `after_step`."""
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        is_restart = directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
         self._file = EventsWriter(str(directory / "events"), f".{uuid.uuid4().hex[:8]}")
-        if first_step:
+        if is_restart:
             restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._file.write_event(self._event(wall_time=time.time(), step=first_step + 1, session_log=restart))
+            self._file.write_event(self._event(wall_time=time.time(), step=after_step + 1, session_log=restart))
         self._file.flush()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
