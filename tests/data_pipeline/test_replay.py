@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acrlpd.data.replay import Replay, ReplayError
-from acrlpd.data.source import EpisodeError, Feature
+from acrlpd.data.source import DatasetError, EpisodeError, Feature
 
 CAMERA = "observation.images.side"
 COLUMNS = {
@@ -178,3 +178,12 @@ def test_a_full_disk_costs_one_episode(tmp_path: pathlib.Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))  # what could not be written takes no space
     replay = Replay(tmp_path, FEATURES, fps=10)
     assert [replay.check(number) for number in replay.scan()] == [3, 4]
+
+
+def test_an_episode_that_somebody_removed_is_named(tmp_path: pathlib.Path) -> None:
+    replay = Replay(tmp_path, COLUMNS, fps=10)
+    for number in range(3):
+        replay.write(number, lived(4, number, cameras=False), "task")
+    (tmp_path / "episode-00000001-4.npz").unlink()
+    with pytest.raises(DatasetError, match=r"the file of episode 1 is missing, episode-00000001-<steps>\.npz"):
+        Replay(tmp_path, COLUMNS, fps=10).admit(range(3))

@@ -172,6 +172,13 @@ def test_a_record_that_cannot_be_written_is_explained(tmp_path: pathlib.Path) ->
         assert player.play(0, seeded_chunks, 0).episodes == (0, 1, 2)
 
 
+@pytest.mark.parametrize("content", ["", '{"number": 0', "[]", '{"number": 0}'])
+def test_a_damaged_record_is_named(tmp_path: pathlib.Path, content: str) -> None:
+    (tmp_path / "round-000000.json").write_text(content)
+    with pytest.raises(ReplayError, match=r"round-000000\.json is damaged .*--overwrite"):
+        read_round(tmp_path, 0)
+
+
 def test_actions_must_be_one_column(tmp_path: pathlib.Path) -> None:
     config = online_config(tmp_path, data__repack__actions=["arm", "gripper"])
     with pytest.raises(ConfigError, match=r"data\.repack\.actions names 2: arm, gripper"):

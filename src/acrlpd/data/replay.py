@@ -79,7 +79,14 @@ class Replay(EpisodeSource):
 
     def admit(self, numbers: Iterable[int]) -> None:
         """Adds episodes that are on disk to the source, in this order."""
-        self.indices += tuple(numbers)
+        numbers = tuple(numbers)
+        missing = [number for number in numbers if number not in self._lengths]
+        if missing:
+            raise DatasetError(
+                f"{self.root}: the file of episode {missing[0]} is missing, episode-{missing[0]:08d}-<steps>.npz; "
+                "restore it or start the run again with --overwrite"
+            )
+        self.indices += numbers
 
     def columns(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns [L, ...] of an episode on disk, admitted or not."""

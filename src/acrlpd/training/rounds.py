@@ -176,9 +176,12 @@ def read_round(directory: pathlib.Path, number: int) -> Round | None:
     path = _round_file(directory, number)
     if not path.exists():
         return None
-    content = json.loads(path.read_text())
-    fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
-    return Round(**fields)
+    try:
+        content = json.loads(path.read_bytes())
+        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+        return Round(**fields)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ReplayError(f"{path} is damaged ({error}); restore it or start the run again with --overwrite") from error
 
 
 def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
