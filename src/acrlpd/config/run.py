@@ -27,7 +27,7 @@ class TrainingConfig:
     offline_steps: int = 30_000
     # Updates while the policy acts in the environment; 0: offline only.
     online_steps: int = 0
-    # Updates between evaluations; twice as often online. 0: never.
+    # Updates between evaluations; twice as often online. There is one at the end of each phase; 0: no other.
     eval_frequency: int = 10_000
     # Updates between two lines of metrics.
     log_frequency: int = 100
@@ -119,7 +119,7 @@ class EvaluationConfig:
     seed: int = 10_000
     # Candidates when acting; None: num_action_samples.
     best_of_n: int | None = None
-    # Also measure noise on observations and actions and several N, every 5th evaluation.
+    # Also measure noise on observations and actions and several N, at steps that are multiples of 5 eval_frequency.
     robustness: bool = False
     noise_levels: tuple[float, ...] = (0.01, 0.05, 0.1)
     best_of_n_values: tuple[int, ...] = (1, 4, 16, 32)
