@@ -97,6 +97,21 @@ def test_the_trainer_gets_robustness_at_every_fifth_evaluation(agent: ACRLPDPi0A
     assert {"success_rate", "episode_reward_mean", "episode_length_mean"} <= set(results[40])
 
 
+def test_a_record_that_cannot_be_written_costs_a_run_nothing_but_the_record(
+    agent: ACRLPDPi0Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = toy_config()
+    config = dataclasses.replace(base, evaluation=dataclasses.replace(base.evaluation, num_videos=1))
+    place = tmp_path / "evaluations"
+    place.write_text("stands in for a disk that takes no more")
+    with ACRLPDEvaluationProtocol(config, NORM_STATS, directory=place, num_workers=0) as evaluator:
+        metrics = evaluator.run_comprehensive_evaluation(agent, 10)
+        assert metrics == evaluator.evaluate(agent).metrics()
+        with pytest.raises(OSError):  # who asks for a record gets it or an error
+            evaluator.evaluate(agent, directory=place / "10")
+    assert "the evaluation could not be recorded" in caplog.text
+
+
 def test_a_policy_that_only_clones_is_judged_without_its_critics(tmp_path: Path) -> None:
     """They were drawn and never trained: their values are nowhere, and they choose nothing."""
     weights = LossWeights(critic_weight=0.0, actor_weight=0.0)

@@ -94,6 +94,15 @@ class Evaluation:
         return metrics
 
 
+@dataclasses.dataclass(frozen=True)
+class _Played:
+    """All episodes of one evaluation."""
+
+    summary: Summary
+    rollouts: list[Rollout]
+    robustness: dict[str, dict[str, Summary]]
+
+
 def evaluate_policy(
     envs: EnvPool,
     policy: ChunkPolicy,
@@ -146,7 +155,12 @@ class ACRLPDEvaluationProtocol:
         period = _ROBUSTNESS_PERIOD * self._config.training.eval_frequency
         robustness = self._config.evaluation.robustness and period > 0 and step % period == 0
         directory = None if self._directory is None else self._directory / str(step)
-        return self.evaluate(agent, robustness=robustness, directory=directory).metrics()
+        played = self._play_all(agent, None, robustness=robustness, films=directory is not None)
+        try:
+            return self._judge(played, directory).metrics()
+        except OSError as error:  # a full disk costs the record, not the run
+            logger.error("%s: the evaluation could not be recorded (%s); its numbers count", directory, error)
+            return self._judge(played, None).metrics()
 
     def evaluate(
         self,
@@ -157,25 +171,33 @@ class ACRLPDEvaluationProtocol:
         directory: Path | None = None,
     ) -> Evaluation:
         """One evaluation; `best_of_n` overrides the config's, `directory` gets evaluation.json and videos."""
-        config, discount = self._config.evaluation, self._config.acrlpd.discount
+        played = self._play_all(agent, best_of_n, robustness=robustness, films=directory is not None)
+        return self._judge(played, directory)
+
+    def _play_all(self, agent: ACRLPDPi0Agent, best_of_n: int | None, *, robustness: bool, films: bool) -> _Played:
+        config = self._config.evaluation
         wanted = config.best_of_n if best_of_n is None else best_of_n
         policy = self.policy(agent, num_samples=_num_samples(agent, wanted))
-        num_videos = config.num_videos if directory is not None else 0
-        summary, played = self._play(policy, num_videos)
+        summary, played = self._play(policy, config.num_videos if films else 0)
         if not agent.algorithm.has_critic:  # critics that nobody trained have said something, but they know nothing
             played = [dataclasses.replace(rollout, values={}) for rollout in played]
-        videos = _write_videos(played, directory, self.envs.spec.fps)
+        return _Played(summary, played, self.evaluate_robustness(policy, summary) if robustness else {})
+
+    def _judge(self, played: _Played, directory: Path | None) -> Evaluation:
+        """What the episodes say; all of it goes to `directory`, if there is one."""
+        episodes, discount = played.rollouts, self._config.acrlpd.discount
+        videos = _write_videos(episodes, directory, self.envs.spec.fps)
         in_directory = {seed: str(path.relative_to(directory)) for seed, path in videos.items() if directory}
         evaluation = Evaluation(
             env=self.envs.name,
-            summary=summary,
-            tasks=_by_task(played),
-            episodes=tuple(_record(rollout) for rollout in played),
-            best_of_n=best_of_n_effect(played),
-            calibration=calibrate(played, self._rewards, discount),
-            robustness=self.evaluate_robustness(policy, summary) if robustness else {},
+            summary=played.summary,
+            tasks=_by_task(episodes),
+            episodes=tuple(_record(rollout) for rollout in episodes),
+            best_of_n=best_of_n_effect(episodes),
+            calibration=calibrate(episodes, self._rewards, discount),
+            robustness=played.robustness,
             videos=tuple(map(str, videos.values())),
-            traces=trace_episodes(played, self._rewards, discount, directory=directory, videos=in_directory),
+            traces=trace_episodes(episodes, self._rewards, discount, directory=directory, videos=in_directory),
         )
         if directory is not None:
             from acrlpd.evaluation.report import write_json
