@@ -15,6 +15,7 @@ from toy_env import Toy, ToyEnv
 
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.data.dataset import open_dataset, write_norm_stats
+from acrlpd.data.directory_lock import only_one
 from acrlpd.data.source import EpisodeSource, open_source
 from acrlpd.envs import Env, EnvError, make_env, register_env
 from acrlpd.envs.commands import COMMANDS
@@ -117,6 +118,17 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) 
     whole = all_columns(collect(tmp_path / "whole"))
     for name, values in whole.items():
         np.testing.assert_array_equal(resumed[name], values)
+
+
+def test_one_process_collects_at_a_time(tmp_path: Path) -> None:
+    partial = tmp_path / "demos.partial"
+    partial.mkdir()
+    with only_one(partial, "collecting"):
+        with pytest.raises(EnvError, match=r"demos\.partial: another process is collecting these demonstrations; wait"):
+            collect(tmp_path / "demos", num_episodes=2)
+        assert [path.name for path in partial.iterdir()] == [".lock"]
+    assert len(collect(tmp_path / "demos", num_episodes=2)) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["demos"]
 
 
 class OddToyEnv(ToyEnv):

@@ -75,11 +75,11 @@ def test_a_directory_in_which_another_process_trains_is_left_alone(earlier: path
     config = load_config(earlier / "config.yaml")
     found = sorted(earlier.iterdir())
     with only_trainer(earlier):
-        with pytest.raises(ConfigError, match=r"another process trains in .*earlier"):
+        with pytest.raises(ConfigError, match=r"earlier: another process is training here"):
             prepare_run_directory(earlier, resume=False, overwrite=True)
         resumed = processes.run(config, resume=True)
     assert resumed.returncode != 0
-    assert f"another process trains in {earlier}" in resumed.output
+    assert f"{earlier}: another process is training here" in resumed.output
     assert [path for path in sorted(earlier.iterdir()) if path.name != ".lock"] == found
     prepare_run_directory(earlier, resume=False, overwrite=True)  # it has ended
 

@@ -5,6 +5,7 @@ number and the settings alone. Kept episodes lie one file each next to the datas
 a collection that was interrupted goes on where it stopped and ends with the same dataset.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from acrlpd.data.directory_lock import LOCK, only_one
 from acrlpd.data.lerobot_writer import LeRobotWriter
 from acrlpd.envs.env import EnvSpec
 from acrlpd.envs.episodes import Rollout, demonstrate, rollout_features
@@ -117,30 +119,44 @@ def collect_demonstrations(
     If an earlier call with the same settings was interrupted, goes on from where it was.
     """
     output = Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise EnvError(f"{output} exists already; choose another directory or remove it")
-    with EnvPool(
-        settings.env,
-        min(os.cpu_count() or 1, _MAX_ENVS),
-        num_workers=num_workers,
-        image_size=settings.image_size,
-        max_episode_steps=settings.max_episode_steps,
-        timeout_s=timeout_s,
-    ) as envs:
-        # What cannot be shown or written is said before anything is played, and leaves nothing behind.
-        _check_mix(settings, envs.spec)
-        writer = _create_writer(output, settings, envs.spec)
-        partial = Partial(output.with_name(output.name + ".partial"), settings)
-        candidates = _candidates(envs, settings, partial.next_candidate)
-        with _Progress(settings, partial, show_progress) as progress:
-            while not partial.complete:
-                partial.add(*next(candidates))
-                progress.update(partial)
-        spec, failures = envs.spec, tuple(envs.failures)
-    _write_dataset(output, writer, partial, spec)
-    shutil.rmtree(partial.path)
+    with _only_collector(output) as path:
+        with EnvPool(
+            settings.env,
+            min(os.cpu_count() or 1, _MAX_ENVS),
+            num_workers=num_workers,
+            image_size=settings.image_size,
+            max_episode_steps=settings.max_episode_steps,
+            timeout_s=timeout_s,
+        ) as envs:
+            # What cannot be shown or written is said before anything is played, and leaves nothing behind.
+            _check_mix(settings, envs.spec)
+            writer = _create_writer(output, settings, envs.spec)
+            partial = Partial(path, settings)
+            candidates = _candidates(envs, settings, partial.next_candidate)
+            with _Progress(settings, partial, show_progress) as progress:
+                while not partial.complete:
+                    partial.add(*next(candidates))
+                    progress.update(partial)
+            spec, failures = envs.spec, tuple(envs.failures)
+        _write_dataset(output, writer, partial, spec)
+        shutil.rmtree(path)
     lengths = [length for _, length in partial.kept.values()]
     return Collection(output, len(lengths), partial.num_successes, sum(lengths), partial.next_candidate, failures)
+
+
+@contextlib.contextmanager
+def _only_collector(output: Path) -> Iterator[Path]:
+    """Where episodes lie until all are there; for one process, since two would write over each other's."""
+    partial = output.with_name(output.name + ".partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    with only_one(partial, "collecting these demonstrations; wait until it is done", EnvError):
+        try:
+            if output.exists() and (not output.is_dir() or any(output.iterdir())):
+                raise EnvError(f"{output} exists already; choose another directory or remove it")
+            yield partial
+        finally:
+            if partial.exists() and all(path.name == LOCK for path in partial.iterdir()):
+                shutil.rmtree(partial)
 
 
 def write_rollout(writer: LeRobotWriter, rollout: Rollout, spec: EnvSpec) -> int:

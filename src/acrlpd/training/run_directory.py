@@ -1,16 +1,16 @@
 """The directory of a run: <checkpoint_dir>/<config>/<exp_name>/, and what is allowed to happen to it."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, save_config
+from acrlpd.data.directory_lock import LOCK, only_one
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,6 @@ CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 FINISHED = "finished"
-_LOCK = ".lock"
 _ELSEWHERE = "set checkpoints.directory to a place that can be written to"
 
 
@@ -36,7 +35,7 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bool) -> None:
     """Makes the directory, or refuses one that holds another run. Removes only what `overwrite` allows."""
-    exists = directory.exists() and any(path.name != _LOCK for path in directory.iterdir())
+    exists = directory.exists() and any(path.name != LOCK for path in directory.iterdir())
     if resume and not exists:
         raise ConfigError(f"--resume: there is no run in {directory}; start it without --resume")
     if exists and overwrite:
@@ -59,7 +58,7 @@ def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: b
 def _is_failed_start(directory: pathlib.Path) -> bool:
     """Whether there is nothing but configs: what stopped a run before it began is no reason to keep its name."""
     leaves = (path for path in directory.rglob("*") if path.is_file() or not any(path.iterdir()))
-    return all(path.name in (CONFIG_FILE, _LOCK) for path in leaves)
+    return all(path.name in (CONFIG_FILE, LOCK) for path in leaves)
 
 
 def _remove_run(directory: pathlib.Path) -> None:
@@ -69,30 +68,17 @@ def _remove_run(directory: pathlib.Path) -> None:
             f"--overwrite: {directory} is not the directory of a run (it has no {CONFIG_FILE}); move it away"
         )
     steps = saved_steps(directory)
-    others = sorted(entry.name for entry in directory.iterdir() if not entry.name.isdigit() and entry.name != _LOCK)
+    others = sorted(entry.name for entry in directory.iterdir() if not entry.name.isdigit() and entry.name != LOCK)
     checkpoints = f"{len(steps)} checkpoints ({', '.join(map(str, steps))})" if steps else "no checkpoint"
     with only_trainer(directory):
         logger.warning("--overwrite: removing %s: %s, %s", directory, checkpoints, ", ".join(others))
         shutil.rmtree(directory)
 
 
-@contextlib.contextmanager
-def only_trainer(directory: pathlib.Path) -> Iterator[None]:
-    """Refuses a second process in a directory: two would take each other's checkpoints apart.
-
-    The lock of a killed process is gone with it.
-    """
-    with (directory / _LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"another process trains in {directory}: wait for it or stop it (SIGTERM makes it save first), or "
-                f"choose another --exp_name"
-            ) from None
-        except OSError as error:  # not every file system of a cluster has locks
-            logger.warning("%s cannot be locked (%s): see to it that no other process trains there", directory, error)
-        yield
+def only_trainer(directory: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Refuses a second process in a directory: two would take each other's checkpoints apart."""
+    what_to_do = "wait for it or stop it (SIGTERM makes it save first), or choose another --exp_name"
+    return only_one(directory, f"training here: {what_to_do}", ConfigError)
 
 
 def write_run_config(directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
