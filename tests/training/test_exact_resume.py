@@ -16,7 +16,8 @@ from training_helpers import (
 )
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.training.run_directory import run_directory, saved_steps
+from acrlpd.monitoring.run_record import read_run
+from acrlpd.training.run_directory import is_finished, run_directory, saved_steps
 
 STEPS = 60
 
@@ -81,3 +82,15 @@ def test_killed_before_the_first_save_starts_again(processes: Processes, tmp_pat
     resumed = processes.run(config, resume=True)
     assert resumed.returncode == 0, resumed.output
     assert [line["step"] for line in metrics_of(run_directory(config))] == [5, 10, 15, 20]
+
+
+def test_a_run_that_goes_on_is_not_over(processes: Processes, tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path, offline_steps=5, log_frequency=5)
+    directory = run_directory(config)
+    assert processes.run(config).returncode == 0
+    assert is_finished(directory)
+    longer = state_config(tmp_path, offline_steps=20, log_frequency=5)
+    changes = {"resume": True, "allow_changed": ["training.offline_steps"]}
+    assert processes.run(longer, order={"kill_before_step": 7}, **changes).returncode == -9
+    assert not is_finished(directory)
+    assert read_run(directory).status.startswith("under way or cut off")

@@ -220,6 +220,7 @@ def train_run(
             return 0
         if is_primary():
             runs.warn_about_space(directory, trainer.arrays().num_bytes, rl_config.checkpoints.max_to_keep)
+            runs.remove_summary(directory)
         trainer.train()
         _finish(trainer)
         return 0 if trainer.stopped_by is None else exit_code(trainer.stopped_by)

@@ -93,6 +93,11 @@ def write_summary(directory: pathlib.Path, summary: Mapping[str, Any]) -> None:
     temporary.replace(directory / SUMMARY_FILE)
 
 
+def remove_summary(directory: pathlib.Path) -> None:
+    """A run that goes on is not over: who looks at it must not be told how it ended before."""
+    (directory / SUMMARY_FILE).unlink(missing_ok=True)
+
+
 def read_summary(directory: pathlib.Path) -> dict[str, Any]:
     """The summary of a run that ended; empty where there is none."""
     path = directory / SUMMARY_FILE
