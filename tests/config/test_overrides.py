@@ -65,7 +65,10 @@ def test_integers_become_floats_but_not_the_other_way():
         ("seed.x", 3, "seed is a plain value and has no fields"),
         ("model.type", "Pi0Confg", "one of Pi0Config, StateFlowPolicyConfig; found 'Pi0Confg'; did you mean"),
         ("model.paligemma_variant", "gemma_3b", "model: paligemma_variant must be one of"),
-        ("model.state_dim", 3, "unknown key 'model.state_dim'"),
+        ("model.state_dim", 3, "unknown key 'model.state_dim'; model (Pi0Config) has dtype, "),
+        ("model.zzz", 3, "unknown key 'model.zzz'; model (Pi0Config) has dtype, "),
+        ("data.rewards.value", 3, "data.rewards (RewardConfig) has source, "),
+        ("training.num_critics", 3, "unknown key 'training.num_critics'; did you mean 'critic.num_critics'?"),
     ],
 )
 def test_mistakes_are_named(key, value, message):
@@ -182,3 +185,11 @@ def test_resolve_alias_takes_the_longest_prefix():
     assert resolve_alias("model.pi0_config.action_horizon") == "model.action_horizon"
     assert resolve_alias("model.pi0_config.diffusion_steps") == "acrlpd.sampling_steps"
     assert resolve_alias("critic.num_critics") == "critic.num_critics"
+
+
+def test_an_unknown_key_of_a_schedule_is_told_the_keys_of_that_schedule() -> None:
+    for key in ("value", "warmup_steps"):  # nobody has the first, only other schedules have the second
+        with pytest.raises(ConfigError, match=r"critic_lr_schedule \(ConstantSchedule\) has peak_lr$"):
+            apply_config_overrides(
+                ALOHA, {"critic_lr_schedule.type": "ConstantSchedule", f"critic_lr_schedule.{key}": 3}
+            )

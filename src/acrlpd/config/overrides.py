@@ -113,7 +113,7 @@ def _set(data: dict[str, Any], path: str, assignment: Assignment) -> None:
     for depth, part in enumerate(parts):
         known = field_types(cls)
         if part not in known:
-            raise ConfigError(_unknown(assignment.key, parts, depth, tuple(known)))
+            raise ConfigError(_unknown(assignment.key, parts, depth, cls))
         rest = parts[depth + 1 :]
         options = dataclass_options(known[part])
         if not options:
@@ -185,18 +185,29 @@ def field_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(walk(RLTrainConfig, "")))
 
 
-def _unknown(written: str, parts: list[str], depth: int, siblings: tuple[str, ...]) -> str:
-    """Names the nearest valid key: beside the unknown part, or of that name anywhere, or similar anywhere."""
-    names, leaf = field_names(), parts[-1]
-    beside = difflib.get_close_matches(parts[depth], siblings, n=1, cutoff=0.7)
-    guesses = [".".join([*parts[:depth], part, *parts[depth + 1 :]]) for part in beside]
+def _unknown(written: str, parts: list[str], depth: int, section: type) -> str:
+    """Names the nearest valid key: beside the unknown part, or of that name or similar anywhere; else those beside it.
+
+    A section that can be one of several classes has only the keys of the one that it is.
+    """
+    names, leaf, beside = field_names(), parts[-1], field_types(section)
+    close = difflib.get_close_matches(parts[depth], beside, n=1, cutoff=0.7)
+    guesses = [".".join([*parts[:depth], part, *parts[depth + 1 :]]) for part in close]
     guesses = [guess for guess in guesses if guess in names]
-    guesses += [name for name in names if name.rpartition(".")[2] == leaf]
-    if not guesses:
+    elsewhere = [name for name in names if name.rpartition(".")[2] == leaf]
+    where = ".".join(parts[:depth])
+    if not any(name.startswith(f"{where}.") for name in elsewhere):
+        guesses += elsewhere
+    if not guesses and not depth:
         leaves = {name.rpartition(".")[2]: name for name in reversed(names)} | {alias: alias for alias in ALIASES}
         guesses = [leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
-    tail = f"; did you mean {guesses[0]!r}?" if guesses else "; `acrlpd configs show NAME` lists all keys"
-    return f"unknown key {written!r}{tail}"
+    if guesses:
+        tail = f"did you mean {guesses[0]!r}?"
+    elif depth:
+        tail = f"{where} ({section.__name__}) has {', '.join(beside)}"
+    else:
+        tail = "`acrlpd configs show NAME` lists all keys"
+    return f"unknown key {written!r}; {tail}"
 
 
 def hint(word: str, known: Iterable[str]) -> str:
