@@ -135,6 +135,12 @@ def test_gymnasium_observations_get_the_names_of_dataset_columns() -> None:
     assert set(flatten_observation(nested)) == expected
 
 
+def test_a_camera_of_another_name_is_refused_with_those_that_there_are() -> None:
+    expected = r"'toy' has no camera 'top'; it has observation\.images\.side\. Give it the dataset's names"
+    with pytest.raises(EnvError, match=expected):
+        make_env("toy", cameras=("top",))
+
+
 @needs_gymnasium
 def test_any_gymnasium_id_with_a_success_function() -> None:
     def reached(reward: float, terminated: bool, info: object) -> bool:
@@ -161,7 +167,7 @@ def test_a_module_that_registers_is_imported_by_name(tmp_path: Path, monkeypatch
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert make_env("my_robot:mine").spec.action_dim == 2
-    with pytest.raises(EnvError, match="cannot import 'no_such_robot'"):
+    with pytest.raises(EnvError, match=r"cannot import 'no_such_robot' .* PYTHONPATH=\. acrlpd"):
         make_env("no_such_robot:mine")
     with pytest.raises(EnvError, match=r"whole name; found the relative '\.\.robots'"):
         make_env("..robots:mine")

@@ -177,3 +177,14 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(EnvError, match="exceeds the policy's action_horizon 4"):
         replan_steps(eager)
     assert replan_steps(config) == 3
+
+
+def test_an_environment_that_does_not_fit_the_policy_is_refused_before_training() -> None:
+    config = toy_config()
+    repack = dataclasses.replace(config.data.repack, state=("qpos",))
+    other_names = dataclasses.replace(config, data=dataclasses.replace(config.data, repack=repack))
+    with pytest.raises(EnvError, match=r"names 'qpos', which .*; it gives observation\.state\. Give it the dataset's"):
+        ACRLPDEvaluationProtocol(other_names, NORM_STATS)
+    other_arm = dataclasses.replace(config, qchunking=dataclasses.replace(config.qchunking, action_dim=1))
+    with pytest.raises(EnvError, match=r"2 action dims, the config's qchunking\.action_dim is 1"):
+        ACRLPDEvaluationProtocol(other_arm, NORM_STATS)

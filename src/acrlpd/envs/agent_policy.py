@@ -19,7 +19,7 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.data.norm_stats import NormStats
 from acrlpd.data.policy_transforms import create_policy_transforms, repack_structure
 from acrlpd.data.transforms import DataDict, DataTransformFn, Normalize, RepackTransform, compose
-from acrlpd.envs.env import Columns, EnvSpec
+from acrlpd.envs.env import RENAME, Columns, EnvSpec
 from acrlpd.envs.errors import EnvError
 from acrlpd.envs.rollouts import Chunks
 from acrlpd.models.observation import Observation
@@ -81,13 +81,7 @@ def create_agent_policy(
     transforms = create_policy_transforms(rl_config)
     structure = repack_structure(config, transforms.cameras)
     structure.pop("actions")
-    _check_columns(spec, [*config.repack.state, *transforms.cameras.values()])
-    if spec.action_dim != rl_config.qchunking.action_dim:
-        raise EnvError(
-            f"environment {spec.name!r} has {spec.action_dim} action dims, the config's qchunking.action_dim is "
-            f"{rl_config.qchunking.action_dim}"
-        )
-    _check_state_width(spec, rl_config, norm_stats)
+    check_environment(rl_config, norm_stats, spec)
     normalize = Normalize(norm_stats, use_quantiles=transforms.use_quantile_norm)
     options.setdefault("use_ema", rl_config.openpi_compatibility.enable_ema_for_inference)
     return AgentPolicy(
@@ -99,6 +93,17 @@ def create_agent_policy(
         default_prompt=config.default_prompt,
         **options,
     )
+
+
+def check_environment(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None, spec: EnvSpec) -> None:
+    """Refuses an environment that a config's policy cannot act in; no agent is needed to know."""
+    _check_columns(spec, [*rl_config.data.repack.state, *policy_cameras(rl_config)])
+    if spec.action_dim != rl_config.qchunking.action_dim:
+        raise EnvError(
+            f"environment {spec.name!r} has {spec.action_dim} action dims, the config's qchunking.action_dim is "
+            f"{rl_config.qchunking.action_dim}"
+        )
+    _check_state_width(spec, rl_config, norm_stats)
 
 
 def policy_cameras(rl_config: RLTrainConfig) -> tuple[str, ...]:
@@ -151,7 +156,7 @@ def _check_columns(spec: EnvSpec, names: Sequence[str]) -> None:
     if missing:
         raise EnvError(
             f"data.repack names {missing[0]!r}, which environment {spec.name!r} does not give; it gives "
-            f"{', '.join(spec.features)}"
+            f"{', '.join(spec.features)}. {RENAME}"
         )
 
 

@@ -19,6 +19,8 @@ Columns = dict[str, np.ndarray]
 SuccessFn = Callable[[float, bool, Mapping[str, Any]], bool | None]
 
 STATE = "observation.state"
+# What to do where an environment and a dataset have different names for the same thing.
+RENAME = "Give it the dataset's names: an Env with observation_columns of its own (docs/online.md)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +210,9 @@ class Env:
     def _missing_cameras(self) -> None:
         missing = [camera for camera in self._cameras or () if camera not in self.spec.features]
         if missing:
-            raise EnvError(f"environment {self.name!r} has no camera {missing[0]!r}; it has {list(self.spec.cameras)}")
+            self._cameras = self._features = None  # an unwanted camera is not observed; look at all to name them
+            offered = ", ".join(name for name, value in self.observe().items() if value.dtype == np.uint8) or "none"
+            raise EnvError(f"environment {self.name!r} has no camera {missing[0]!r}; it has {offered}. {RENAME}")
 
     def _where(self) -> str:
         return f"environment {self.name!r}, seed {self._seed}, step {self._steps}"

@@ -98,7 +98,10 @@ def _import_module(name: str, module: str) -> None:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise EnvError(f"environment {name!r}: cannot import {module!r} ({error})") from error
+        raise EnvError(
+            f"environment {name!r}: cannot import {module!r} ({error}). Install it, or put the directory of its file "
+            "on Python's path: PYTHONPATH=. acrlpd ..."
+        ) from error
 
 
 def make_gymnasium(

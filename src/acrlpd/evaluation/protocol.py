@@ -12,7 +12,7 @@ from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.norm_stats import NormStats
 from acrlpd.data.rewards import environment_rewards
-from acrlpd.envs.agent_policy import AgentPolicy, create_agent_policy, policy_cameras
+from acrlpd.envs.agent_policy import AgentPolicy, check_environment, create_agent_policy, policy_cameras
 from acrlpd.envs.episodes import Rollout
 from acrlpd.envs.errors import EnvError
 from acrlpd.envs.pool import EnvPool
@@ -145,6 +145,11 @@ class ACRLPDEvaluationProtocol:
         self._rewards = environment_rewards(rl_config.data.rewards, reward_origin)
         self._directory = directory
         self.envs = create_env_pool(rl_config, num_workers=num_workers)
+        try:  # now, and not at the first evaluation, which may be hours away
+            check_environment(rl_config, norm_stats, self.envs.spec)
+        except EnvError:
+            self.envs.close()
+            raise
         self.replan_steps = replan_steps(rl_config)
 
     def run_comprehensive_evaluation(self, agent: ACRLPDPi0Agent, step: int) -> dict[str, float]:
