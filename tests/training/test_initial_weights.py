@@ -12,7 +12,9 @@ from flax import nnx
 from training_helpers import pi0_config
 
 from acrlpd.config import ConfigError, RLTrainConfig, WeightLoaderConfig
+from acrlpd.models.openpi_checkpoint import OpenPICheckpointError
 from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.training.experiment import run_training_experiment
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.sharding import create_fsdp_sharding_strategy
 
@@ -73,3 +75,15 @@ def test_a_path_is_needed() -> None:
     config = config_with(TINY, None)
     with pytest.raises(ConfigError, match=r"weight_loader.kind=checkpoint needs weight_loader.path"):
         create_initial_agent(config, create_fsdp_sharding_strategy(config), jax.random.key(0))
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "paligemma"])
+def test_missing_weights_are_noticed_before_the_data_is_opened(kind: str, tmp_path: pathlib.Path) -> None:
+    config = pi0_config(
+        tmp_path,
+        data__data_dir=str(tmp_path / "no_dataset"),  # to open it would be another error
+        weight_loader__kind=kind,
+        weight_loader__path=str(tmp_path / "pi0_bose"),
+    )
+    with pytest.raises(OpenPICheckpointError, match="pi0_bose does not exist"):
+        run_training_experiment(config)

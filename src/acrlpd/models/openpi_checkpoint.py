@@ -52,7 +52,7 @@ def load_pi0_weights_from_openpi(
     `jax.ShapeDtypeStruct`. Leaves that the checkpoint lacks keep their value if their '/'-joined name
     matches `missing_regex` (by default LoRA adapters); any other missing leaf is an error.
     """
-    directory = _params_directory(path)
+    directory = find_params_directory(path)
     stored = _stored_leaves(directory)
     targets = _flatten(params)
     problems = _mismatches({name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex)
@@ -70,9 +70,7 @@ def load_pi0_weights_from_openpi(
 
 def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_regex: str | None = ".*") -> nnx.State:
     """Fills PaliGemma's part of `params` from big_vision's npz (`params/img/...`, `params/llm/...`)."""
-    file = epath.Path(path).expanduser()
-    if not _exists(file):
-        raise OpenPICheckpointError(f"{file} does not exist: expected PaliGemma weights such as pt_224.npz")
+    file = find_paligemma_file(path)
     loaded, targets = _read_paligemma(file), _flatten(params)
     if not loaded.keys() & targets.keys():  # every one may be missing, but then it is another file
         raise OpenPICheckpointError(
@@ -89,6 +87,13 @@ def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_r
     }
     _refuse_non_finite(file, placed)
     return _replace(params, placed)
+
+
+def find_paligemma_file(path: epath.PathLike) -> epath.Path:
+    file = epath.Path(path).expanduser()
+    if not _exists(file):
+        raise OpenPICheckpointError(f"{file} does not exist: expected PaliGemma weights such as pt_224.npz")
+    return file
 
 
 def _read_paligemma(file: epath.Path) -> dict[str, np.ndarray]:
@@ -113,7 +118,7 @@ def _read_paligemma(file: epath.Path) -> dict[str, np.ndarray]:
 
 def restore_params(path: epath.PathLike, *, dtype: Any = None, sharding: Any = None) -> dict[str, Any]:
     """All parameters of an openpi checkpoint as a nested dict, on one sharding (default: the first device)."""
-    directory = _params_directory(path)
+    directory = find_params_directory(path)
     stored = _stored_leaves(directory)
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
     args = ocp.ArrayRestoreArgs(sharding=sharding, dtype=dtype)
@@ -140,7 +145,7 @@ def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: Pi0Conf
     """Whether the checkpoint at `path` has exactly the parameters of the model that `config` describes."""
     abstract = nnx.state(nnx.eval_shape(lambda: config.create(jax.random.key(0))), nnx.Param)
     try:
-        stored = _stored_leaves(_params_directory(path))
+        stored = _stored_leaves(find_params_directory(path))
     except OpenPICheckpointError as error:
         return CompatibilityReport((str(error),))
     shapes = {name: meta.shape for name, (_, meta) in stored.items()}
@@ -159,7 +164,8 @@ def _exists(path: epath.Path) -> bool:
         ) from error
 
 
-def _params_directory(path: epath.PathLike) -> epath.Path:
+def find_params_directory(path: epath.PathLike) -> epath.Path:
+    """The directory with the parameters of an openpi checkpoint, given as itself or the directory around it."""
     given = epath.Path(path).expanduser()
     if not _exists(given):
         raise OpenPICheckpointError(f"{given} does not exist: expected an openpi checkpoint directory")

@@ -33,6 +33,7 @@ from acrlpd.training.comparison import (
 from acrlpd.training.compilation_cache import enable_compilation_cache
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.host_memory import keep_freed_memory
+from acrlpd.training.initial_weights import check_initial_weights
 from acrlpd.training.online_phase import OnlinePhase, Player, SynchronousPlayer
 from acrlpd.training.out_of_memory import OutOfMemoryError
 from acrlpd.training.rounds import RoundPlayer, acting_candidates, open_replay
@@ -184,6 +185,8 @@ def train_run(
         compatibility = check_resume(directory / str(steps[-1]), rl_config, assets, allow_changed)
         if compatibility.changed:
             logger.warning("resuming with changes:\n%s", compatibility.describe(compatibility.changed))
+    else:
+        check_initial_weights(rl_config)
     with contextlib.ExitStack() as stack:
         # A dry run leaves no trace.
         written = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) if dry_run else directory

@@ -9,10 +9,27 @@ from flax import nnx
 
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import ConfigError, RLTrainConfig
-from acrlpd.models.openpi_checkpoint import LORA, load_paligemma_weights, load_pi0_weights_from_openpi
+from acrlpd.models.openpi_checkpoint import (
+    LORA,
+    find_paligemma_file,
+    find_params_directory,
+    load_paligemma_weights,
+    load_pi0_weights_from_openpi,
+)
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_fast, init_fsdp_train_state
 
 logger = logging.getLogger(__name__)
+
+
+def check_initial_weights(rl_config: RLTrainConfig) -> None:
+    """Refuses weights that are not there; to be asked before the data is decoded, which can take minutes."""
+    loader = rl_config.weight_loader
+    if loader.kind == "none" or loader.path is None:
+        return
+    if loader.kind == "checkpoint":
+        find_params_directory(loader.path)
+    else:
+        find_paligemma_file(loader.path)
 
 
 def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array) -> ACRLPDPi0Agent:
