@@ -111,6 +111,21 @@ def test_the_markdown_summary_has_the_table(runs: tuple[Path, Path], page: Page)
     assert "| time of an update | 100 ms |" in text and "[report.html](report.html)" in text
 
 
+def test_episodes_lost_to_crashes_are_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "crashes", film=False)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["evaluation"]["online"] |= {"episodes": 47.0, "lost_episodes": 3.0}
+    (run / "summary.json").write_text(json.dumps(summary))
+    with (run / "metrics.jsonl").open("a") as file:
+        for lost in (0, 2):
+            file.write(json.dumps({"step": 2500, "online/lost_episodes": lost}) + "\n")
+    page = Page(generate_training_report([run]).read_text())
+    assert "47 (3 lost)" in page.text and "50 (" not in page.text
+    assert "| 47 (3 lost) |" in (run / "report.md").read_text()
+    titles = [chart["title"] for group in json.loads(page.data)["curves"]["groups"] for chart in group["charts"]]
+    assert "Lost episodes of a round" in titles
+
+
 def test_runs_side_by_side(runs: tuple[Path, Path], tmp_path: Path) -> None:
     output = generate_training_report(runs, tmp_path / "new" / "both.html")
     both = Page(output.read_text())

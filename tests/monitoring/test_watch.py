@@ -152,6 +152,8 @@ def test_waiting_for_the_first_line(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_bytes(b'{"step": 10, "tot')
     assert "waiting for the first metrics" in show(run)
     (run / "baselines" / "bc" / "metrics.jsonl").touch()
+    assert "comes first" not in show(run)  # it has a summary: the run itself is next
+    (run / "baselines" / "bc" / "summary.json").unlink()
     assert "baseline bc comes first" in show(run)
 
 

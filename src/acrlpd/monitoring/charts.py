@@ -28,7 +28,7 @@ def outcome_bars(rows: Sequence[tuple[str, str, Outcome]], colors: Sequence[int]
             f'<td class="wide">{bar}</td>',
             f'<td class="num strong">{100 * outcome.success_rate:.1f} %</td>',
             f'<td class="num">{100 * low:.0f} to {100 * high:.0f} %</td>',
-            f'<td class="num">{outcome.episodes}</td>',
+            f'<td class="num">{outcome.counted}</td>',
         ]
         if has_return:
             cells.append(f'<td class="num">{_optional(outcome.mean_return, ".1f")}</td>')

@@ -32,6 +32,7 @@ GROUPS: dict[str, tuple[Chart, ...]] = {
         Chart("Episode length", ("eval/episode_length_mean",), "steps"),
         Chart("Critic against realised return", ("eval/q_bias", "eval/q_rmse"), "bias above 0: too optimistic"),
         Chart("Value gain of best-of-N", ("eval/best_of_n_value_gain",), "chosen minus the candidates' mean"),
+        Chart("Lost episodes", ("eval/lost_episodes",), "to crashes of the environment"),
     ),
     "Acting in the environment": (
         Chart("Success rate of collected episodes", ("online/success_rate",)),
@@ -39,6 +40,7 @@ GROUPS: dict[str, tuple[Chart, ...]] = {
         Chart("Length of collected episodes", ("online/episode_length_mean",), "steps"),
         Chart("Episodes collected", ("online/total_episodes",)),
         Chart("Environment steps", ("online/env_steps",)),
+        Chart("Lost episodes of a round", ("online/lost_episodes",), "to crashes of the environment"),
     ),
     "Losses": (
         Chart("Total loss", ("total_loss",), "what is minimised: the weighted sum"),

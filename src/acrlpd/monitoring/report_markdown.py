@@ -57,7 +57,7 @@ def _evaluation(record: RunRecord) -> str:
             label,
             f"{100 * outcome.success_rate:.1f} %",
             f"{100 * outcome.interval[0]:.0f} to {100 * outcome.interval[1]:.0f} %",
-            str(outcome.episodes),
+            outcome.counted,
         ]
         for label, outcome in facts.final_outcomes(record).items()
     ]

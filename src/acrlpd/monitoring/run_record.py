@@ -62,6 +62,12 @@ class Outcome:
     step: int | None = None  # of the policy
     mean_return: float | None = None
     mean_length: float | None = None
+    lost_episodes: int = 0  # to crashes; they are not among `episodes`
+
+    @property
+    def counted(self) -> str:
+        """The number of episodes, and why it is not the one that was asked for."""
+        return f"{self.episodes} ({self.lost_episodes} lost)" if self.lost_episodes else str(self.episodes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,6 +352,7 @@ def read_outcome(entry: Any) -> Outcome | None:
         step=entry.get("step"),
         mean_return=entry.get("mean_return", entry.get("episode_reward_mean")),
         mean_length=entry.get("mean_length", entry.get("episode_length_mean")),
+        lost_episodes=int(entry.get("lost_episodes") or 0),
     )
 
 

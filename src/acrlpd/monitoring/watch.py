@@ -31,7 +31,7 @@ from acrlpd.monitoring.run_record import (
 )
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
 from acrlpd.monitoring.watch_metrics import MetricsTail
-from acrlpd.training.run_directory import CONFIG_FILE, METRICS_FILE, saved_steps
+from acrlpd.training.run_directory import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, saved_steps
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # (label, metric): those that a run has are shown.
@@ -100,7 +100,8 @@ class RunWatcher:
     def _status(self, age: float | None, log_frequency: int) -> str:
         line = self.metrics.last_line
         if age is None or not line:
-            first = next((path.parent.name for path in self.directory.glob(f"{BASELINES}/*/{METRICS_FILE}")), None)
+            started = (path.parent for path in self.directory.glob(f"{BASELINES}/*/{METRICS_FILE}"))
+            first = next((baseline.name for baseline in started if not (baseline / SUMMARY_FILE).is_file()), None)
             return "waiting for the first metrics" + (f"; baseline {first} comes first" if first else "")
         rate = line.get("timing/steps_per_s")
         pause = log_frequency / rate if rate else 0.0
