@@ -60,6 +60,7 @@ def reply_of(checkpoint: PolicyCheckpoint, message: dict[str, Any], **options: A
 def test_an_export_is_served_until_sigterm(exported: Path, cache: Path) -> None:
     message = state_observation() | {"seed": 5}
     with ServeProcess(cache, exported, "--best_of_n", "3") as server:
+        assert f"loading {exported}, then compiling" in server.said  # nobody sits before an empty terminal
         assert "best of 3, 2 denoising steps" in server.said
         with connect(f"ws://127.0.0.1:{server.port}", compression=None) as connection:
             connection.recv()

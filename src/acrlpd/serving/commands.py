@@ -105,6 +105,7 @@ def serve_main(args: Sequence[str]) -> int:
         description="Serve a policy on openpi's protocol, with best-of-N under its critics.",
     )
     import asyncio
+    import logging
     import os
 
     from acrlpd.serving.server import PolicyServer, ServerOptions
@@ -126,6 +127,9 @@ def serve_main(args: Sequence[str]) -> int:
         raise ValueError(f"--follow: {options.follow} is not a directory; give that of the run")
     setup_logging()
     enable_compilation_cache()
+    logging.getLogger(__name__).info(
+        "loading %s, then compiling all that a request can ask for; a large policy takes minutes", checkpoint.directory
+    )
     asyncio.run(_serve(PolicyServer(_load(checkpoint, options), server_options), options))
     if options.follow is not None:
         # A newer checkpoint may still be being read, for minutes or from a drive that does not answer, and Python
