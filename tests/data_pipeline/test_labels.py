@@ -89,7 +89,7 @@ def test_parse_indices():
 
 
 def test_lists_are_checked(source):
-    with pytest.raises(ValueError, match=r"no episodes \[99\]"):
+    with pytest.raises(ValueError, match=r"no episodes 99; it has \d+, up to \d+"):
         label_list(source, [0, 99], [])
     with pytest.raises(ValueError, match=r"\[1\] are listed as success and as failure"):
         label_list(source, [0, 1], [1])

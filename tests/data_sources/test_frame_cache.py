@@ -210,7 +210,7 @@ def test_a_cache_serves_only_the_dataset_it_was_made_from(
         FrameCache(cache_dir, other, cameras=other.cameras, **SIZE)
     with pytest.raises(DatasetError, match=r"another dataset, size or encoding"):
         build(other, cache_dir)
-    with pytest.raises(DatasetError, match=r"frames are 40x56, the model wants 224x224"):
+    with pytest.raises(DatasetError, match=r"frames are 40x56, the model wants 224x224; .* --height 224 --width 224$"):
         FrameCache(cache_dir, source, cameras=source.cameras, height=224, width=224)
     with pytest.raises(DatasetError, match=r"another dataset, size or encoding"):
         build(source, cache_dir, encoding="jpeg")

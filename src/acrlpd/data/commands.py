@@ -9,7 +9,7 @@ import tyro
 
 # Imports of the work itself happen inside the functions: help should not wait for them.
 
-Dataset = Annotated[str, tyro.conf.Positional]
+Dataset = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET")]
 JsonFlag = Annotated[bool, tyro.conf.arg(name="json"), tyro.conf.FlagCreatePairsOff]
 OnBadEpisode = Literal["error", "skip"]
 

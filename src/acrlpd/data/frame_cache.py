@@ -183,7 +183,7 @@ class FrameCache:
         if (spec.height, spec.width) != (self.height, self.width):
             raise DatasetError(
                 f"{self.directory}: frames are {spec.height}x{spec.width}, the model wants "
-                f"{self.height}x{self.width}; {rebuild}"
+                f"{self.height}x{self.width}; {rebuild}, with --height {self.height} --width {self.width}"
             )
         if (spec.resize, spec.version) != (RESIZE, VERSION):
             raise DatasetError(f"{self.directory}: made by another version ({spec.resize!r}); {rebuild}")

@@ -122,7 +122,8 @@ def label_list(source: EpisodeSource, successes: Iterable[int], failures: Iterab
         raise ValueError(f"episodes {both} are listed as success and as failure")
     unknown = sorted({*successes, *failures} - lengths.keys())
     if unknown:
-        raise ValueError(f"{source.root} has no episodes {unknown}")
+        shown = ", ".join(map(str, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        raise ValueError(f"{source.root} has no episodes {shown}; it has {len(lengths)}, up to {max(lengths)}")
     labels = {index: Label(True, lengths[index]) for index in successes}
     return {**labels, **{index: Label(False, lengths[index]) for index in failures}}
 
