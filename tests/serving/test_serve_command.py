@@ -26,6 +26,8 @@ from websockets.sync.client import connect
 
 from acrlpd.cli import main
 from acrlpd.config import save_config
+from acrlpd.models.openpi_checkpoint import OpenPICheckpointError
+from acrlpd.serving.commands import ServeOptions, load_present
 from acrlpd.serving.export import export_policy
 from acrlpd.serving.message_format import unpackb
 from acrlpd.serving.policy_checkpoint import PolicyCheckpoint, open_policy_checkpoint
@@ -96,6 +98,18 @@ def test_a_run_is_followed(tmp_path: Path, cache: Path) -> None:
     expected = reply_of(open_policy_checkpoint(run / "20"), message)
     np.testing.assert_allclose(followed["actions"], expected["actions"], atol=1e-5)
     np.testing.assert_array_equal(last["actions"], followed["actions"])
+
+
+def test_a_checkpoint_that_training_removes_while_it_is_read_is_replaced_by_its_successor(tmp_path: Path) -> None:
+    config = state_config()
+    run = save_run(tmp_path / "run", config, {10: make_agent(config)})
+    options = ServeOptions(run, max_batch_size=1)
+    opened = open_policy_checkpoint(run)
+    (run / "10" / "params" / "_METADATA").unlink()  # it is on its way out
+    with pytest.raises(OpenPICheckpointError, match="is not a complete openpi checkpoint"):
+        load_present(opened, options)  # there is no other
+    save_run(run, config, {20: make_agent(config, 1)})
+    assert load_present(opened, options).step == 20
 
 
 def test_a_checkpoint_that_is_being_read_does_not_hold_up_the_end(tmp_path: Path, cache: Path) -> None:

@@ -130,7 +130,7 @@ def serve_main(args: Sequence[str]) -> int:
     logging.getLogger(__name__).info(
         "loading %s, then compiling all that a request can ask for; a large policy takes minutes", checkpoint.directory
     )
-    asyncio.run(_serve(PolicyServer(_load(checkpoint, options), server_options), options))
+    asyncio.run(_serve(PolicyServer(load_present(checkpoint, options), server_options), options))
     if options.follow is not None:
         # A newer checkpoint may still be being read, for minutes or from a drive that does not answer, and Python
         # would wait for that thread. Every client has been answered and there is nothing to write.
@@ -186,6 +186,23 @@ def _open(path: Path, options: ServeOptions) -> "PolicyCheckpoint":
     from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
 
     return open_policy_checkpoint(path, None if options.config is None else find_config(options.config))
+
+
+def load_present(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
+    """Loads it. A run that trains removes its older checkpoints, also one that is being read: then its newest is."""
+    import logging
+
+    while True:
+        try:
+            return _load(checkpoint, options)
+        except Exception as error:  # whatever reading half a directory may end in
+            newest = _open(options.checkpoint, options)
+            if newest.directory == checkpoint.directory:
+                raise
+            logging.getLogger(__name__).warning(
+                "%s was replaced while it was read (%s); loading %s", checkpoint.directory, error, newest.directory
+            )
+            checkpoint = newest
 
 
 def _load(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
