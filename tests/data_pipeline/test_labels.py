@@ -31,7 +31,7 @@ def lengths(source):
 
 
 def test_labels_lie_next_to_the_dataset(source, libero):
-    path = labels_path(source)
+    path = labels_path(source.root)
     assert path == libero["v30"].resolve().parent / "libero_v30.labels.json"
     assert load_labels(path, source) is None
 
@@ -157,7 +157,7 @@ def test_the_dataset_itself_is_not_touched(libero, tmp_path):
     copy = shutil.copytree(libero["v21"], tmp_path / "set")
     before = {p: p.stat().st_mtime_ns for p in copy.rglob("*")}
     source = open_source(copy)
-    Labels(labels_path(source), label_rule(source, "length > 50")).save()
+    Labels(labels_path(source.root), label_rule(source, "length > 50")).save()
     assert {p: p.stat().st_mtime_ns for p in copy.rglob("*")} == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["set", "set.labels.json"]
 

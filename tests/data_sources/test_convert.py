@@ -1,5 +1,6 @@
 """HDF5 to LeRobot v3.0: nothing is lost, nothing piles up in memory."""
 
+import shutil
 from pathlib import Path
 
 import frame_codes
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from acrlpd.data.convert import convert_to_lerobot
+from acrlpd.data.labels import Labels, label_list, labels_path, load_labels
 from acrlpd.data.source import DatasetError, EpisodeError, EpisodeSource, open_source
 from acrlpd.data.validate import validate_source
 
@@ -67,6 +69,25 @@ def test_a_failed_conversion_leaves_nothing_and_can_be_repeated(copy_dataset, tm
     assert [episode.index for episode in skipped] == [1]
     assert open_source(tmp_path / "new").lengths.tolist() == [60]
     assert {p.name for p in tmp_path.iterdir()} == {"aloha_hdf5_compressed", "new"}
+
+
+def test_labels_go_along_under_the_new_numbers(copy_dataset, tmp_path: Path) -> None:
+    root = copy_dataset("aloha_hdf5_compressed")
+    source = open_source(root)
+    Labels(labels_path(root), label_list(source, list(source.indices[:-1]), [source.indices[-1]])).save()
+    path = root / "episode_0.hdf5"
+    path.unlink()
+    path.write_bytes(b"damaged")
+    assert len(convert(open_source(root, on_bad_episode="skip"), tmp_path / "new", task="x")) == 1
+    converted = open_source(tmp_path / "new")
+    labels = load_labels(labels_path(converted.root), converted)
+    assert labels is not None
+    assert [labels.episodes[i].success for i in converted.indices] == [True] * (len(converted) - 1) + [False]
+    with pytest.raises(
+        DatasetError, match=r"new\.labels\.json: exists, and .*compressed\.labels\.json would replace it"
+    ):
+        shutil.rmtree(tmp_path / "new")
+        convert(open_source(root, on_bad_episode="skip"), tmp_path / "new", task="x")
 
 
 def test_a_conversion_of_nothing_is_no_dataset(copy_dataset, tmp_path: Path) -> None:

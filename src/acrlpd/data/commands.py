@@ -151,7 +151,7 @@ def label(
     source = open_source(dataset, on_bad_episode=on_bad_episode)
     if not (success or failure or reward or rule or interactive):
         raise DatasetError("say how to label: --success, --failure, --reward, --rule or --interactive")
-    path = labels_file or labels_module.labels_path(source)
+    path = labels_file or labels_module.labels_path(source.root)
     labels = labels_module.load_labels(path, source) or labels_module.Labels(path, {})
     if rule:
         labels = labels.updated(labels_module.label_rule(source, rule))

@@ -7,6 +7,7 @@ import numpy as np
 import rich.progress
 
 from acrlpd.data.directory_lock import only_one
+from acrlpd.data.labels import Labels, labels_path, load_labels
 from acrlpd.data.lerobot import LeRobotSource
 from acrlpd.data.lerobot_writer import LeRobotWriter
 from acrlpd.data.source import DatasetError, Episode, EpisodeError, EpisodeSource, Feature, SkippedEpisode
@@ -30,12 +31,16 @@ def convert_to_lerobot(
 
     The result appears under `output` when it is complete. `task` is the prompt of episodes that have none.
     Columns whose name LeRobot does not allow (DROID's HDF5 paths) are left out: what openpi's configs use of
-    them has columns of its own. A bad episode raises, or is left out with on_bad_episode=skip.
+    them has columns of its own. A bad episode raises, or is left out with on_bad_episode=skip. Labels go along,
+    under the new episode numbers.
     """
     if isinstance(source, LeRobotSource):
         raise DatasetError(f"{source.root}: is {source.format} already, which is read as it is")
     if output.exists() and any(output.iterdir()):
         raise DatasetError(f"{output}: not empty; convert into a new directory")
+    labels, new_labels = load_labels(labels_path(source.root), source), labels_path(output)
+    if labels is not None and new_labels.exists():
+        raise DatasetError(f"{new_labels}: exists, and {labels.path} would replace it; move one of them away")
     work = output.with_name(f".{output.name}.partial")
     work.mkdir(parents=True, exist_ok=True)
     with only_one(work, f"converting to {output}"):
@@ -48,6 +53,11 @@ def convert_to_lerobot(
         if output.exists():
             output.rmdir()
         partial.replace(output)
+        if labels is not None:
+            left_out = {episode.index for episode in skipped}
+            kept = [index for index in source.indices if index not in left_out]
+            found = {new: labels.episodes[old] for new, old in enumerate(kept) if old in labels.episodes}
+            Labels(new_labels, found).save()
     shutil.rmtree(work, ignore_errors=True)  # nothing is left but the lock
     return skipped
 

@@ -158,7 +158,7 @@ def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepR
     if len(source) == 0:
         raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
     named = config.rewards.labels_file
-    labels = load_labels(labels_path(source) if named is None else Path(named), source)
+    labels = load_labels(labels_path(source.root) if named is None else Path(named), source)
     if named is not None and labels is None:
         raise DatasetError(f"data.rewards.labels_file={named}: no such file; write it with `acrlpd data label`")
     table = read_columns(source, config, rewards=True)

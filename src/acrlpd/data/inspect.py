@@ -102,7 +102,7 @@ def inspect_source(source: EpisodeSource) -> Report:
 def _rewards(source: EpisodeSource, table: ColumnTable) -> tuple[StepRewards | None, str | None]:
     """Rewards as a run with the default reward config would see them, or why there are none."""
     try:
-        labels = load_labels(labels_path(source), source)
+        labels = load_labels(labels_path(source.root), source)
         config = RewardConfig()
         rewards = compute_rewards(table, source.indices, config, labels)
         require_success_in_time(table, rewards, config)

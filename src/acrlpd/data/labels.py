@@ -76,9 +76,9 @@ class Labels:
         temporary.replace(self.path)
 
 
-def labels_path(source: EpisodeSource) -> Path:
+def labels_path(dataset: Path) -> Path:
     """`<dataset>.labels.json` next to the dataset."""
-    root = source.root.resolve()
+    root = dataset.resolve()
     return root.with_name(root.name + ".labels.json")
 
 
