@@ -15,6 +15,7 @@ from acrlpd.models.pi0_config import Pi0Config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "my_aloha.yaml"
+SMALL = ROOT / "examples" / "small_arm.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,16 @@ def test_it_is_valid_and_fits_one_gpu() -> None:
     assert found.warnings == (f"data.data_dir {config.data.data_dir} does not exist",)
 
 
-def test_its_commands_exist() -> None:
-    commands = re.findall(r"^#   acrlpd (\w+)", EXAMPLE.read_text(), re.MULTILINE)
+def test_the_small_one_is_valid_and_small() -> None:
+    config = load_config(SMALL)
+    found = validate_config(config, num_devices=1, device_memory_gib=1)
+    assert found.errors == ()
+    assert found.warnings == (f"data.data_dir {config.data.data_dir} does not exist",)
+
+
+@pytest.mark.parametrize("example", [EXAMPLE, SMALL])
+def test_its_commands_exist(example: Path) -> None:
+    commands = re.findall(r"^#   (?:PYTHONPATH=\. )?acrlpd (\w+)", example.read_text(), re.MULTILINE)
     assert commands and set(commands) <= set(COMMANDS)
 
 
