@@ -135,6 +135,14 @@ def test_gymnasium_observations_get_the_names_of_dataset_columns() -> None:
     assert set(flatten_observation(nested)) == expected
 
 
+def test_a_success_function_that_raises_is_named() -> None:
+    env = make_env("toy").env
+    asked = Env(env, name="toy", prompt="", fps=1, success=lambda reward, terminated, info: info["distance"] < 1)
+    asked.reset(5)
+    with pytest.raises(EnvError, match=r"'toy', seed 5, step 1: its success function raised KeyError: 'distance'"):
+        asked.step(np.zeros(2, np.float32))
+
+
 def test_a_camera_of_another_name_is_refused_with_those_that_there_are() -> None:
     expected = r"'toy' has no camera 'top'; it has observation\.images\.side\. Give it the dataset's names"
     with pytest.raises(EnvError, match=expected):

@@ -129,7 +129,8 @@ class Env:
         reward, terminated = float(reward), bool(terminated)
         if not np.isfinite(reward):
             raise EnvError(f"{self._where()}: the reward is {reward}")
-        success = self._success(reward, terminated, info)
+        with _Blame(self, "its success function"):
+            success = self._success(reward, terminated, info)
         if success is None:
             raise EnvError(
                 f"environment {self.name!r} does not say whether the task is done: info has neither 'success' "
@@ -221,15 +222,16 @@ class Env:
 class _Blame:
     """Says which environment, seed and step an error of the simulator belongs to."""
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, what: str = "it") -> None:
         self._env = env
+        self._what = what
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, EnvError):
-            message = f"{self._env._where()}: it raised {type(error).__name__}: {error}"
+            message = f"{self._env._where()}: {self._what} raised {type(error).__name__}: {error}"
             raise EnvError(message) from error
 
 
