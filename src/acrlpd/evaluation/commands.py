@@ -1,7 +1,6 @@
 """`acrlpd eval`: judges checkpoints in their environment, all with the same seeds."""
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +74,9 @@ def main(args: Sequence[str]) -> int:
         raise ValueError(f"--output must be a directory; {options.output} is a file")
     from acrlpd.evaluation.report import print_evaluations, write_json
     from acrlpd.training.checkpoints import newest_step_directory
+    from acrlpd.training.experiment import setup_logging
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
+    setup_logging()
     found = [newest_step_directory(path.expanduser().absolute()) for path in options.checkpoints]
     directories = list(dict.fromkeys(found))  # what is named twice is judged once
     named: dict[str, Evaluation] = {}
