@@ -103,6 +103,30 @@ def test_statistics_of_windows_equal_brute_force():
     np.testing.assert_allclose(stats["state"].mean, columns["state"].mean(axis=0), atol=1e-6)
 
 
+def test_values_next_to_a_bin_edge_are_on_their_side_of_it():
+    """Rounding puts about every third of these into the bin above, whose edge is larger than all values."""
+    edges = np.linspace(-1 - 1e-10, 1 + 1e-10, 5001)[::10]
+    running = RunningStats((np.full(len(edges) - 1, -1.0), np.ones(len(edges) - 1)))
+    values = np.nextafter(edges[1:], -np.inf)
+    running.update(np.stack([values, values]))
+    stats = running.get_statistics()
+    assert stats.q01 is not None and (stats.q01 < values).all()
+    running = RunningStats((np.full(len(edges) - 1, -1.0), np.ones(len(edges) - 1)))
+    running.update(np.stack([edges[:-1], edges[:-1]]))
+    np.testing.assert_array_equal(running.get_statistics().q01, edges[:-1])
+
+
+@pytest.mark.parametrize("value", [0.3, 0.7, -1.2459109472530652])
+def test_a_dim_that_never_changes_has_no_deviation(value):
+    """The mean of squares is a bit smaller than the square of the mean here: no reason for NaN."""
+    running = RunningStats()
+    for _ in range(2):
+        running.update(np.full((7, 1), value))
+    stats = running.get_statistics()
+    assert stats.std[0] == 0
+    assert stats.mean[0] == pytest.approx(value)
+
+
 def test_quantiles_of_a_dataset_whose_range_grows_late():
     """A gripper that is mostly shut in the first 16,000 frames, and wide open in those after them."""
     gripper = np.concatenate([np.tile([0, 0, 0, 0.2], 4_000), np.linspace(0.5, 1, 24_000)]).astype(np.float32)
@@ -258,6 +282,24 @@ def test_other_units_are_refused():
     sample["state"] = sample["state"] * 57.3  # degrees for radians
     with pytest.raises(NormStatsError, match=r"dims \[0, 1, 2\] of 'state' .*other units"):
         check(stats_of(example()), sample)
+
+
+@pytest.mark.parametrize("use_quantiles", [False, True])
+def test_a_few_far_values_are_the_data_and_many_are_other_units(use_quantiles):
+    """A sensor that spikes twice in 400 steps is what it is; one that is off in one step of 20 was scaled otherwise."""
+    stats, spikes = stats_of(example(0)), example(1)
+    spikes["state"][:2, 1] = 1e3
+    assert check(stats, spikes, use_quantiles=use_quantiles) == []
+    spikes["state"][:20, 1] = 1e3
+    with pytest.raises(NormStatsError, match=r"dims \[1\] of 'state'"):
+        check(stats, spikes, use_quantiles=use_quantiles)
+
+
+def test_quantiles_are_centred_between_themselves():
+    """Rare spikes move the mean far away from where nearly all values are, and quantiles do not care."""
+    sample = example()
+    sample["state"][:3, 1] = 1e4
+    assert check(stats_of(sample), sample, use_quantiles=True) == []
 
 
 def test_near_constant_dims_are_named():

@@ -15,6 +15,7 @@ from acrlpd.data.norm_stats import (
     NormStats,
     NormStatsError,
     NormStatsOrigin,
+    chunk_rows,
     compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
@@ -270,8 +271,7 @@ def _transformed_sample(table: ColumnTable, rl_config: RLTrainConfig) -> dict[st
     """State [n, s] and actions [n, T, a] of evenly spaced windows, before normalisation."""
     num_rows = int(table.offsets[-1])
     rows = np.unique(np.linspace(0, num_rows - 1, _CHECKED_WINDOWS).astype(np.int64))
-    last = table.offsets[np.searchsorted(table.offsets, rows, side="right")] - 1
-    steps = np.minimum(rows[:, None] + np.arange(rl_config.model.action_horizon), last[:, None])
+    steps = chunk_rows(table.offsets, rows, rl_config.model.action_horizon)
     data = {name: table.columns[name][rows] for name in rl_config.data.repack.state}
     data |= {name: table.columns[name][steps] for name in rl_config.data.repack.actions}
     return create_statistics_transform(rl_config)(data)

@@ -191,15 +191,20 @@ def _statistics_batches(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """(key, float64 [n, d]) of all windows, some thousand at a time."""
     num_rows = int(table.offsets[-1])
-    last_row = np.repeat(table.offsets[1:] - 1, np.diff(table.offsets))
     for start in range(0, num_rows, _WINDOWS_PER_CHUNK):
         rows = np.arange(start, min(start + _WINDOWS_PER_CHUNK, num_rows))
-        steps = np.minimum(rows[:, None] + np.arange(action_horizon), last_row[rows, None])
+        steps = chunk_rows(table.offsets, rows, action_horizon)
         data = {name: table.columns[name][steps if name in action_columns else rows] for name in columns}
         data = transform(data)
         for key in _STATISTICS_KEYS:
             batch = np.asarray(data[key], np.float64)
             yield key, batch.reshape(-1, batch.shape[-1])
+
+
+def chunk_rows(offsets: np.ndarray, rows: np.ndarray, action_horizon: int) -> np.ndarray:
+    """Rows [n, T] of the action chunks that start at `rows`; past the end of an episode its last action repeats."""
+    last = offsets[np.searchsorted(offsets, rows, side="right")] - 1
+    return np.minimum(rows[:, None] + np.arange(action_horizon), last[:, None])
 
 
 def save_norm_stats(
