@@ -1,5 +1,6 @@
 """The agent with pi0 and pi0.5: full, LoRA, frozen backbone."""
 
+import dataclasses
 import functools
 import sys
 from pathlib import Path
@@ -182,3 +183,16 @@ def test_weights_to_start_from():
         jax.eval_shape(create, {"nobody": {"kernel": kernel}})
     with pytest.raises(ValueError, match=r"action_in_proj/kernel must have shape \(8, 64\); found \(2, 2\)"):
         jax.eval_shape(create, {"action_in_proj": {"kernel": np.zeros((2, 2), np.float32)}})
+
+
+def test_only_what_is_seen_now_is_augmented_and_only_where_the_config_says():
+    """The value of logged chunks depends on the key through their images alone; targets have clean images always."""
+    config = CONFIGS["pi0_camera"]
+    plain = dataclasses.replace(config, data=dataclasses.replace(config.data, augment_images=False))
+    batch = make_batch(config, 4, all_valid=True)
+    loss = quick_jit(lambda agent, key: agent.compute_critic_loss(batch, key)[1])
+    augmented, clean = ([loss(build(c), jax.random.key(i)) for i in range(2)] for c in (config, plain))
+    assert float(clean[0]["q_mean"]) == float(clean[1]["q_mean"])
+    assert len({float(info["q_mean"]) for info in (*augmented, clean[0])}) == 3
+    for found, expected in zip(augmented, clean, strict=True):
+        np.testing.assert_allclose(found["target_q_mean"], expected["target_q_mean"], rtol=1e-6)
