@@ -109,6 +109,19 @@ def test_every_batch_has_its_share_evenly_spread(replay: Replay, ratio: float) -
                 assert max(inside) - min(inside) <= 2
 
 
+def test_the_replay_does_not_follow_the_dataset(tmp_path: pathlib.Path) -> None:
+    """With as many episodes of the same lengths, the same draws would give the same steps of both in every batch."""
+    with create_acrlpd_data_loader(CONFIG) as loader:
+        lengths = loader.dataset.source.lengths.tolist()
+    with Mixed(write_replay(tmp_path / "replay", lengths)) as mixed:
+        mixed.admit(range(FIRST, FIRST + len(lengths)), 0.5)
+        for batch in mixed.batches(3):
+            chosen = from_replay(batch)
+            assert chosen.sum() == SIZE // 2
+            windows = np.stack([batch.episode_id % FIRST, batch.step_id])
+            assert not np.array_equal(windows[:, chosen], windows[:, ~chosen])
+
+
 class Part(NamedTuple):
     source: np.ndarray
     step_id: np.ndarray
