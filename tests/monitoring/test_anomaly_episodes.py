@@ -30,9 +30,9 @@ def entries(path: pathlib.Path) -> list[dict[str, Any]]:
 def test_trouble_that_comes_and_goes_is_one_episode(tmp_path: pathlib.Path) -> None:
     """Between the threshold and its half nothing changes, nor in a few healthy lines."""
     watch = detector(tmp_path)
-    spreads = [0.5, 1e-4, 1e-4, 1e-4, 1.5e-3, 0.5, 0.5, 1e-4, 1.5e-3, 1e-4, *[0.5] * 5, 0.5]
+    spreads = [0.5, 1e-4, 1e-4, 1e-4, 1.5e-3, 0.5, 0.5, 1e-4, 1.5e-3, 1e-4, *[0.5] * 4, 1.5e-3, *[0.5] * 5, 0.5]
     shown = [bool(watch.check(line(i, candidate_diversity=spread))) for i, spread in enumerate(spreads)]
-    assert shown == [False] * 3 + [True] * 11 + [False] * 2
+    assert shown == [False] * 3 + [True] * 16 + [False] * 2
     found = entries(tmp_path / "anomalies.jsonl")
     assert [(entry["step"], entry["last_step"]) for entry in found] == [(3, None), (3, 9)]
 
@@ -57,7 +57,7 @@ def test_a_loss_that_changed_for_good_is_believed_in_the_end(tmp_path: pathlib.P
         watch.check(line(step, bc_loss=2.0))
     found = entries(tmp_path / "anomalies.jsonl")
     assert [entry["step"] for entry in found] == [21, 21]
-    assert found[1]["last_step"] is not None
+    assert 30 < found[1]["last_step"] < 40  # in the end, not at once
 
 
 @pytest.mark.parametrize(
