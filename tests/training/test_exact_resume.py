@@ -17,15 +17,23 @@ from training_helpers import (
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.run_record import read_run
+from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata
 from acrlpd.training.run_directory import is_finished, run_directory, saved_steps
 
 STEPS = 60
 
 
 def config_of(directory: pathlib.Path, name: str) -> RLTrainConfig:
-    # Lines of metrics and checkpoints do not coincide, so a line is often half done when a save happens.
+    # Lines of metrics and checkpoints do not coincide, so a line is often half done when a save happens. The pool of
+    # decoded episodes is refilled every 11 updates, so a save may lie anywhere in what is drawn from it.
     return pi0_config(
-        directory, exp_name=name, offline_steps=STEPS, save_frequency=10, log_frequency=7, checkpoints__max_to_keep=2
+        directory,
+        exp_name=name,
+        offline_steps=STEPS,
+        save_frequency=10,
+        log_frequency=7,
+        checkpoints__max_to_keep=2,
+        data__episodes_per_memory_pool=2,
     )
 
 
@@ -40,6 +48,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, processes: Processes
 def assert_same_run(found: pathlib.Path, expected: pathlib.Path) -> None:
     assert metrics_of(found) == metrics_of(expected)
     assert_equal_arrays(arrays_of(found / str(STEPS)), arrays_of(expected / str(STEPS)))
+
+
+def test_the_memory_pool_goes_through_the_dataset(uninterrupted: pathlib.Path) -> None:
+    """A quarter of the episodes at a time; a run that kept its first filling would never see the others."""
+    steps_per_pool = round(sum(60 + 7 * i for i in range(8)) / 4 / 16)
+    fillings = {step: load_checkpoint_metadata(uninterrupted / str(step))["data"]["pool_seed"] for step in (50, STEPS)}
+    assert fillings == {step: (step - 1) // steps_per_pool for step in fillings}
 
 
 def test_killed_at_a_random_step(uninterrupted: pathlib.Path, processes: Processes, tmp_path: pathlib.Path) -> None:
