@@ -73,6 +73,41 @@ def test_clients_whose_requests_do_not_meet_do_not_wait() -> None:
     assert time.perf_counter() - start < 10.0
 
 
+def test_only_like_requests_share_a_call() -> None:
+    """While a newer checkpoint comes into service there are two policies, and a call has one number of steps."""
+    old, new = SlowPolicy(), SlowPolicy()
+    requests = [Request(old), Request(old), Request(new), Request(old, Options(num_steps=5)), Request(new)]
+
+    async def run() -> None:
+        batcher = Batcher(max_wait_s=0.0, expected=lambda: len(requests), metrics=ServerMetrics())
+        await asyncio.gather(*(batcher.submit(request) for request in requests))  # type: ignore[arg-type]
+        await batcher.close()
+
+    asyncio.run(run())
+    assert (old.sizes, new.sizes) == ([2, 1], [2])
+
+
+def test_nobody_computes_for_a_client_that_has_gone() -> None:
+    policy = SlowPolicy()
+
+    async def run() -> None:
+        batcher = Batcher(max_wait_s=0.0, expected=lambda: 2, metrics=ServerMetrics())
+        first = asyncio.create_task(batcher.submit(Request(policy)))  # type: ignore[arg-type]
+        while not policy.sizes:  # the device is busy
+            await asyncio.sleep(0.01)
+        second = asyncio.create_task(batcher.submit(Request(policy)))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert len(batcher) == 1
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert len(batcher) == 0
+        await asyncio.sleep(0.01)
+        await batcher.close()
+
+    asyncio.run(run())
+    assert policy.sizes == [1]
+
+
 def test_a_client_that_is_alone_does_not_wait() -> None:
     start = time.perf_counter()
     assert sizes_of_calls(10.0, [0.0], count=3) == [1, 1, 1]

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -35,7 +35,7 @@ from acrlpd.serving.commands import export_main
 from acrlpd.serving.critic_ranking import rank_critics
 from acrlpd.serving.export import export_policy, verify_export
 from acrlpd.serving.export_readme import write_readme
-from acrlpd.serving.levels import ServingLevel, serving_level, trained_level
+from acrlpd.serving.levels import Level, ServingLevel, serving_level, trained_level
 from acrlpd.serving.merge_lora import merge_lora, merged_config
 from acrlpd.serving.policy_checkpoint import PolicyCheckpoint, open_policy_checkpoint
 from acrlpd.serving.serving_policy import load_serving_policy
@@ -187,6 +187,8 @@ def test_levels_follow_the_robot() -> None:
     assert serving_level(aloha, "fast") == ServingLevel(10, 12, 3)
     assert serving_level(droid, "accurate") == ServingLevel(50, 8, critics[0])
     assert serving_level(state_config(), "standard") == ServingLevel(2, 4, 5)
+    few = dataclasses.replace(aloha, critic=dataclasses.replace(aloha.critic, num_critics=2))
+    assert {serving_level(few, level).num_critics for level in get_args(Level)} == {2}  # there are no more
 
 
 def test_what_exists_is_replaced_only_when_asked(state_run: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A newer checkpoint of the run is served without a connection being lost."""
 
+import dataclasses
 import logging
 import time
 from pathlib import Path
@@ -60,6 +61,32 @@ def test_another_runs_step_does_not_hold_up_the_first_reload(tmp_path: Path) -> 
         wait_for(lambda: server.server.policy.step == 20)
         follower.cancel()
     assert server.server.metrics.reloads == {"ok": 2, "error": 0}
+
+
+def test_clients_keep_what_they_were_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The run's directory has become that of another policy; who is connected goes on with the one that was."""
+    config = state_config()
+    run = save_run(tmp_path / "run", config, {10: make_agent(config, 0)})
+    policy = load(run)
+    longer = dataclasses.replace(config.model, action_horizon=config.model.action_horizon + 1)
+    others = {
+        20: dataclasses.replace(policy, rl_config=dataclasses.replace(config, model=longer)),
+        30: dataclasses.replace(policy, limits=dataclasses.replace(policy.limits, best_of_n=1)),
+        40: dataclasses.replace(policy, limits=dataclasses.replace(policy.limits, num_steps=(7,))),
+        50: dataclasses.replace(policy, spec=dataclasses.replace(policy.spec, states={"joints": None})),
+        60: dataclasses.replace(
+            policy, rl_config=dataclasses.replace(config, data=dataclasses.replace(config.data, robot="droid"))
+        ),
+    }
+    changed = ["action_horizon", "best_of_n", "num_steps", "observation", "robot"]
+    with RunningServer(policy) as server, caplog.at_level(logging.ERROR, follow.__name__):
+        follower = server.run(follow_run(server.server, run, lambda path: others[int(path.name)], poll_seconds=0.05))
+        for step, name in zip(others, changed, strict=True):
+            (run / str(step)).mkdir()
+            told = f"step {step} cannot be served: it is not what connected clients were told: {name} "
+            wait_for(lambda told=told: told in caplog.text or server.server.metrics.reloads["ok"])
+        assert server.server.policy is policy
+        follower.cancel()
 
 
 def test_a_run_that_cannot_be_read_for_a_moment_is_followed_on(
