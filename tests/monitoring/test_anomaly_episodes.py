@@ -85,6 +85,55 @@ def test_a_line_without_numbers_changes_nothing(tmp_path: pathlib.Path) -> None:
         assert not watch.check({"step": step, "phase": "offline", "q_std": None, "critic_loss": None})
 
 
+def test_an_end_that_comes_after_the_checkpoint_is_reported_once(tmp_path: pathlib.Path) -> None:
+    """Its entry names the step at which the trouble began, which the checkpoint has seen."""
+    watch = detector(tmp_path)
+    for step in range(1, 5):
+        watch.check(line(step, candidate_diversity=1e-4))
+    state = json.loads(json.dumps(watch.state_dict()))
+    for resumed in (watch, detector(tmp_path)):
+        resumed.load_state_dict(state, 4)
+        for step in range(5, 11):
+            resumed.check(line(step))
+    assert [(entry["step"], entry["last_step"]) for entry in entries(tmp_path / "anomalies.jsonl")] == [
+        (3, None),
+        (3, 4),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "is_trouble"), [("awr", True), ("policy_gradient", False)])
+def test_minus_a_value_is_no_loss_that_explodes(kind: str, is_trouble: bool, tmp_path: pathlib.Path) -> None:
+    watch = AnomalyDetector(state_config(tmp_path, acrlpd__actor_loss=kind), None)
+    for step in range(20):
+        watch.check(line(step, actor_loss=0.1 if step < 10 else 5.0))
+    assert ("loss_explosion" in watch.open) == is_trouble
+
+
+@pytest.mark.parametrize(
+    ("kind", "harmless", "trouble"),
+    [
+        ("data_starvation", {"timing/data_wait_s": 0.2}, {"timing/data_wait_s": 0.3}),
+        # As large as Q differs over the batch, unless Q is nearly the same everywhere.
+        ("ensemble_disagreement", {"q_ensemble_std": 0.9}, {"q_ensemble_std": 1.1}),
+        ("ensemble_disagreement", {"q_ensemble_std": 0.9, "q_std": 0.1, "q_mean": 10.0}, {"q_ensemble_std": 1.1}),
+        ("ensemble_disagreement", {"q_ensemble_std": 0.04, "q_std": 1e-3, "q_mean": 0.0}, {"q_ensemble_std": 0.06}),
+        ("dead_candidates", {"candidate_diversity": 1.1e-3}, {"candidate_diversity": 0.9e-3}),
+        ("q_collapse", {"q_std": 0.011}, {"q_std": 0.009}),
+    ],
+)
+def test_where_trouble_begins(kind: str, harmless: dict[str, float], trouble: dict[str, float]) -> None:
+    watch = AnomalyDetector(CONFIG, None)
+    changes = {"timing/step_s": 0.8, "timing/data_wait_s": 0.0} | harmless
+    if "timing/data_wait_s" in trouble:
+        changes["timing/step_s"] = trouble["timing/step_s"] = 0.75
+    for step in range(15):
+        watch.check(line(step, **changes))
+    assert kind not in watch.open
+    for step in range(15, 20):
+        watch.check(line(step, **(changes | trouble)))
+    assert kind in watch.open
+
+
 number = st.one_of(st.none(), st.floats(1e-6, 1e6))
 lines = st.lists(
     st.fixed_dictionaries(
