@@ -96,6 +96,10 @@ def test_a_cursor_of_another_run_is_refused_and_of_other_data_named(config, capl
         with caplog.at_level(logging.WARNING):
             loader.load_state_dict({**state, "dataset": 1})
         assert "the dataset is not the one" in caplog.text
+    caplog.clear()
+    with create_acrlpd_data_loader(with_data(config, max_episodes=3)) as loader:
+        loader.load_state_dict(state)
+    assert "the dataset is not the one" in caplog.text
 
 
 def test_batches_on_devices(config):

@@ -33,6 +33,8 @@ def test_rows_do_not_depend_on_each_other():
 def test_a_long_prompt_is_cut_with_one_warning(caplog):
     tokenizer = ByteTokenizer(8)
     with caplog.at_level(logging.WARNING):
+        assert tokenizer.tokenize(["it fit"])[1].all()  # with beginning and end
+        assert not caplog.records
         tokens, mask = tokenizer.tokenize(["a long prompt", "another long prompt"])
     assert mask.all()
     assert tokens.shape == (2, 8)

@@ -40,6 +40,17 @@ def test_counting_seeds_reach_every_episode_once_per_round(source: EpisodeSource
     assert seen[:6] != seen[6:]
 
 
+def test_a_round_that_ends_within_a_filling_is_complete_all_the_same(source: EpisodeSource) -> None:
+    """4 of 6 episodes: the first round ends in the middle of the second filling, the second begins there."""
+    pool = MemoryPool(source, (), 28, 28, 4)
+    fillings = []
+    for seed in range(30):
+        pool.refresh_memory_pool(seed)
+        fillings.append(set(pool.episodes.tolist()))
+    for first, second, third in zip(fillings[::3], fillings[1::3], fillings[2::3], strict=True):
+        assert first | second == second | third == set(range(6))
+
+
 def test_it_is_never_larger_than_the_dataset(source: EpisodeSource) -> None:
     pool = MemoryPool(source, (), 28, 28, 100)
     pool.refresh_memory_pool(7)

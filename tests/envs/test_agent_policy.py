@@ -13,6 +13,7 @@ from acrlpd.data.batch_builder import BatchBuilder
 from acrlpd.data.dataset import open_dataset, write_norm_stats
 from acrlpd.data.lerobot_writer import LeRobotWriter
 from acrlpd.data.source import Feature
+from acrlpd.data.transforms import DataDict
 from acrlpd.envs import EnvError, EnvPool, make_env, rollout_features, rollouts
 from acrlpd.envs.agent_policy import (
     AgentPolicy,
@@ -103,6 +104,40 @@ def test_noise_disturbs_observations_or_actions_and_repeats(policy: AgentPolicy)
     spread = (noisy.actions - calm) / NORM_STATS["actions"].std
     assert 0.02 < np.abs(spread).mean() < 0.3
     np.testing.assert_array_equal(noisy.actions, moved(OBSERVATIONS, PROMPTS, 3).actions)
+
+
+def test_noise_on_pixels_is_a_share_of_their_range(policy: AgentPolicy) -> None:
+    grey, seen = np.full((2, 28, 28, 3), 128, np.uint8), []
+
+    def model_inputs(data: DataDict) -> DataDict:
+        seen.append(data["image"]["base_0_rgb"])
+        return policy.model_inputs(data)
+
+    looking = dataclasses.replace(
+        policy,
+        normalize=lambda data: {**policy.normalize(data), "image": {"base_0_rgb": grey}},
+        model_inputs=model_inputs,
+        observation_noise=0.1,
+    )
+    looking(OBSERVATIONS, PROMPTS, 3)
+    [image] = seen
+    assert image.dtype == np.uint8
+    assert image.std() == pytest.approx(25.5, rel=0.05)
+
+
+@pytest.mark.parametrize(("prompt_from_task", "expected"), [(True, ["go right", "walk"]), (False, ["walk", "walk"])])
+def test_the_prompt_is_the_task_where_training_used_it(
+    policy: AgentPolicy, prompt_from_task: bool, expected: list[str]
+) -> None:
+    seen = []
+
+    def normalize(data: DataDict) -> DataDict:
+        seen.extend(data["prompt"].tolist())
+        return policy.normalize(data)
+
+    reading = dataclasses.replace(policy, normalize=normalize, prompt_from_task=prompt_from_task, default_prompt="walk")
+    reading(OBSERVATIONS, ["go right", ""], 3)
+    assert seen == expected
 
 
 def test_a_new_agent_of_the_same_shape_compiles_nothing(policy: AgentPolicy) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import av
@@ -16,7 +16,8 @@ from toy_env import seeded_chunks
 
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import ACRLPDHyperparams, LossWeights, TrainingConfig
-from acrlpd.envs import EnvError, EnvPool
+from acrlpd.envs import Chunks, EnvError, EnvPool
+from acrlpd.envs.env import Columns
 from acrlpd.evaluation import ACRLPDEvaluationProtocol, evaluate_policy, print_evaluations, protocol, replan_steps
 
 
@@ -42,6 +43,19 @@ def test_the_same_seeds_and_the_same_numbers_every_time(
     assert other.episodes != first.episodes
     assert first.summary.successes == sum(episode.success for episode in first.episodes)
     assert first.tasks == {"go right": first.summary}
+
+
+def test_another_seed_is_other_episodes_and_other_noise_of_the_policy() -> None:
+    noise: dict[int, list[int]] = {}
+    with EnvPool("toy", 2, num_workers=0) as envs:
+        for seed in (0, 1):
+
+            def policy(observations: Columns, prompts: Sequence[str], policy_seed: int, seed: int = seed) -> Chunks:
+                noise.setdefault(seed, []).append(policy_seed)
+                return seeded_chunks(observations, prompts, policy_seed)
+
+            evaluate_policy(envs, policy, num_episodes=2, seed=seed, replan_steps=4)
+    assert not set(noise[0]) & set(noise[1])
 
 
 def test_robustness_covers_noise_and_candidates(evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent) -> None:
