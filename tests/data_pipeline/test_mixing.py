@@ -20,7 +20,9 @@ from acrlpd.data.loader import create_acrlpd_data_loader, interleave
 from acrlpd.data.replay import Replay
 from acrlpd.data.replay_dataset import ReplayDataset
 from acrlpd.data.source import Feature
+from acrlpd.data.tokenizer import create_tokenizer
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.pi0_config import Pi0Config
 
 H, T = 4, 6
 SIZE = 24
@@ -250,7 +252,7 @@ def test_rewards_of_the_replay_are_of_the_kind_of_the_data(replay: Replay, kind:
     assert terminals.any()
 
 
-def test_frames_of_the_replay_go_the_way_of_the_data(tmp_path: pathlib.Path) -> None:
+def test_frames_and_prompts_of_the_replay_go_the_way_of_the_data(tmp_path: pathlib.Path) -> None:
     config = dataclasses.replace(debug.CONFIG, data=dataclasses.replace(debug.CONFIG.data, num_workers=1))
     features = FEATURES | {
         "observation.state": Feature("float32", (7,)),
@@ -263,18 +265,25 @@ def test_frames_of_the_replay_go_the_way_of_the_data(tmp_path: pathlib.Path) -> 
         rng = np.random.default_rng(number)
         columns |= {name: rng.normal(size=(8, 7)).astype(np.float32) for name in ("observation.state", "action")}
         columns["image"] = np.broadcast_to(rng.integers(0, 256, (8, 1, 1, 3), np.uint8), (8, 30, 40, 3))
-        replay.write(number, columns, "do nothing")
+        replay.write(number, columns, f"task {number}")
     with Mixed(replay, config) as mixed:
-        mixed.admit(range(FIRST, FIRST + 2), 0.5)
+        mixed.admit(range(FIRST, FIRST + 1), 0.5)
+        mixed.admit(range(FIRST + 1, FIRST + 2), 0.5)
         (batch,) = mixed.batches(1)
     stored = Replay(tmp_path, features, fps=10)
     stored.admit([FIRST, FIRST + 1])
+    assert isinstance(config.model, Pi0Config)
+    tokenizer = create_tokenizer(config.data.tokenizer, config.model.prompt_len)
     for k in np.flatnonzero(from_replay(batch)):
         episode = stored.episode(int(batch.episode_id[k]) - FIRST)
         t = int(batch.step_id[k])
         frames = resize_with_pad(episode.frames("image", [t, min(t + 5, 7)]), 28, 28)
         np.testing.assert_array_equal(batch.observations.images["base_0_rgb"][k], frames[0])
         np.testing.assert_array_equal(batch.next_observations.images["base_0_rgb"][k], frames[1])
+        tokens, _ = tokenizer.tokenize([f"task {batch.episode_id[k]}"])
+        for observation in (batch.observations, batch.next_observations):
+            assert observation.tokenized_prompt is not None
+            np.testing.assert_array_equal(observation.tokenized_prompt[k], tokens[0])
 
 
 def test_a_closed_loader_cannot_be_mixed(replay: Replay) -> None:

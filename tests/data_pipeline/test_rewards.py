@@ -77,6 +77,14 @@ def test_a_reward_on_the_way_is_no_success():
     assert np.flatnonzero(found.terminals).tolist() == [6]
 
 
+def test_a_recording_may_go_on_after_it_was_done():
+    """next.done in the middle of an episode, on a reward, is where it succeeded; without a reward it is no success."""
+    done = [0, 1, 0, 1, 1, 0, 1]
+    found = rewards_of(table(next_reward=[0, 1, 0, 0, 0, 0, 0], next_done=done))
+    assert np.flatnonzero(found.terminals).tolist() == [1]
+    assert np.flatnonzero(found.after_terminal).tolist() == [2, 3]
+
+
 def test_nothing_is_earned_after_the_first_success():
     found = rewards_of(table(next_success=[0, 1, 1, 0, 0, 0, 0]), RewardConfig(kind="minus_one_zero"))
     assert found.rewards.tolist() == [-1, 0, 0, 0, -1, -1, -1]
