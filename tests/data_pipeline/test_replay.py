@@ -1,8 +1,10 @@
 """Episodes of a run on disk: what was written is what is read, whatever happens in between."""
 
+import gc
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -164,6 +166,32 @@ replay.write(0, lived(3), "go right")
 replay.write(1, lived(4), "go right")
 replay.write(2, lived(1000), "go right")
 """
+
+
+def test_threads_read_shards_at_the_same_time(tmp_path: pathlib.Path) -> None:
+    """Python 3.11.7 and older cannot parse array headers in two threads, if one is held up by garbage collection.
+
+    JAX has a callback there, in which threads take turns; this one makes sure that they do.
+    """
+    replay = Replay(tmp_path, COLUMNS, fps=10)
+    for number in range(20):
+        replay.write(number, lived(3, number, cameras=False), "go")
+    replay.admit(range(20))
+    threshold = gc.get_threshold()
+
+    def next_thread(phase: str, info: dict[str, int]) -> None:
+        time.sleep(1e-5)
+
+    gc.callbacks.append(next_thread)
+    gc.set_threshold(50)
+    gc.freeze()  # what is there already is not looked at again and again
+    try:
+        for _ in range(60):
+            assert replay.read_columns().offsets[-1] == 60
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(next_thread)
 
 
 def test_a_full_disk_costs_one_episode(tmp_path: pathlib.Path) -> None:

@@ -7,6 +7,7 @@ appear under their name. So a run that is killed loses nothing that was finished
 import os
 import re
 import statistics
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,9 @@ _SHARD = re.compile(r"episode-(\d{8})-(\d+)\.npz")
 _PROMPT = "prompt"
 _COLUMN = "column/"
 _OFFSETS = "frame_offsets/"
+# numpy reads the header of an array with Python's own parser. Before Python 3.11.8 two threads that parse at the same
+# time may get a SystemError, and with it the run would end.
+_PARSER = threading.Lock()
 
 
 class ReplayError(DatasetError):
@@ -98,7 +102,7 @@ class Replay(EpisodeSource):
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
         path = self._shard(index, self._lengths[index])
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with _PARSER, np.load(path, allow_pickle=False) as file:
                 prompt = str(file[_PROMPT])
                 wanted = (name for name in self.features if name not in self.cameras)
                 columns = {name: file[_COLUMN + name] for name in wanted if names is None or name in names}
