@@ -61,6 +61,18 @@ def test_sample_actions_returns_the_candidate_with_the_largest_value(agent):
         np.testing.assert_array_equal(result.actions[b], result.candidates[b, best])
 
 
+def test_the_moving_average_acts_unless_told_otherwise(agent):
+    agent, observation = agent
+    sample = quick_jit(
+        lambda agent, options: agent.sample_actions(jax.random.key(2), observation, **dict(options)),
+        static_argnames="options",
+    )
+    average, online = sample(agent, ()), sample(agent, (("use_ema", False),))
+    moved = agent.replace(policy_params=agent.ema_params)
+    np.testing.assert_array_equal(average, sample(moved, (("use_ema", False),)))
+    assert not np.allclose(average, online)
+
+
 def test_values_are_those_of_the_online_critics_on_the_candidates(agent):
     agent, observation = agent
     result = quick_jit(lambda a: a.best_of_n(jax.random.key(2), observation, num_samples=2))(agent)

@@ -110,6 +110,7 @@ def test_targets_can_use_a_random_subset():
     # The smaller of two different members: never the largest, and each at its share of the 10 pairs.
     shares = [np.mean(values == value) for value in (1, 2, 3, 4, 5)]
     np.testing.assert_allclose(shares, [0.4, 0.3, 0.2, 0.1, 0.0], atol=0.09)
+    assert shares[-1] == 0
     everyone = build(num_critics=5, q_aggregation="min").online_ensemble
     assert float(everyone.aggregate_target(q, keys[0])) == 1.0
 

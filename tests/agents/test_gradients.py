@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import make_batch, make_config, quick_jit, random_like
+from agent_helpers import assert_trees_close, make_batch, make_config, quick_jit, random_like
+from flax import nnx
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.agents.joint_loss import Draws, draw
+from acrlpd.agents.temperature import estimate_entropy
 from acrlpd.config import LossWeights
 
 KEY = jax.random.key(3)
@@ -134,6 +136,9 @@ def test_awr_is_cloning_weighted_by_exponentiated_advantage():
     np.testing.assert_allclose(info["actor_loss"], expected, rtol=1e-5)
     np.testing.assert_allclose(info["awr_weight_max"], 1.5, rtol=1e-6)
     np.testing.assert_allclose(info["awr_effective_ratio"], weights.mean() ** 2 / (weights**2).mean(), rtol=1e-5)
+    important = make_config(actor_loss="awr", awr_weight_clip=1.5, bc_importance_weighting=True)
+    cloning, _ = evaluate(agent.replace(algorithm=build(important).algorithm), batch, "compute_bc_loss")
+    np.testing.assert_allclose(cloning, expected, rtol=1e-5)  # the same weights
 
 
 def test_cloning_ignores_steps_outside_the_episode():
@@ -198,20 +203,21 @@ def test_best_of_n_clones_the_best_candidate():
 
 def test_critic_target_uses_the_best_candidate_and_the_target_critics():
     config = make_config()
-    agent, batch = build(config), make_batch(config, 6)
+    agent, batch = build(config), make_batch(config, 6, seed=2)
     _, info = evaluate(agent, batch, "compute_critic_loss")
 
     @quick_jit
     def values(agent):
         policy, state = agent.policy(), batch.next_observations.state
         noise = noise_of(batch).next_noise
-        candidates = cut(policy.denoise(policy.encode(batch.next_observations), noise, num_steps=2))
+        whole = policy.denoise(policy.encode(batch.next_observations), noise, num_steps=2)
+        candidates = cut(whole)
         online = agent.critics.online_ensemble(None, state, candidates)
         target = agent.critics.target_ensemble(None, state, candidates)
         logged = agent.critics.online_ensemble(None, batch.observations.state, cut(batch.actions)[:, None])
-        return online, target, logged
+        return online, target, logged, estimate_entropy(whole[..., :3, :2])
 
-    online, target, logged = map(np.asarray, values(agent))
+    online, target, logged, entropy = map(np.asarray, values(agent))
     rewards, valid, masks, weight = map(np.asarray, (batch.rewards, batch.valid, batch.masks, batch.sequence_mask))
     y = np.empty(6)
     for b in range(6):
@@ -224,6 +230,42 @@ def test_critic_target_uses_the_best_candidate_and_the_target_critics():
     np.testing.assert_allclose(info["critic_loss"], loss, rtol=1e-5)
     np.testing.assert_allclose(info["target_q_mean"], np.sum(weight * y) / weight.sum(), rtol=1e-5)
     np.testing.assert_allclose(info["q_mean"], np.sum(weight * q_data.mean(axis=1)) / weight.sum(), rtol=1e-5)
+    assert np.any(masks[:, 0] != masks[:, -1])
+    np.testing.assert_allclose(info["bootstrap_ratio"], np.sum(weight * masks[:, -1]) / weight.sum(), rtol=1e-5)
+    np.testing.assert_allclose(info["entropy_estimate"], entropy.mean(), rtol=1e-5)
+    choice = online.min(axis=-1)
+    np.testing.assert_allclose(info["best_of_n_gain"], np.mean(choice.max(axis=1) - choice.mean(axis=1)), rtol=1e-4)
+    np.testing.assert_allclose(info["candidate_q_std"], np.mean(choice.std(axis=1)), rtol=1e-4)
+
+
+def test_members_learn_from_their_own_errors_alone():
+    """Learned weights of the ensemble have a loss of their own; while they are equal, members learn as under "mean"."""
+    weighted, mean = (build(make_config(critic={"q_aggregation": kind})) for kind in ("weighted", "mean"))
+    logits = ("aggregation_logits",)
+    members = {
+        part: {path: leaf for path, leaf in nnx.to_flat_state(getattr(weighted.critics, part)) if path != logits}
+        for part in ("online", "target")
+    }
+    equal = {part: nnx.from_flat_state(flat | {logits: nnx.Param(jnp.zeros(3))}) for part, flat in members.items()}
+    weighted = weighted.replace(critics=weighted.critics.replace(**equal))
+    plain = {part: nnx.from_flat_state(flat) for part, flat in members.items()}
+    mean = mean.replace(policy_params=weighted.policy_params, critics=mean.critics.replace(**plain))
+    batch = make_batch(make_config(), 8)
+    found, expected = (
+        dict(nnx.to_flat_state(gradients(agent, batch, "compute_critic_loss")[0]["critics"].online))
+        for agent in (weighted, mean)
+    )
+    assert largest(found.pop(logits)) > 0
+    assert_trees_close(found, expected)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_dropout_disturbs_the_critics_that_learn(rate):
+    """Without it, what critics say of logged chunks has nothing random in it."""
+    config = make_config(critic={"dropout_rate": rate})
+    agent, batch = build(config), make_batch(config, 8)
+    value = quick_jit(lambda agent, key: agent.compute_critic_loss(batch, key)[1]["q_mean"])
+    assert (float(value(agent, KEY)) != float(value(agent, jax.random.key(4)))) == (rate > 0)
 
 
 def test_samples_without_a_known_target_do_not_train_the_critic():

@@ -3,6 +3,7 @@ import math
 import pathlib
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,16 @@ def test_a_line_holds_means_and_last_counts(tmp_path: pathlib.Path) -> None:
         {"step": 2, "phase": "offline", "loss": 1.5, "skipped_updates": 2.0},
         {"step": 4, "phase": "offline", "loss": 5.5, "skipped_updates": 4.0},
     ]
+
+
+def test_a_line_holds_extremes_over_its_updates(tmp_path: pathlib.Path) -> None:
+    """A reward that one batch of a hundred has is the largest reward there is."""
+    log = MetricsLog(tmp_path / "metrics.jsonl", 3)
+    for step, reward in enumerate((0.0, 1.0, -2.0), start=1):
+        log.add(step, {"reward_min": reward, "reward_max": reward, "reward_mean": reward})
+    line = log.write_line(3, "offline", {})
+    assert (line["reward_min"], line["reward_max"]) == (-2.0, 1.0)
+    assert line["reward_mean"] == pytest.approx(-1 / 3)
 
 
 def test_a_line_has_what_all_of_its_updates_report(tmp_path: pathlib.Path) -> None:

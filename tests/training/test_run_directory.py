@@ -2,6 +2,7 @@ import errno
 import fcntl
 import logging
 import pathlib
+import shutil
 
 import pytest
 from training_helpers import Processes, state_config
@@ -107,9 +108,11 @@ def test_nothing_to_resume(tmp_path: pathlib.Path) -> None:
 
 def test_too_little_space_is_said_before_it_is_missed(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "acrlpd"):
+        free = shutil.disk_usage(tmp_path).free
         warn_about_space(tmp_path, 1, max_to_keep=1)
+        warn_about_space(tmp_path, free // 5, max_to_keep=2)
         assert not caplog.text
-        warn_about_space(tmp_path, 2**60, max_to_keep=1)
+        warn_about_space(tmp_path, free // 3, max_to_keep=4)  # four that stay, and one before the oldest goes
     assert "GiB free" in caplog.text
 
 
