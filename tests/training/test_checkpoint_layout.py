@@ -1,5 +1,6 @@
 """What lies in a step directory: a stock openpi checkpoint, and the run beside it."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -134,6 +135,24 @@ def test_newest_best_and_periodic_checkpoints_stay(tmp_path: pathlib.Path) -> No
     assert saved_steps(tmp_path) == [20, 40, 80]
     save(config, make_agent(config), tmp_path, 90, 100, scores={90: 0.95})
     assert saved_steps(tmp_path) == [40, 80, 90, 100]
+    newest = state_config(tmp_path, checkpoints__keep_best=False)
+    save(newest, make_agent(newest), tmp_path / "newest", 10, 20, scores={10: 0.9, 20: 0.1})
+    assert saved_steps(tmp_path / "newest") == [20]
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_what_openpi_would_not_load_is_a_failed_save(tmp_path: pathlib.Path, is_checked: bool) -> None:
+    config = pi0_config(
+        tmp_path, checkpoints__max_failures=1, openpi_compatibility__validate_openpi_compatibility=is_checked
+    )
+    agent = make_agent(config)
+    other = dataclasses.replace(config, model=dataclasses.replace(config.model, action_dim=config.model.action_dim + 1))
+    if is_checked:
+        with pytest.raises(SaveFailedError, match=r"openpi would not load it:\n.*action_in_proj"):
+            save(other, agent, tmp_path, 10)
+    else:
+        save(other, agent, tmp_path, 10)
+        assert saved_steps(tmp_path) == [10]
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: pathlib.Path) -> None:
