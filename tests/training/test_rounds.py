@@ -13,7 +13,15 @@ from training_helpers import online_config
 from acrlpd.config import ConfigError
 from acrlpd.data.replay import Replay, ReplayError
 from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
-from acrlpd.training.rounds import RoundPlayer, action_column, episode_seed, open_replay, read_round, read_rounds
+from acrlpd.training.rounds import (
+    RoundPlayer,
+    acting_candidates,
+    action_column,
+    episode_seed,
+    open_replay,
+    read_round,
+    read_rounds,
+)
 
 SEED, SIZE = 0, 3
 
@@ -177,6 +185,14 @@ def test_a_damaged_record_is_named(tmp_path: pathlib.Path, content: str) -> None
     (tmp_path / "round-000000.json").write_text(content)
     with pytest.raises(ReplayError, match=r"round-000000\.json is damaged .*--overwrite"):
         read_round(tmp_path, 0)
+
+
+def test_candidates_are_those_of_the_online_phase_then_those_of_evaluations(tmp_path: pathlib.Path) -> None:
+    found = [
+        acting_candidates(online_config(tmp_path, online__best_of_n=online, evaluation__best_of_n=judged))
+        for online, judged in ((2, 8), (None, 8), (None, None))
+    ]
+    assert found == [2, 8, None]
 
 
 def test_actions_must_be_one_column(tmp_path: pathlib.Path) -> None:

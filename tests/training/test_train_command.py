@@ -11,6 +11,7 @@ import pytest
 from training_helpers import Processes, arrays_of, metrics_of, state_config
 
 from acrlpd.config import load_config, save_config
+from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata
 from acrlpd.training.run_directory import run_directory, saved_steps
 
 DATASETS = pathlib.Path(__file__).parents[1] / "data" / "datasets"
@@ -67,6 +68,8 @@ def test_a_run_on_a_dataset(dataset: str, processes: Processes, tmp_path: pathli
     stats = (tmp_path / "assets/lab/robot/norm_stats.json").read_bytes()
     assert (directory / "6/assets/lab/robot/norm_stats.json").read_bytes() == stats
     assert arrays_of(directory / "6")[".step"] == 6
+    origin = {"aloha_v30": "column next.", "aloha_hdf5_sim_raw": "labels in "}[dataset]
+    assert load_checkpoint_metadata(directory / "6")["reward_origin"].startswith(origin)
     summary = json.loads((directory / "summary.json").read_text())
     assert (summary["status"], summary["final_step"]) == ("finished", 6)
     assert summary["last_metrics"]["step"] == 6
