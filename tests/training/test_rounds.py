@@ -39,8 +39,10 @@ register_env("broken-toy", make_broken)
 
 
 @contextlib.contextmanager
-def player_of(directory: pathlib.Path, env: str = "toy", size: int = SIZE, **pool: Any) -> Iterator[RoundPlayer]:
-    config = online_config(directory, seed=SEED, online__episodes_per_round=size)
+def player_of(
+    directory: pathlib.Path, env: str = "toy", size: int = SIZE, seed: int = SEED, **pool: Any
+) -> Iterator[RoundPlayer]:
+    config = online_config(directory, seed=seed, online__episodes_per_round=size)
     options = {"num_workers": 0, "cameras": ()} | pool
     with EnvPool(env, 2, **options) as envs:
         yield RoundPlayer(config, envs, open_replay(directory, config, envs.spec), replan_steps=3)
@@ -72,6 +74,26 @@ def test_a_round_is_what_is_on_disk(tmp_path: pathlib.Path) -> None:
     metrics = rounds[0].metrics()
     assert metrics["episodes"] == 3 and metrics["lost_episodes"] == 0
     assert metrics["success_rate"] == pytest.approx(np.mean(rounds[0].successes))
+
+
+def test_every_round_of_every_run_has_its_own_episodes_and_noise(tmp_path: pathlib.Path) -> None:
+    """A policy that explores the same way in every round, or in every run, would live the same again and again."""
+    starts: list[float] = []
+    noise: list[int] = []
+
+    def policy(observations: Any, prompts: Any, seed: int) -> Chunks:
+        noise.append(seed)
+        return seeded_chunks(observations, prompts, seed)
+
+    for seed in (0, 1):
+        with player_of(tmp_path / str(seed), size=2, seed=seed) as player:
+            for number in range(2):
+                played = player.play(number, policy, 0)
+                for episode, length in zip(played.episodes, played.lengths, strict=True):
+                    with np.load(tmp_path / str(seed) / "replay" / f"episode-{episode:08d}-{length}.npz") as shard:
+                        starts.append(float(shard["column/observation.state"][0, 0]))
+    assert len(set(starts)) == len(starts) == 8
+    assert len(set(noise)) == len(noise)
 
 
 def test_an_interrupted_round_comes_to_the_same_end(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
