@@ -17,6 +17,7 @@ from toy_env import seeded_chunks
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import ACRLPDHyperparams, LossWeights, TrainingConfig
 from acrlpd.envs import Chunks, EnvError, EnvPool
+from acrlpd.envs.agent_policy import AgentPolicy
 from acrlpd.envs.env import Columns
 from acrlpd.evaluation import ACRLPDEvaluationProtocol, evaluate_policy, print_evaluations, protocol, replan_steps
 
@@ -68,6 +69,19 @@ def test_robustness_covers_noise_and_candidates(evaluator: ACRLPDEvaluationProto
     assert evaluation.robustness["best_of"]["4"] == evaluation.summary  # the agent's own number
     assert all(s.episodes == 6 for levels in evaluation.robustness.values() for s in levels.values())
     assert evaluation.metrics()["robustness/best_of_4"] == evaluation.summary.success_rate
+
+
+def test_one_thing_is_disturbed_at_a_time(evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent) -> None:
+    seen = set()
+
+    class Watched(AgentPolicy):
+        def __call__(self, observations: Columns, prompts: Sequence[str], seed: int) -> Chunks:
+            seen.add((self.observation_noise, self.action_noise, self.num_samples))
+            return super().__call__(observations, prompts, seed)
+
+    undisturbed = evaluator.evaluate(agent).summary
+    evaluator.evaluate_robustness(Watched(**vars(evaluator.policy(agent))), undisturbed)
+    assert seen == {(0.1, 0.0, None), (0.0, 0.1, None), (0.0, 0.0, 1)}
 
 
 def test_the_record_and_the_videos_are_written(agent: ACRLPDPi0Agent, tmp_path: Path) -> None:
