@@ -185,6 +185,20 @@ def test_weights_to_start_from():
         jax.eval_shape(create, {"action_in_proj": {"kernel": np.zeros((2, 2), np.float32)}})
 
 
+def test_features_do_not_see_padding():
+    """What critics are given of a prompt is the same whatever lies behind its end."""
+    config = CONFIGS["pi0"]
+    agent, observation = build(config), make_batch(config, 4).observations
+    prompt, mask = observation.tokenized_prompt, observation.tokenized_prompt_mask
+    assert not mask.all()
+    features = quick_jit(
+        lambda agent, prompt: agent.policy().encode(observation.replace(tokenized_prompt=prompt)).features
+    )
+    expected = features(agent, prompt)
+    np.testing.assert_allclose(features(agent, jnp.where(mask, prompt, 0)), expected, rtol=1e-6, atol=1e-7)
+    assert not np.allclose(features(agent, jnp.where(mask, 0, prompt)), expected)
+
+
 def test_only_what_is_seen_now_is_augmented_and_only_where_the_config_says():
     """The value of logged chunks depends on the key through their images alone; targets have clean images always."""
     config = CONFIGS["pi0_camera"]

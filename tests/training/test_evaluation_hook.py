@@ -11,15 +11,20 @@ SCORES = {"5": 0.1, "10": 0.2, "15": 0.9, "20": 0.3, "25": 0.5, "30": 0.8}
 
 
 def test_evaluation_decides_what_is_kept_and_when_it_is_over(processes: Processes, tmp_path: pathlib.Path) -> None:
-    config = state_config(tmp_path, offline_steps=100, eval_frequency=5, save_frequency=10, early_stopping_patience=3)
+    config = state_config(tmp_path, offline_steps=100, eval_frequency=5, save_frequency=4, early_stopping_patience=3)
     directory = run_directory(config)
-    killed = processes.run(config, order={"scores": SCORES, "kill_before_step": 24})
+    # The save of step 24 has begun, so that of step 20 is complete: one evaluation without improvement is behind it.
+    killed = processes.run(config, order={"scores": SCORES, "kill_before_step": 25})
     assert killed.returncode == -9, killed.output
+    assert saved_steps(directory)[-1] in (20, 24)
+    record = directory / str(saved_steps(directory)[-1]) / "run" / "run.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"wall_time_s": 1e6}))  # it took its time
     resumed = processes.run(config, order={"scores": SCORES}, resume=True)
     assert resumed.returncode == 0, resumed.output
     summary = json.loads((directory / "summary.json").read_text())
     assert (summary["status"], summary["final_step"]) == ("finished early: no improvement", 30)
     assert summary["best_evaluation"] == {"step": 15, "score": 0.9}
+    assert summary["wall_time_s"] > 1e6
     # Step 15 is no multiple of save_frequency: it was saved because it was the best.
     assert saved_steps(directory) == [15, 30]
     scores = [(str(m["step"]), m["eval/success_rate"]) for m in metrics_of(directory) if "eval/success_rate" in m]

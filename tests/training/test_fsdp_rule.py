@@ -12,13 +12,18 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from training_helpers import state_config
 
 from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.config import apply_config_overrides, get_config
+from acrlpd.data.loader import create_acrlpd_data_loader
 from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.training.sharding import (
     FSDPSharding,
     create_fsdp_mesh,
+    create_fsdp_sharding_strategy,
+    create_fsdp_train_step_fn,
+    init_fsdp_train_state,
     optimize_fsdp_memory,
     validate_fsdp_sharding,
 )
@@ -113,3 +118,19 @@ def test_advice_makes_it_fit() -> None:
     assert optimize_fsdp_memory(advised, num_devices=8, device_memory_gib=40) == {}
     with pytest.raises(ValueError, match="use more or larger devices"):
         optimize_fsdp_memory(config, num_devices=1, device_memory_gib=2)
+
+
+def test_every_update_has_its_own_noise(tmp_path: pathlib.Path) -> None:
+    """One key serves a whole run: the same agent and batch at another step are another update."""
+    config = state_config(tmp_path, batch_size=4)
+    sharding = create_fsdp_sharding_strategy(config)
+    agent = init_fsdp_train_state(config, sharding, jax.random.key(0))
+    with create_acrlpd_data_loader(config, device_sharding=sharding.data) as loader:
+        batch = loader.sample_batch()
+    train_step = create_fsdp_train_step_fn(agent, batch, sharding)
+
+    def loss(step: int) -> float:
+        at_step = jax.tree.map(jnp.copy, agent).replace(step=jax.device_put(jnp.int32(step), sharding.replicated))
+        return float(train_step(at_step, batch, jax.random.key(1))[1]["bc_loss"])
+
+    assert loss(0) == loss(0) != loss(1)
