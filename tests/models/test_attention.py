@@ -1,10 +1,11 @@
-"""Attention of many chunks over one context against a softmax written out."""
+"""Attention of many chunks over one context against a softmax written out, and where a fused kernel exists."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from acrlpd.models.attention import shared_context_attention
+from acrlpd.models.attention import shared_context_attention, widest_fused_head
 
 
 def test_chunks_attend_to_themselves_and_to_the_valid_context() -> None:
@@ -20,3 +21,19 @@ def test_chunks_attend_to_themselves_and_to_the_valid_context() -> None:
         values = np.concatenate([exact["cv"][i, : length[i]], exact["v"][i, j]])
         weights = np.exp(exact["q"][i, j] @ seen.T)
         np.testing.assert_allclose(out[i, j], weights / weights.sum(-1, keepdims=True) @ values, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "compute_capability", "widest"),
+    [
+        ("T4", "7.5", 0),
+        ("A100", "8.0", 128),
+        ("RTX-4090 and L40S", "8.9", 128),
+        ("H100", "9.0", 256),
+        ("B200", "10.0", 128),
+        ("RTX-5090", "12.0", 128),
+    ],
+)
+def test_gemmas_heads_are_fused_on_hopper_alone(gpu: str, compute_capability: str, widest: int) -> None:
+    """Asked for more, JAX or cuDNN raise an error instead of computing it another way."""
+    assert widest_fused_head(compute_capability) == widest, gpu

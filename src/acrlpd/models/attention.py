@@ -84,8 +84,22 @@ def _mask_padding(logits: jax.Array, length: jax.Array) -> jax.Array:
 
 
 def _has_fused_kernel(q: jax.Array) -> bool:
-    """Whether cuDNN's flash attention takes these operands."""
-    return jax.default_backend() == "gpu" and q.dtype == jnp.bfloat16 and q.shape[-1] % 8 == 0
+    """Whether cuDNN's flash attention takes these operands, on the GPU that is here."""
+    if jax.default_backend() != "gpu" or q.dtype != jnp.bfloat16 or q.shape[-1] % 8:
+        return False
+    return q.shape[-1] <= widest_fused_head(jax.local_devices()[0].compute_capability)
+
+
+def widest_fused_head(compute_capability: str) -> int:
+    """Largest head_dim of cuDNN's flash attention, gradient included; 0 where there is none.
+
+    Gemma's heads have 256: before Hopper JAX refuses them, and after it the gradient needs a later cuDNN than
+    JAX asks for.
+    """
+    generation = int(compute_capability.partition(".")[0])
+    if generation < 8:
+        return 0
+    return 256 if generation == 9 else 128
 
 
 def _einsum_f32(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
