@@ -13,7 +13,7 @@ from training_helpers import pi0_config, state_config
 from acrlpd.agents import ACRLPDPi0Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
-from acrlpd.training import checkpoints
+from acrlpd.training import checkpoint_storage
 from acrlpd.training.checkpoint_metadata import CheckpointError, load_checkpoint_metadata
 from acrlpd.training.checkpoints import (
     CheckpointWriter,
@@ -108,7 +108,7 @@ def test_the_agent_comes_back_bit_for_bit(
 
 def test_a_state_larger_than_what_travels_at_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays go to the host a few at a time, and one by one where each of them is larger than that."""
-    monkeypatch.setattr(checkpoints, "_TRANSFER_GB", 1e-5)
+    monkeypatch.setattr(checkpoint_storage, "_TRANSFER_GB", 1e-5)
     config = state_config(tmp_path)
     agent = make_agent(config)
     save(config, agent, tmp_path, 10)

@@ -1,5 +1,6 @@
 """Several processes as one run, for real: two processes with four devices each, on loopback."""
 
+import json
 import os
 import pathlib
 import re
@@ -111,6 +112,21 @@ def test_the_other_process_says_so_when_one_is_killed(two_processes: pathlib.Pat
     assert victim.returncode == -9, victim.output
     assert time.monotonic() - start < 60
     assert_explained(survivor, "process 0 of 2")
+
+
+def test_a_full_disk_on_one_host_costs_all_of_them_one_checkpoint(tmp_path: pathlib.Path, processes: Processes) -> None:
+    config = state_config(tmp_path, **SHARDED | {"offline_steps": 30})
+    full = {"limit_files_before_step": 8, "file_limit_bytes": 8_192, "unlimit_files_before_step": 15}
+    results = [finish(process) for process in start_two(processes, config, [{}, full])]
+    assert [result.returncode for result in results] == [0, 0], results
+    for result in results:
+        assert result.output.count("could not be written") == 1, result.output
+        assert "the checkpoint of step 10 could not be written" in result.output
+    directory = run_directory(config)
+    assert "saved checkpoint" in results[0].output and str(directory / "20") in results[0].output
+    assert json.loads((directory / "summary.json").read_text())["failed_saves"] == 1
+    assert saved_steps(directory) == [30]
+    assert not list(directory.glob("*tmp*"))
 
 
 def assert_explained(survivor: Finished, who: str) -> None:

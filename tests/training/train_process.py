@@ -85,6 +85,8 @@ def evaluate(_agent: Any, step: int) -> dict[str, float]:
 
 def main() -> int:
     # Not above: the processes of environments import this file too, and do not need JAX.
+    from orbax.checkpoint._src.multihost import multihost
+
     from acrlpd.config import load_config
     from acrlpd.training import actor_process, distributed
     from acrlpd.training.distributed import DistributedOptions, initialize_distributed
@@ -92,6 +94,7 @@ def main() -> int:
 
     # The tests do not want to wait as long as a real run.
     distributed.HEARTBEAT_TIMEOUT_S = 10
+    multihost._DEFAULT_BARRIER_TIMEOUT = 10  # of a save
     actor_process.MAX_STARTS_IN_A_ROW = ORDER.get("max_actor_starts", actor_process.MAX_STARTS_IN_A_ROW)
     initialize_distributed(DistributedOptions(**ORDER.get("distributed", {})))
     watch_steps()

@@ -19,12 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from orbax.checkpoint import checkpoint_managers as policies
-from orbax.checkpoint._src.metadata import array_metadata_store  # neither has a public name
-from orbax.checkpoint._src.serialization import types as serialization
 
 from acrlpd.agents import ACRLPDPi0Agent
-from acrlpd.config import CheckpointConfig, RLTrainConfig
+from acrlpd.config import RLTrainConfig
 from acrlpd.config.tree import from_dict
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
 from acrlpd.models.pi0_config import Pi0Config
@@ -35,7 +32,6 @@ from acrlpd.training.checkpoint_items import (
     RUN_FILE,
     TRAIN_STATE,
     AgentArrays,
-    AssetsHandler,
     AssetsSave,
     join_agent,
     served_field,
@@ -46,22 +42,12 @@ from acrlpd.training.checkpoint_metadata import (
     create_checkpoint_metadata,
     load_checkpoint_metadata,
 )
+from acrlpd.training.checkpoint_storage import SCORE, array_handler, create_manager, save_arrays
+from acrlpd.training.distributed import problems_elsewhere
 from acrlpd.training.run_directory import saved_steps
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
 
 logger = logging.getLogger(__name__)
-
-SCORE = "score"
-# Of arrays that are on their way between devices and disk at the same time: with all of them at once, the restore of
-# a full-size state ran out of host memory.
-_CONCURRENT_GB = 16
-# Of them, how much a save copies to the host at once, for the parameters and for the rest of the state each. The memory
-# is made at the first save, in a virtual machine slower than a disk writes, and used again and again from then on.
-_TRANSFER_GB = 8
-# Large arrays are stored in pieces and in files of this size, so that all processors read and write them.
-_PIECE_BYTES = 256 * 2**20
-# Where several devices have the same array, each writes a part that is at least so large: a cut has to be compiled.
-_PART_BYTES = 2**16
 
 
 class SaveFailedError(OSError):
@@ -82,8 +68,10 @@ class CheckpointWriter:
         self._max_failures = rl_config.checkpoints.max_failures
         self._model = rl_config.model
         self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
-        self._manager = _create_manager(directory, rl_config.checkpoints)
+        self._config = rl_config.checkpoints
+        self._manager = create_manager(directory, self._config)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
+        self._num_saves = 0
         self._running: tuple[int, concurrent.futures.Future[None]] | None = None
         self._on_device: bool | None = None
         self._copy_on_devices: jax.stages.Compiled | None = None
@@ -103,6 +91,7 @@ class CheckpointWriter:
         """Starts writing; returns when arrays and metadata may be changed. Waits for a save still under way."""
         self.wait()
         copied, told = self._copy(arrays), copy.deepcopy(dict(metadata))
+        self._num_saves += 1
         self._running = step, self._thread.submit(self._write, step, copied, told, assets, score)
 
     def poll(self) -> None:
@@ -121,7 +110,7 @@ class CheckpointWriter:
             raise error
         self.num_failures += 1
         self._failures_in_a_row += 1
-        self._clean_up()
+        self._remove_leftovers()
         steps = saved_steps(self.directory)
         kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
         message = f"the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); {kept}"
@@ -155,11 +144,30 @@ class CheckpointWriter:
         assets: Mapping[str, bytes],
         score: float | None,
     ) -> None:
+        """A save has failed when it has failed on any process: all of them must know, or they part company."""
+        name = f"save {self._num_saves}"
+        try:
+            self._write_part(step, arrays, metadata, assets, score)
+        except Exception as error:
+            problems_elsewhere(name, f"{type(error).__name__}: {error}")
+            raise
+        if problems := problems_elsewhere(name, None):
+            process, problem = next(iter(problems.items()))
+            raise CheckpointError(f"process {process} could not write its part: {problem}")
+
+    def _write_part(
+        self,
+        step: int,
+        arrays: AgentArrays,
+        metadata: dict[str, Any],
+        assets: Mapping[str, bytes],
+        score: float | None,
+    ) -> None:
         if self.num_failures:
-            self._clean_up()
+            self._begin_anew()
         items: dict[str, Any] = {
-            PARAMS: _save_arrays(arrays.params),
-            TRAIN_STATE: _save_arrays(arrays.train_state),
+            PARAMS: save_arrays(arrays.params),
+            TRAIN_STATE: save_arrays(arrays.train_state),
             RUN: ocp.args.JsonSave(metadata),
         }
         if assets:
@@ -195,12 +203,17 @@ class CheckpointWriter:
         tree = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), tree)
         return AgentArrays(*jax.block_until_ready(tree))
 
-    def _clean_up(self) -> None:
-        """Removes what failed saves left, which may be what fills the disk, and looks at the disk again."""
+    def _remove_leftovers(self) -> None:
+        """Of failed saves: they may be what fills the disk."""
         if jax.process_index() == 0:
             for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path, ignore_errors=True)  # parts may still be under way; there is a next time
-        self._manager.reload()
+
+    def _begin_anew(self) -> None:
+        """Looks at the disk again, with a manager whose processes have waited for each other equally often."""
+        self._remove_leftovers()
+        old, self._manager = self._manager, create_manager(self.directory, self._config, self.num_failures)
+        old.close()
 
 
 def _compile_copy(tree: Any) -> jax.stages.Compiled:
@@ -239,74 +252,6 @@ def save_acrlpd_checkpoint(
     writer.save(step, split_agent(agent, served), metadata, assets, score)
 
 
-def _create_manager(directory: pathlib.Path, config: CheckpointConfig) -> ocp.CheckpointManager:
-    keep: list[Any] = [policies.LatestN(config.max_to_keep)]
-    if config.keep_period is not None:
-        keep.append(policies.EveryNSteps(config.keep_period))
-    if config.keep_best:
-        keep.append(policies.BestN(get_metric_fn=lambda m: m[SCORE], n=1, keep_checkpoints_without_metrics=False))
-    several = jax.process_count() > 1
-    options = ocp.CheckpointManagerOptions(
-        create=False,
-        cleanup_tmp_directories=True,
-        save_root_metadata=False,
-        # Metrics are only written when there is a function to rank by.
-        best_fn=lambda metrics: metrics[SCORE],
-        preservation_policy=policies.AnyPreservationPolicy(keep),
-        # The writer has a thread of its own, in which the copy to the host happens as well.
-        enable_async_checkpointing=False,
-        # Named processes wait for each other through the coordinator. Without names they would do it with
-        # a collective on the devices, which must not get between those of the train step.
-        multiprocessing_options=ocp.options.MultiprocessingOptions(
-            active_processes=set(range(jax.process_count())) if several else None,
-            barrier_sync_key_prefix="acrlpd" if several else None,
-        ),
-    )
-    return ocp.CheckpointManager(directory, options=options, item_handlers=_item_handlers())
-
-
-def _item_handlers() -> dict[str, ocp.CheckpointHandler]:
-    return {
-        PARAMS: _array_handler(),
-        TRAIN_STATE: _array_handler(),
-        RUN: ocp.JsonCheckpointHandler(filename=RUN_FILE),
-        ASSETS: AssetsHandler(),
-    }
-
-
-class _CopiedInTurn(serialization.DefaultSerializationStatusCallback):
-    """Makes Orbax keep to `_TRANSFER_GB`: by default it copies all before it writes any, so that they may change."""
-
-    def key_priority(self, _: Any) -> serialization.TransferPriority:
-        return serialization.TransferPriority.ASYNCHRONOUS_PRIORITIZED
-
-
-def _array_handler() -> ocp.PyTreeCheckpointHandler:
-    """Zarr 2 in OCDBT is what openpi's orbax reads.
-
-    Weights compress by a few per cent, for half of a save's and a restore's processor time: they are not.
-    """
-    arrays = ocp.type_handlers.ArrayHandler(
-        min_slice_bytes_for_replica_parallel=_PART_BYTES,
-        callback=_CopiedInTurn(),
-        array_metadata_store=array_metadata_store.Store(),
-    )
-    return ocp.PyTreeCheckpointHandler(
-        type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, arrays)),
-        use_ocdbt=True,
-        use_zarr3=False,
-        use_compression=False,
-        save_concurrent_gb=_CONCURRENT_GB,
-        save_device_host_concurrent_gb=_TRANSFER_GB,
-        restore_concurrent_gb=_CONCURRENT_GB,
-    )
-
-
-def _save_arrays(tree: Any) -> ocp.args.PyTreeSave:
-    pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_PIECE_BYTES), tree)
-    return ocp.args.PyTreeSave(tree, save_args=pieces, ocdbt_target_data_file_size=_PIECE_BYTES)
-
-
 def restore_agent(step_directory: pathlib.Path, abstract_agent: ACRLPDPi0Agent, served: str) -> ACRLPDPi0Agent:
     """Reads the arrays of a checkpoint straight into the places of `abstract_agent`.
 
@@ -324,7 +269,7 @@ def restore_agent(step_directory: pathlib.Path, abstract_agent: ACRLPDPi0Agent, 
 
 
 def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    with ocp.Checkpointer(_array_handler()) as checkpointer:
+    with ocp.Checkpointer(array_handler()) as checkpointer:
         try:
             metadata = checkpointer.metadata(directory).item_metadata
             if metadata is None:

@@ -14,6 +14,8 @@ import jax
 HEARTBEAT_TIMEOUT_S = 30
 # Seconds that processes wait for each other at a barrier: the slowest may be reading weights.
 BARRIER_TIMEOUT_S = 600.0
+# Seconds that processes wait to hear how something ended elsewhere: a save may take long, and fail late.
+OUTCOME_TIMEOUT_S = 3600.0
 
 
 class PeerError(RuntimeError):
@@ -106,6 +108,24 @@ def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
             f"process {jax.process_index()} of {jax.process_count()} waited {timeout_s:.0f} s at {name!r} for "
             f"processes that did not come: {error}"
         ) from error
+
+
+def problems_elsewhere(name: str, problem: str | None) -> dict[int, str]:
+    """Tells the other processes how something ended here, with what `problem` if any, and hears how it did there.
+
+    Returns the problems of the others, by process. The name must be used once.
+    """
+    client = _client()
+    if client is None:
+        return {}
+    key, here = f"acrlpd/outcome/{name}/", jax.process_index()
+    client.key_value_set(f"{key}{here}", problem or _NO_PROBLEM)
+    others = (process for process in range(jax.process_count()) if process != here)
+    found = {i: client.blocking_key_value_get(f"{key}{i}", int(OUTCOME_TIMEOUT_S * 1000)) for i in others}
+    return {process: text for process, text in found.items() if text != _NO_PROBLEM}
+
+
+_NO_PROBLEM = "none"
 
 
 class AgreedStop:
