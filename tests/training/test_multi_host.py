@@ -135,6 +135,29 @@ def assert_explained(survivor: Finished, who: str) -> None:
     assert re.search(rf"{who} ends .* another process died .* --resume", last)
 
 
+TRAIN = """
+import sys
+from acrlpd import cli
+from acrlpd.training import distributed
+distributed.HEARTBEAT_TIMEOUT_S = 5
+coordinator, process_id, directory = sys.argv[1:]
+processes = ["--coordinator", coordinator, "--num_processes", "2", "--process_id", process_id]
+sys.exit(cli.main(["train", "--config", "debug", "--exp_name", "a", "--checkpoint_dir", directory, *processes]))
+"""
+
+
+def test_a_process_that_refuses_the_run_does_not_blame_the_others(tmp_path: pathlib.Path) -> None:
+    """Only process 0 looks at the run directory; --resume, the advice after a death, would be wrong here."""
+    (tmp_path / "debug" / "a" / "10").mkdir(parents=True)
+    coordinator = f"127.0.0.1:{free_port()}"
+    both = [start_script(TRAIN, coordinator, process_id, str(tmp_path)) for process_id in range(2)]
+    refused, other = (finish(process, timeout=100) for process in both)
+    assert "holds a run with checkpoints up to step 10" in refused.output
+    last = refused.output.strip().splitlines()[-1]
+    assert last.startswith("acrlpd: process 0 of 2 ends because of its own error above")
+    assert_explained(other, "process 1 of 2")
+
+
 WAIT_FOR_EACH_OTHER = """
 import os, signal, sys, time
 from acrlpd.training.distributed import DistributedOptions, barrier, initialize_distributed
@@ -173,9 +196,9 @@ def test_a_barrier_that_nobody_else_comes_to_is_an_error() -> None:
     assert "PeerError: process 0 of 2 waited 2 s at 'a name' for processes that did not come" in output
 
 
-def start_script(script: str, coordinator: str, process_id: int) -> "subprocess.Popen[str]":
+def start_script(script: str, coordinator: str, process_id: int, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", script, coordinator, str(process_id)],
+        [sys.executable, "-c", script, coordinator, str(process_id), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

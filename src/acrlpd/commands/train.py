@@ -52,7 +52,7 @@ def main(args: Sequence[str]) -> int:
     claim_device_memory()
     from acrlpd.monitoring.profiling import parse_profile_steps
     from acrlpd.training.demonstrations import collect_missing_demonstrations
-    from acrlpd.training.distributed import DistributedOptions, PeerError, initialize_distributed
+    from acrlpd.training.distributed import DistributedOptions, PeerError, expect_abort, initialize_distributed
     from acrlpd.training.experiment import run_training_experiment
 
     profile_steps = None if options.profile_steps is None else parse_profile_steps(options.profile_steps)
@@ -73,6 +73,9 @@ def main(args: Sequence[str]) -> int:
         )
     except PeerError as error:  # nothing is wrong with this process: a message, no traceback
         raise ConnectionError(str(error)) from error
+    except Exception:
+        expect_abort()
+        raise
 
 
 def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:

@@ -173,17 +173,22 @@ def _client() -> Any | None:
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _on_abort(_signal_number: int) -> None:
     sys.stderr.flush()
-    os.write(
-        2,
-        f"\nacrlpd: process {_PROCESS[0]} of {_PROCESS[1]} ends because JAX gave up on the run (its reason is "
-        f"above). Most often another process died or its host is unreachable: look at the other processes' "
-        f"output, then start all of them again with --resume; nothing before the newest checkpoint is "
-        f"lost.\n".encode(),
-    )
+    os.write(2, f"\nacrlpd: process {_PROCESS[0]} of {_PROCESS[1]} ends {_REASON}\n".encode())
     os._exit(1)
 
 
 _PROCESS = (0, 1)
+_REASON = (
+    "because JAX gave up on the run (its reason is above). Most often another process died or its host is "
+    "unreachable: look at the other processes' output, then start all of them again with --resume; nothing before the "
+    "newest checkpoint is lost."
+)
+
+
+def expect_abort() -> None:
+    """This process has failed, and JAX will give up on the run because it leaves: nothing is wrong with the others."""
+    global _REASON
+    _REASON = "because of its own error above (before what JAX says), and the other processes with it."
 
 
 def _explain_aborts() -> None:
