@@ -114,6 +114,16 @@ def test_the_other_process_says_so_when_one_is_killed(two_processes: pathlib.Pat
     assert_explained(survivor, "process 0 of 2")
 
 
+@pytest.mark.slow
+def test_processes_that_are_ready_at_different_times_start_together(
+    tmp_path: pathlib.Path, processes: Processes
+) -> None:
+    """A collective that the others are half a minute late for is an error where it connects them for the first time."""
+    config = state_config(tmp_path, **SHARDED | {"offline_steps": 1})
+    results = [finish(process) for process in start_two(processes, config, [{}, {"sleep_s": 40}])]
+    assert [result.returncode for result in results] == [0, 0], results
+
+
 def test_a_full_disk_on_one_host_costs_all_of_them_one_checkpoint(tmp_path: pathlib.Path, processes: Processes) -> None:
     config = state_config(tmp_path, **SHARDED | {"offline_steps": 30})
     full = {"limit_files_before_step": 8, "file_limit_bytes": 8_192, "unlimit_files_before_step": 15}

@@ -73,7 +73,7 @@ def main(args: Sequence[str]) -> int:
         )
     except PeerError as error:  # nothing is wrong with this process: a message, no traceback
         raise ConnectionError(str(error)) from error
-    except Exception:
+    except BaseException:  # Ctrl-C too
         expect_abort()
         raise
 

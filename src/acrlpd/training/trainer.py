@@ -30,7 +30,7 @@ from acrlpd.training.checkpoints import (
 )
 from acrlpd.training.clock import Clock
 from acrlpd.training.comparison import evaluation_summary
-from acrlpd.training.distributed import AgreedStop, is_primary
+from acrlpd.training.distributed import AgreedStop, barrier, is_primary
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.metrics_log import MetricsLog
 from acrlpd.training.online_phase import OnlinePhase
@@ -313,6 +313,8 @@ class ACRLPDTrainer:
                 self._current_agent(), batch, self._sharding, update_policy=update_policy
             )
         self.writer.prepare(self.arrays())
+        # One may have found its program in the cache; the first collective does not wait minutes for the others.
+        barrier(f"compiled with {training.gradient_accumulation_steps} micro-batches")
 
     def _update(self, batch: Batch) -> None:
         """Starts one update; the result is looked at later."""
