@@ -32,6 +32,7 @@ def test_chunks_attend_to_themselves_and_to_the_valid_context() -> None:
         ("H100", "9.0", 256),
         ("B200", "10.0", 128),
         ("RTX-5090", "12.0", 128),
+        ("MI300X", "gfx942", 0),
     ],
 )
 def test_gemmas_heads_are_fused_on_hopper_alone(gpu: str, compute_capability: str, widest: int) -> None:

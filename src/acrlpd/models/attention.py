@@ -96,10 +96,10 @@ def widest_fused_head(compute_capability: str) -> int:
     Gemma's heads have 256: before Hopper JAX refuses them, and after it the gradient needs a later cuDNN than
     JAX asks for.
     """
-    generation = int(compute_capability.partition(".")[0])
-    if generation < 8:
+    generation = compute_capability.partition(".")[0]
+    if not generation.isdigit() or int(generation) < 8:  # AMD's have names, such as gfx942
         return 0
-    return 256 if generation == 9 else 128
+    return 256 if generation == "9" else 128
 
 
 def _einsum_f32(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
