@@ -206,6 +206,21 @@ def test_a_barrier_that_nobody_else_comes_to_is_an_error() -> None:
     assert "PeerError: process 0 of 2 waited 2 s at 'a name' for processes that did not come" in output
 
 
+SAY_WHETHER_THERE_IS_A_CACHE = """
+import sys, jax
+from acrlpd.training.distributed import DistributedOptions, initialize_distributed
+initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=int(sys.argv[2])))
+print("cache:", jax.config.jax_enable_compilation_cache)
+"""
+
+
+def test_processes_on_cpus_all_compile_their_programs() -> None:
+    """One from the cache and one compiled anew may exchange their arrays in different orders."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    both = [start_script(SAY_WHETHER_THERE_IS_A_CACHE, coordinator, process_id) for process_id in range(2)]
+    assert ["cache: False" in finish(process, timeout=60).output for process in both] == [True, True]
+
+
 def start_script(script: str, coordinator: str, process_id: int, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-c", script, coordinator, str(process_id), *arguments],

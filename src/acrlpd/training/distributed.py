@@ -88,6 +88,10 @@ def initialize_distributed(options: DistributedOptions) -> bool:
             f"process {options.process_id} of {options.num_processes}): {error}"
         ) from error
     _explain_aborts()
+    if jax.default_backend() == "cpu":
+        # Only process 0 would find its programs again, and with jaxlib 0.11 those exchanged arrays in another order
+        # than the ones that the others had compiled anew.
+        jax.config.update("jax_enable_compilation_cache", False)
     return True
 
 
