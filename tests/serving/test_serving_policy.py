@@ -207,12 +207,13 @@ def test_what_is_just_right_is_not_refused(policy: ServingPolicy) -> None:
     assert all(reply["actions"].shape == (4, 2) for reply in replies)
 
 
-def test_actions_that_are_not_finite_are_not_sent(policy: ServingPolicy) -> None:
-    broken = jax.tree.map(lambda x: x * np.nan, policy.model.params)
-    sick = dataclasses.replace(policy, model=policy.model.replace(params=broken))
+@pytest.mark.parametrize(("part", "what"), [("params", "actions"), ("critic_params", "critics' values")])
+def test_actions_and_choices_that_are_not_finite_are_not_sent(policy: ServingPolicy, part: str, what: str) -> None:
+    broken = jax.tree.map(lambda x: x * np.nan, getattr(policy.model, part))
+    sick = dataclasses.replace(policy, model=policy.model.replace(**{part: broken}))
     [reply] = sick.infer([sick.prepare(pi0_observation())])
     assert isinstance(reply, RequestError)
-    assert "not finite" in str(reply)
+    assert f"{what} are not finite" in str(reply)
 
 
 def test_without_critics_there_is_no_choice(policy: ServingPolicy) -> None:

@@ -144,6 +144,8 @@ class ServingPolicy:
         if choice.q_values is not None:
             # Lists, not arrays: openpi's ActionChunkBroker cuts every array of a reply along its first axis.
             q_values = choice.q_values[row, :n]
+            if not np.isfinite(q_values).all():
+                return RequestError("the critics' values are not finite numbers: there is no best action to send")
             reply["best_of_n"] |= {
                 "q_value": float(q_values[choice.index[row]]),
                 "q_values": q_values.tolist(),
