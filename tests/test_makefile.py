@@ -4,8 +4,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
 # Like Debian's python3 without python3-venv: the first environment has an interpreter, but no pip.
 PYTHON = """#!/bin/sh
@@ -19,7 +17,6 @@ esac
 """
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_an_environment_that_was_not_finished_is_made_again(tmp_path: Path) -> None:
     shutil.copy(MAKEFILE, tmp_path / "Makefile")
     (tmp_path / "pyproject.toml").touch()

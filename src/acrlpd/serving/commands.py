@@ -1,6 +1,8 @@
 """`acrlpd export` and `acrlpd serve`."""
 
 import dataclasses
+import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from acrlpd.serving.policy_checkpoint import PolicyCheckpoint
     from acrlpd.serving.server import PolicyServer
     from acrlpd.serving.serving_policy import ServingPolicy
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +46,6 @@ def export_main(args: Sequence[str]) -> int:
         prog="acrlpd export",
         description="Export a policy to a directory that openpi and acrlpd serve.",
     )
-    import logging
-
     from acrlpd.serving.export import export_policy
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
@@ -105,8 +107,6 @@ def serve_main(args: Sequence[str]) -> int:
         description="Serve a policy on openpi's protocol, with best-of-N under its critics.",
     )
     import asyncio
-    import logging
-    import os
 
     from acrlpd.serving.server import PolicyServer, ServerOptions
     from acrlpd.training.compilation_cache import enable_compilation_cache
@@ -127,7 +127,7 @@ def serve_main(args: Sequence[str]) -> int:
         raise ValueError(f"--follow: {options.follow} is not a directory; give that of the run")
     setup_logging()
     enable_compilation_cache()
-    logging.getLogger(__name__).info(
+    logger.info(
         "loading %s, then compiling all that a request can ask for; a large policy takes minutes", checkpoint.directory
     )
     asyncio.run(_serve(PolicyServer(load_present(checkpoint, options), server_options), options))
@@ -155,12 +155,10 @@ def _read_key(path: Path | None) -> str | None:
 async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     """Until SIGTERM or Ctrl-C; requests under way are answered first."""
     import asyncio
-    import logging
     import signal
 
     from acrlpd.serving.follow import follow_run
 
-    logger = logging.getLogger(__name__)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -190,8 +188,6 @@ def _open(path: Path, options: ServeOptions) -> "PolicyCheckpoint":
 
 def load_present(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
     """Loads it. A run that trains removes its older checkpoints, also one that is being read: then its newest is."""
-    import logging
-
     while True:
         try:
             return _load(checkpoint, options)
@@ -199,7 +195,7 @@ def load_present(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "Serv
             newest = _open(options.checkpoint, options)
             if newest.directory == checkpoint.directory:
                 raise
-            logging.getLogger(__name__).warning(
+            logger.warning(
                 "%s was replaced while it was read (%s); loading %s", checkpoint.directory, error, newest.directory
             )
             checkpoint = newest
@@ -207,12 +203,10 @@ def load_present(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "Serv
 
 def _load(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
     """Reads, compiles and says what will be served."""
-    import logging
     import time
 
     from acrlpd.serving.serving_policy import load_serving_policy
 
-    logger = logging.getLogger(__name__)
     start = time.perf_counter()
     policy = load_serving_policy(
         checkpoint,
@@ -235,11 +229,9 @@ def _load(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPoli
 
 def _best_of_n(checkpoint: "PolicyCheckpoint", wanted: int | None) -> int:
     """Without critics there is nothing to choose by: one candidate, and a word about it."""
-    import logging
-
     if checkpoint.has_critics:
         return checkpoint.level.best_of_n if wanted is None else wanted
-    logging.getLogger(__name__).warning(
+    logger.warning(
         "%s has no critics: one candidate per chunk, no best-of-N%s",
         checkpoint.directory,
         "" if wanted in (None, 1) else f" (--best_of_n {wanted} is not possible)",

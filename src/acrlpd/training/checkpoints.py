@@ -6,12 +6,13 @@ everything is in it; only then are older ones removed.
 """
 
 import concurrent.futures
+import contextlib
 import copy
 import logging
 import math
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -144,41 +145,23 @@ class CheckpointWriter:
         assets: Mapping[str, bytes],
         score: float | None,
     ) -> None:
-        """A save has failed when it has failed on any process: all of them must know, or they part company."""
-        name = f"save {self._num_saves}"
-        try:
-            self._write_part(step, arrays, metadata, assets, score)
-        except Exception as error:
-            problems_elsewhere(name, f"{type(error).__name__}: {error}")
-            raise
-        if problems := problems_elsewhere(name, None):
-            process, problem = next(iter(problems.items()))
-            raise CheckpointError(f"process {process} could not write its part: {problem}")
-
-    def _write_part(
-        self,
-        step: int,
-        arrays: AgentArrays,
-        metadata: dict[str, Any],
-        assets: Mapping[str, bytes],
-        score: float | None,
-    ) -> None:
-        if self.num_failures:
-            self._begin_anew()
-        items: dict[str, Any] = {
-            PARAMS: save_arrays(arrays.params),
-            TRAIN_STATE: save_arrays(arrays.train_state),
-            RUN: ocp.args.JsonSave(metadata),
-        }
-        if assets:
-            items[ASSETS] = AssetsSave(assets)
-        metrics = None if score is None else {SCORE: score}
-        self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
-        if self._verify and isinstance(self._model, Pi0Config):
-            report = verify_openpi_checkpoint_compatibility(self.directory / str(step), self._model)
-            if not report:
-                raise CheckpointError("openpi would not load it:\n  " + "\n  ".join(report.problems))
-            self._verify = False  # the names do not change within a run
+        with _one_outcome(f"save {self._num_saves}"):
+            if self.num_failures:
+                self._begin_anew()
+            items: dict[str, Any] = {
+                PARAMS: save_arrays(arrays.params),
+                TRAIN_STATE: save_arrays(arrays.train_state),
+                RUN: ocp.args.JsonSave(metadata),
+            }
+            if assets:
+                items[ASSETS] = AssetsSave(assets)
+            metrics = None if score is None else {SCORE: score}
+            self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
+            if self._verify and isinstance(self._model, Pi0Config):
+                report = verify_openpi_checkpoint_compatibility(self.directory / str(step), self._model)
+                if not report:
+                    raise CheckpointError("openpi would not load it:\n  " + "\n  ".join(report.problems))
+                self._verify = False  # the names do not change within a run
 
     def _copy(self, arrays: AgentArrays) -> AgentArrays:
         """The same arrays where the next step, which is given the originals to write on, does no harm.
@@ -214,6 +197,19 @@ class CheckpointWriter:
         self._remove_leftovers()
         old, self._manager = self._manager, create_manager(self.directory, self._config, self.num_failures)
         old.close()
+
+
+@contextlib.contextmanager
+def _one_outcome(name: str) -> Iterator[None]:
+    """What fails on one process fails on all: they must have the same idea of what is saved, or they part company."""
+    try:
+        yield
+    except Exception as error:
+        problems_elsewhere(name, f"{type(error).__name__}: {error}")
+        raise
+    if problems := problems_elsewhere(name, None):
+        process, problem = next(iter(problems.items()))
+        raise CheckpointError(f"process {process} could not write its part: {problem}")
 
 
 def _compile_copy(tree: Any) -> jax.stages.Compiled:

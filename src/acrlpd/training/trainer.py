@@ -29,8 +29,8 @@ from acrlpd.training.checkpoints import (
     save_acrlpd_checkpoint,
 )
 from acrlpd.training.clock import Clock
-from acrlpd.training.comparison import evaluation_summary
 from acrlpd.training.distributed import AgreedStop, barrier, is_primary
+from acrlpd.training.evaluation_record import EvaluationRecord
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.metrics_log import MetricsLog
 from acrlpd.training.online_phase import OnlinePhase
@@ -50,8 +50,6 @@ logger = logging.getLogger(__name__)
 # Updates handed to the devices before the host waits for the oldest: the devices are never idle, the host
 # never more than this ahead.
 MAX_IN_FLIGHT = 2
-# What an evaluation is judged by, if it reports it; higher is better.
-SCORE_METRIC = "success_rate"
 
 OFFLINE, ONLINE = "offline", "online"
 
@@ -92,8 +90,7 @@ class ACRLPDTrainer:
         self.stopped_by: int | None = None  # the signal that ended `train` early
         self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
-        self.best: dict[str, float] | None = None  # step and score of the best evaluation
-        self.evaluations: dict[str, dict[str, Any]] = {}  # phase -> its last evaluation; in the end, that of its end
+        self.evaluations = EvaluationRecord(rl_config.training.early_stopping_patience)
         self.writer = CheckpointWriter(directory, rl_config)
         self.metrics_log = MetricsLog(
             directory / METRICS_FILE if is_primary() else None, rl_config.training.log_frequency
@@ -107,7 +104,6 @@ class ACRLPDTrainer:
         self._eval_fn = eval_fn
         self._online = online
         self._offline_copy = offline_copy
-        self._evaluations_without_improvement = 0
         self._rng = jax.random.key(rl_config.seed)
         self._train_steps: dict[bool, jax.stages.Compiled] = {}  # by whether the policy is updated
         self._in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
@@ -138,9 +134,7 @@ class ACRLPDTrainer:
         self._loader.load_state_dict(metadata["data"])
         self.metrics_log.load_state_dict(metadata["metrics"], self.step)
         self.monitor.load_state_dict(metadata.get("monitor"), self.step)
-        self.best = metadata["evaluation"]["best"]
-        self.evaluations = metadata["evaluation"]["phases"]
-        self._evaluations_without_improvement = metadata["evaluation"]["without_improvement"]
+        self.evaluations.load_state_dict(metadata["evaluation"])
         self.phase, self.online_start = metadata["phase"], metadata["online_start"]
         if self._online is not None and metadata["online"] is not None:
             self._online.load_state_dict(metadata["online"])
@@ -162,17 +156,13 @@ class ACRLPDTrainer:
                     "reward_origin": self._loader.dataset.rewards.origin,
                     "metrics": self.metrics_log.state_dict(),
                     "monitor": self.monitor.state_dict(),
-                    "evaluation": {
-                        "best": self.best,
-                        "phases": self.evaluations,
-                        "without_improvement": self._evaluations_without_improvement,
-                    },
+                    "evaluation": self.evaluations.state_dict(),
                     "phase": self.phase,
                     "online_start": self.online_start,
                     "online": None if self._online is None else self._online.state_dict(),
                     "wall_time_s": self.wall_time_s,
                 },
-                score=self._best_score,
+                score=self.evaluations.best_score(self.step),
             )
 
     def save_openpi_checkpoint(self, directory: pathlib.Path) -> None:
@@ -217,7 +207,7 @@ class ACRLPDTrainer:
             self._collect(leave=0)
             if self.stopped_by is None and self.metrics_log.has_open_line:
                 self._write_line(self.step)
-        if self.stopped_by is None and self.evaluations.get(self.phase, {}).get("step") != self.step:
+        if self.stopped_by is None and not self.evaluations.is_of(self.phase, self.step):
             self.evaluate()
         self._save_for_good()
 
@@ -226,7 +216,7 @@ class ACRLPDTrainer:
         if self._offline_copy is not None and is_primary():
             copy_checkpoint(self.directory / str(self.step), self._offline_copy)
         self.phase, self.online_start = ONLINE, self.step
-        self._evaluations_without_improvement = 0
+        self.evaluations.begin_phase()
 
     def train_epoch(self, epoch: int, last_step: int) -> None:
         """Updates on one filling of the data loader's memory, about one look at each of its steps."""
@@ -244,8 +234,9 @@ class ACRLPDTrainer:
             if self._is_evaluation_due():
                 self.evaluate()
             is_due = self.step % self.rl_config.training.save_frequency == 0
-            is_end = self.step == last_step or self._is_out_of_patience()  # saved when all of it is known
-            if (is_due or (self._best_score is not None and self.rl_config.checkpoints.keep_best)) and not is_end:
+            is_end = self.step == last_step or self.evaluations.is_out_of_patience  # saved when all of it is known
+            is_best = self.evaluations.best_score(self.step) is not None
+            if (is_due or (is_best and self.rl_config.checkpoints.keep_best)) and not is_end:
                 self.save_checkpoint()
             self.writer.poll()
 
@@ -259,11 +250,6 @@ class ACRLPDTrainer:
             self._write_event(self.step + 1, metrics_log.ONLINE, metrics)
         bc_weight = jax.device_put(np.float32(self._online.bc_weight(update)), self._sharding.replicated)
         self.agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=bc_weight))
-
-    @property
-    def _best_score(self) -> float | None:
-        """The score of this step if it is the best so far; of equal ones orbax would keep the latest, not the first."""
-        return self.best["score"] if self.best is not None and self.best["step"] == self.step else None
 
     def _is_evaluation_due(self) -> bool:
         """Online the policy changes faster, so it is judged twice as often."""
@@ -291,14 +277,7 @@ class ACRLPDTrainer:
         with self.clock.measure("evaluation"):
             metrics = dict(self._eval_fn(self._current_agent(), self.step))
         self._write_event(self.step, metrics_log.EVALUATION, metrics)
-        self.evaluations[self.phase] = evaluation_summary(self.step, metrics)
-        score = metrics.get(SCORE_METRIC)
-        if score is not None:
-            if self.best is None or score > self.best["score"]:
-                self.best = {"step": self.step, "score": score}
-                self._evaluations_without_improvement = 0
-            else:
-                self._evaluations_without_improvement += 1
+        self.evaluations.add(self.phase, self.step, metrics)
         return metrics
 
     def compile(self, batch: Batch) -> None:
@@ -371,10 +350,7 @@ class ACRLPDTrainer:
     def _is_over(self) -> bool:
         """Whether the phase ends before its last step: everyone stops at a signal, or nothing improves."""
         self.stopped_by = self._agreed_stop.check(self.step, self._signals.received)
-        return self.stopped_by is not None or self._is_out_of_patience()
-
-    def _is_out_of_patience(self) -> bool:
-        return 0 < self.rl_config.training.early_stopping_patience <= self._evaluations_without_improvement
+        return self.stopped_by is not None or self.evaluations.is_out_of_patience
 
     def _current_agent(self) -> ACRLPDPi0Agent:
         if self.agent is None:
@@ -388,8 +364,8 @@ class ACRLPDTrainer:
             "wall_time_s": round(self.wall_time_s, 3),
             "time_s": self.clock.totals(),
             "last_metrics": self.metrics_log.last,
-            "evaluation": self.evaluations,
-            "best_evaluation": self.best,
+            "evaluation": self.evaluations.phases,
+            "best_evaluation": self.evaluations.best,
             "online": None if self._online is None else self._online.summary(),
             "failed_saves": self.writer.num_failures,
             "peak_device_bytes": device_memory().peak,
