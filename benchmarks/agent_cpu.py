@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 
 import agent_gpu as bench
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.agents.joint_loss import flow_losses
+from acrlpd.config.create_agent import create_agent
 
 Row = tuple[str, str, str]  # what, measured, wanted
 
@@ -54,7 +54,7 @@ def count_flops(function: Callable[..., Any], *args: Any) -> float:
 def flop_row(*, frozen: bool, remat: str) -> Row:
     """The joint step of the full-size pi0 against its necessary parts."""
     config, b = bench.pi0_config(tiny=False, frozen=frozen, remat=remat), 2
-    agent = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+    agent = jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
     batch = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, bench.make_batch(config, b)))
     key = jax.eval_shape(lambda: jax.random.key(0))
     noise = jax.ShapeDtypeStruct((b, 4, config.model.action_horizon, config.model.action_dim), jnp.float32)

@@ -33,7 +33,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config, train_step, train_steps
+from acrlpd.agents import (
+    Agent,
+    train_step,
+    train_steps,
+)
 from acrlpd.agents.best_of_n import take_candidate
 from acrlpd.agents.critic_networks import create_critic_networks
 from acrlpd.agents.joint_loss import joint_loss
@@ -41,6 +45,7 @@ from acrlpd.agents.loss_functions import td_loss
 from acrlpd.agents.optimizers import create_optimizer
 from acrlpd.batch import Batch
 from acrlpd.config import ACRLPDHyperparams, CriticConfig, QChunkingConfig, RLTrainConfig, get_config
+from acrlpd.config.create_agent import create_agent
 from acrlpd.models.observation import Observation
 from acrlpd.models.pi0_config import Pi0Config
 
@@ -71,9 +76,9 @@ def pi0_config(tiny: bool, *, frozen: bool, remat: str = "full") -> RLTrainConfi
     )
 
 
-def create_agent(config: RLTrainConfig) -> ACRLPDPi0Agent:
+def random_agent(config: RLTrainConfig) -> Agent:
     """Random weights in the agent's shapes; compiling 50 initialisers would take longer than measuring."""
-    shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
 
     @functools.partial(jax.jit, static_argnums=(1, 2))
     def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -152,17 +157,17 @@ def repeat_update(step: Callable[..., Any], state: Any, *args: Any) -> Callable[
 
 
 def joint_row(config: RLTrainConfig, batch_size: int, repeats: int) -> dict[str, str]:
-    call = repeat_update(train_step, create_agent(config), make_batch(config, batch_size), jax.random.key(0))
+    call = repeat_update(train_step, random_agent(config), make_batch(config, batch_size), jax.random.key(0))
     seconds = time_calls(call, repeats)
     return {"time": f"{1e3 * seconds:.0f} ms", "rate": f"{batch_size / seconds:.1f} samples/s"}
 
 
 def parts_row(config: RLTrainConfig, batch_size: int, repeats: int) -> dict[str, str]:
     """The joint step, and separately: a cloning step, one prefix without gradient, candidates at both ends."""
-    box, batch, key = [create_agent(config)], make_batch(config, batch_size), jax.random.key(0)
+    box, batch, key = [random_agent(config)], make_batch(config, batch_size), jax.random.key(0)
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def bc_step(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> tuple[ACRLPDPi0Agent, jax.Array]:
+    def bc_step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
         prepared, draws, _ = agent._prepare(batch, rng)
 
         def loss(params: Any) -> jax.Array:
@@ -176,12 +181,12 @@ def parts_row(config: RLTrainConfig, batch_size: int, repeats: int) -> dict[str,
         return agent.replace(policy_params=params, policy_opt_state=opt_state).update_ema_parameters(), value
 
     @jax.jit
-    def prefix(agent: ACRLPDPi0Agent, observation: Observation) -> Any:
+    def prefix(agent: Agent, observation: Observation) -> Any:
         policy = agent.policy()
         return policy.encode(policy.preprocess(None, observation, train=False))
 
     @jax.jit
-    def candidates(agent: ACRLPDPi0Agent, context: Any, noise: jax.Array) -> jax.Array:
+    def candidates(agent: Agent, context: Any, noise: jax.Array) -> jax.Array:
         return agent.policy().denoise(context, noise, num_steps=10)
 
     noise = jax.random.normal(key, (batch_size, 4, config.model.action_horizon, config.model.action_dim))
@@ -253,7 +258,7 @@ def state_row(dtype: str, scanned: int, repeats: int, *, tiny: bool) -> dict[str
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dims=(32, 32)))
     batch = make_batch(config, config.batch_size)
     batches = jax.tree.map(lambda x: jnp.broadcast_to(x, (scanned, *x.shape)), batch)
-    call = repeat_update(train_steps, create_agent(config), batches, jax.random.key(0))
+    call = repeat_update(train_steps, random_agent(config), batches, jax.random.key(0))
     seconds = time_calls(call, repeats) / scanned
     return {"time": f"{1e6 * seconds:.0f} us", "rate": f"{1 / seconds:.4g} updates/s"}
 

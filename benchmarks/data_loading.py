@@ -20,12 +20,12 @@ import jax
 import numpy as np
 
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig
-from acrlpd.data.dataset import open_dataset, write_norm_stats
-from acrlpd.data.frame_cache_builder import build_frame_cache
-from acrlpd.data.loader import ACRLPDDataLoader
-from acrlpd.data.norm_stats import compute_norm_stats
-from acrlpd.data.policy_transforms import create_statistics_transform
-from acrlpd.data.source import ColumnTable, EpisodeSource, Feature
+from acrlpd.data.frames.cache_builder import build_frame_cache
+from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
+from acrlpd.data.pipeline.loader import DataLoader
+from acrlpd.data.pipeline.norm_stats import compute_norm_stats
+from acrlpd.data.pipeline.policy_transforms import create_statistics_transform
+from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature
 from acrlpd.models.pi0_config import Pi0Config
 
 HORIZON = 50
@@ -159,7 +159,7 @@ def measure_waits(config: RLTrainConfig, source: EpisodeSource, num_batches: int
         return Waits(sum(waits) / total, max(waits), (time.process_time() - cpu) / total)
 
 
-def run_steps(loader: ACRLPDDataLoader, num_batches: int, step_seconds: float) -> list[float]:
+def run_steps(loader: DataLoader, num_batches: int, step_seconds: float) -> list[float]:
     waits = []
     for _ in range(num_batches):
         start = time.perf_counter()
@@ -169,9 +169,9 @@ def run_steps(loader: ACRLPDDataLoader, num_batches: int, step_seconds: float) -
     return waits
 
 
-def open_loader(config: RLTrainConfig, source: EpisodeSource) -> ACRLPDDataLoader:
+def open_loader(config: RLTrainConfig, source: EpisodeSource) -> DataLoader:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return ACRLPDDataLoader(open_dataset(config, source), config, batch_size=config.batch_size, device_sharding=device)
+    return DataLoader(open_dataset(config, source), config, batch_size=config.batch_size, device_sharding=device)
 
 
 def describe_machine() -> str:

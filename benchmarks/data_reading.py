@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acrlpd.data.frame_cache import Encoding
-from acrlpd.data.frame_cache_builder import build_frame_cache
-from acrlpd.data.frame_store import open_frame_store
-from acrlpd.data.lerobot_writer import LeRobotWriter
-from acrlpd.data.source import ColumnTable, EpisodeSource, Feature, FrameStore, open_source
+from acrlpd.data.frames.cache import Encoding
+from acrlpd.data.frames.cache_builder import build_frame_cache
+from acrlpd.data.frames.store import open_frame_store
+from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature, FrameStore, open_source
+from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 
 HORIZON = 50
 HEIGHT, WIDTH = 480, 640

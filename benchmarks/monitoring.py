@@ -23,16 +23,16 @@ from typing import Any
 
 import jax
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import Agent
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig, TrainingConfig, apply_config_overrides
-from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.monitoring.run_monitor import RunMonitor
-from acrlpd.training.metrics_log import MetricsLog
+from acrlpd.runs.metrics_log import MetricsLog
 from acrlpd.training.sharding import (
     FSDPSharding,
-    create_fsdp_sharding_strategy,
-    create_fsdp_train_step_fn,
+    compile_train_step,
+    create_sharding,
     init_fsdp_train_state,
 )
 from acrlpd.training.trainer import MAX_IN_FLIGHT
@@ -70,10 +70,10 @@ class Metrics:
             self.line_s.append(time.perf_counter() - start)
 
 
-def without_metrics(agent: ACRLPDPi0Agent, batch: Batch, sharding: FSDPSharding) -> Any:
+def without_metrics(agent: Agent, batch: Batch, sharding: FSDPSharding) -> Any:
     """The train step, compiled to report its loss alone."""
 
-    def step(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> tuple[ACRLPDPi0Agent, dict[str, jax.Array]]:
+    def step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
         agent, info = agent.train_step(batch, jax.random.fold_in(rng, agent.step))
         return agent, {"total_loss": info["total_loss"]}
 
@@ -88,7 +88,7 @@ def without_metrics(agent: ACRLPDPi0Agent, batch: Batch, sharding: FSDPSharding)
         return jitted.lower(agent, batch, jax.random.key(0)).compile()
 
 
-def turn(step: Any, agent: ACRLPDPi0Agent, batch: Batch, num_steps: int, collect: Any) -> tuple[ACRLPDPi0Agent, float]:
+def turn(step: Any, agent: Agent, batch: Batch, num_steps: int, collect: Any) -> tuple[Agent, float]:
     """Seconds per update of a turn, with as many updates under way as in training."""
     rng, in_flight = jax.random.key(0), collections.deque()
     start = time.perf_counter()
@@ -103,15 +103,15 @@ def turn(step: Any, agent: ACRLPDPi0Agent, batch: Batch, num_steps: int, collect
 
 
 def measure(config: RLTrainConfig, directory: pathlib.Path, num_steps: int, turns: int) -> Iterator[Row]:
-    sharding = create_fsdp_sharding_strategy(config)
-    with create_acrlpd_data_loader(config, device_sharding=sharding.data) as loader:
+    sharding = create_sharding(config)
+    with create_data_loader(config, device_sharding=sharding.data) as loader:
         batch = loader.sample_batch()
     agent = init_fsdp_train_state(config, sharding, jax.random.key(0))
     metrics = Metrics(config, directory)
     metrics.monitor.before_update(1, agent, batch, jax.random.key(0))
     ways = {
         "without": (without_metrics(agent, batch, sharding), jax.device_get),
-        "with": (create_fsdp_train_step_fn(agent, batch, sharding), metrics.collect),
+        "with": (compile_train_step(agent, batch, sharding), metrics.collect),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
     for step, collect in ways.values():

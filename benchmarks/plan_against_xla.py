@@ -89,12 +89,13 @@ def measure(config: "RLTrainConfig", timed: bool) -> list[str]:
     sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "config"))
     from plan_helpers import batch_spec
 
-    from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_step
+    from acrlpd.agents import train_step
+    from acrlpd.config.create_agent import create_agent
     from acrlpd.config.plan import make_plan
 
     gib = 2**30
     plan = make_plan(config, num_devices=1, accelerator="H200")
-    create = jax.jit(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key))
+    create = jax.jit(lambda key: create_agent(config, key))
     key = jax.random.key(0)
     batch = batch_spec(config)
     start = time.perf_counter()

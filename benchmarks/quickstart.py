@@ -22,8 +22,8 @@ import subprocess
 import sys
 from typing import Any
 
+from acrlpd.runs.metrics_log import read_metrics
 from acrlpd.training.comparison import BASELINES, DESCRIPTIONS
-from acrlpd.training.metrics_log import read_metrics
 
 STARTED = "started"
 
@@ -41,7 +41,7 @@ def run(config: str, seed: int, directory: pathlib.Path, words: list[str]) -> No
         "--data.assets_dir": directory / f"assets-seed{seed}",
         "--data.demonstrations.seed": seed,
     }
-    command = [sys.executable, "-m", "acrlpd.cli", "train", "--config", config]
+    command = [sys.executable, "-m", "acrlpd.cli.main", "train", "--config", config]
     command += [str(word) for option in options.items() for word in option] + words
     if run_directory.exists():
         command.append("--resume")

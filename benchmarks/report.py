@@ -25,7 +25,7 @@ def measure(command: list[str]) -> float:
     times = []
     for _ in range(REPETITIONS):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "acrlpd.cli", *command], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "acrlpd.cli.main", *command], check=True, stdout=subprocess.DEVNULL)
         times.append(time.perf_counter() - start)
     return sorted(times)[REPETITIONS // 2]
 

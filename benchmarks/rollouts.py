@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.config import RLTrainConfig, get_config
-from acrlpd.data.norm_stats import NormStats
+from acrlpd.config.create_agent import create_agent
+from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.envs import Chunks, EnvPool, make_env, rollouts
-from acrlpd.envs.agent_policy import AgentPolicy, create_agent_policy
+from acrlpd.policies.agent_policy import AgentPolicy, create_agent_policy
 
 CUBE = "cube-single-play-singletask-v0"
 ALOHA = "gym_aloha/AlohaTransferCube-v0"
@@ -39,7 +39,7 @@ class Row:
 def tiny_policy(spec: Any, num_samples: int) -> tuple[AgentPolicy, RLTrainConfig]:
     """The quick start's policy with random weights."""
     config = get_config("quickstart")
-    agent = create_acrlpd_pi0_agent_from_rl_config(config, jax.random.key(0))
+    agent = create_agent(config, jax.random.key(0))
     dims = {"state": spec.features["observation.state"].shape[0], "actions": spec.action_dim}
     stats = {key: NormStats(np.zeros(dim), np.ones(dim)) for key, dim in dims.items()}
     return create_agent_policy(agent, config, stats, spec, num_samples=num_samples), config

@@ -30,13 +30,13 @@ from flax import nnx
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.config import CriticConfig, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config
-from acrlpd.data.norm_stats import NormStats
+from acrlpd.config.create_agent import create_agent
+from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.policies.served_model import ServedModel
 from acrlpd.serving.message_format import packb, unpackb
-from acrlpd.serving.served_model import ServedModel
 from acrlpd.serving.server import PolicyServer, ServerOptions
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
 
@@ -69,7 +69,7 @@ def small_config() -> RLTrainConfig:
 
 def make_policy(config: RLTrainConfig, state_dim: int, action_dim: int, **options: Any) -> ServingPolicy:
     """Random weights in the shapes of the config, in the precision that is served."""
-    abstract = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+    abstract = jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
     dtype = jnp.dtype(config.model.dtype)
     key = iter(range(1_000_000))
 

@@ -37,16 +37,16 @@ import numpy as np
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config, save_config
 from acrlpd.config.plan import MEMORY_FRACTION
-from acrlpd.data.loader import create_acrlpd_data_loader
-from acrlpd.training.checkpoints import restore_agent
+from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.training.checkpoints.manager import restore_agent
 from acrlpd.training.experiment import setup_logging
 from acrlpd.training.sharding import (
     abstract_train_state,
-    create_fsdp_sharding_strategy,
-    create_fsdp_train_step_fn,
+    compile_train_step,
+    create_sharding,
     validate_fsdp_sharding,
 )
-from acrlpd.training.trainer import ACRLPDTrainer
+from acrlpd.training.trainer import Trainer
 
 Row = tuple[str, str]
 PARTS = ("overhead", "checkpoint", "start", "fsdp")
@@ -71,16 +71,16 @@ def make_config(name: str, batch_size: int | None, directory: pathlib.Path) -> R
     return apply_config_overrides(config, changes)
 
 
-def make_trainer(config: RLTrainConfig, directory: pathlib.Path) -> ACRLPDTrainer:
-    sharding = create_fsdp_sharding_strategy(config)
-    loader = create_acrlpd_data_loader(config, device_sharding=sharding.data)
+def make_trainer(config: RLTrainConfig, directory: pathlib.Path) -> Trainer:
+    sharding = create_sharding(config)
+    loader = create_data_loader(config, device_sharding=sharding.data)
     directory.mkdir(parents=True, exist_ok=True)
-    trainer = ACRLPDTrainer(config, loader, sharding, directory)
+    trainer = Trainer(config, loader, sharding, directory)
     trainer.initialize()
     return trainer
 
 
-def train_until(trainer: ACRLPDTrainer, step: int) -> float:
+def train_until(trainer: Trainer, step: int) -> float:
     """Seconds per step of the trainer's own loop; no checkpoint."""
     start, first = time.perf_counter(), trainer.step
     while trainer.step < step:
@@ -89,7 +89,7 @@ def train_until(trainer: ACRLPDTrainer, step: int) -> float:
     return (time.perf_counter() - start) / (step - first)
 
 
-def bare_steps(trainer: ACRLPDTrainer, batch: Batch, num_steps: int) -> float:
+def bare_steps(trainer: Trainer, batch: Batch, num_steps: int) -> float:
     """Seconds per step of the compiled step alone."""
     train_step = trainer._train_steps[True]
     start = time.perf_counter()
@@ -164,7 +164,16 @@ def measure_start(config: RLTrainConfig, directory: pathlib.Path) -> Iterator[Ro
     save_config(config, path)
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(directory / "xla")}
     for name in ("cold", "warm"):
-        command = [sys.executable, "-m", "acrlpd.cli", "train", "--config", str(path), "--overwrite", "--ignore_plan"]
+        command = [
+            sys.executable,
+            "-m",
+            "acrlpd.cli.main",
+            "train",
+            "--config",
+            str(path),
+            "--overwrite",
+            "--ignore_plan",
+        ]
         start = time.perf_counter()
         process = subprocess.Popen(
             command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -194,13 +203,13 @@ def fsdp_worker() -> None:
         config,
         {"fsdp.fsdp_devices": 8, "batch_size": 32, "freeze_pi0_backbone": False, "gradient_accumulation_steps": 1},
     )
-    sharding = create_fsdp_sharding_strategy(config)
+    sharding = create_sharding(config)
     agent = abstract_train_state(config, sharding)
     report = validate_fsdp_sharding(agent, sharding)
     print(f"full-size state, in all\t{report.total_bytes / 2**30:.2f} GiB")
     share = report.device_bytes / report.total_bytes
     print(f"full-size state, on each of 8 devices\t{report.device_bytes / 2**30:.2f} GiB ({share:.2%}; 1/8 is 12.5 %)")
-    compiled = create_fsdp_train_step_fn(agent, abstract_batch(config), sharding)
+    compiled = compile_train_step(agent, abstract_batch(config), sharding)
     memory = compiled.memory_analysis()
     print(f"compiled step, arguments per device (XLA)\t{memory.argument_size_in_bytes / 2**30:.2f} GiB")
     print(f"compiled step, temporaries per device (XLA, CPU)\t{memory.temp_size_in_bytes / 2**30:.2f} GiB")

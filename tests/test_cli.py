@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from acrlpd.cli import COMMANDS, main
-from acrlpd.commands import doctor
+from acrlpd.cli import doctor
+from acrlpd.cli.main import COMMANDS, main
 from acrlpd.config import cli, get_config, load_config
 
 
 def run(*args: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "acrlpd.cli", *args], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-m", "acrlpd.cli.main", *args], capture_output=True, text=True, timeout=120)
 
 
 def test_help_lists_every_command_and_does_not_import_jax():
-    code = "import sys; from acrlpd.cli import main; main(['--help']); sys.exit('jax' in sys.modules)"
+    code = "import sys; from acrlpd.cli.main import main; main(['--help']); sys.exit('jax' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(f"  {name}" in result.stdout for name in COMMANDS)
 

@@ -5,7 +5,7 @@ import numpy as np
 from agent_helpers import assert_trees_close, make_batch, make_config
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.config.create_agent import create_agent
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
             return NamedSharding(mesh, PartitionSpec(*spec))
 
         def create(key):
-            return create_acrlpd_pi0_agent_from_rl_config(config, key)
+            return create_agent(config, key)
 
         shardings = jax.tree.map(place, jax.eval_shape(create, jax.random.key(0)))
         agent = jax.jit(create, out_shardings=shardings)(jax.random.key(0))

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from agent_helpers import make_config, quick_jit, random_like, tiny_pi0
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.agents.best_of_n import candidate_bytes, candidates_at_once, mean_distance, select
 from acrlpd.config import BestOfNConfig
+from acrlpd.config.create_agent import create_agent
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 
 N = 12
 
 
 def build(config):
-    shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
     return random_like(shapes, scale=0.1), config.model.fake_obs(3)
 
 

@@ -7,16 +7,16 @@ import pytest
 from agent_helpers import assert_trees_close, make_batch, make_config, quick_jit, random_like
 from flax import nnx
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.agents.joint_loss import Draws, draw
 from acrlpd.agents.temperature import estimate_entropy
 from acrlpd.config import LossWeights
+from acrlpd.config.create_agent import create_agent
 
 KEY = jax.random.key(3)
 
 
 def build(config):
-    shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), KEY)
+    shapes = jax.eval_shape(lambda key: create_agent(config, key), KEY)
     return random_like(shapes)
 
 

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from agent_helpers import make_config, quick_jit
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_steps
+from acrlpd.agents import train_steps
 from acrlpd.batch import Batch
 from acrlpd.config import LossWeights, QChunkingConfig
+from acrlpd.config.create_agent import create_agent
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
 
@@ -44,7 +45,7 @@ def make_transitions(states, next_states, actions, rewards, terminals) -> Batch:
 
 def learn(config, data: Batch, *, updates: int, batch_size: int):
     """Uniformly drawn batches, all updates in one call."""
-    agent = quick_jit(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key))(jax.random.key(0))
+    agent = quick_jit(lambda key: create_agent(config, key))(jax.random.key(0))
     rows = np.random.default_rng(0).integers(0, len(data.actions), (updates, batch_size))
     # Here more is computed than compiled, unlike in the other tests.
     optimized = jax.jit(train_steps.__wrapped__, compiler_options={"xla_backend_optimization_level": 3})

@@ -9,9 +9,13 @@ import optax
 import pytest
 from agent_helpers import make_config, random_like
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, create_lr_schedule, create_optimizer
+from acrlpd.agents import (
+    create_lr_schedule,
+    create_optimizer,
+)
 from acrlpd.agents.metrics import global_norm
 from acrlpd.config import AdamW, ConstantSchedule, CosineDecaySchedule, RsqrtDecaySchedule
+from acrlpd.config.create_agent import create_agent
 
 GOLDEN = Path(__file__).parents[1] / "data" / "goldens" / "optimizer.npz"
 
@@ -66,11 +70,7 @@ def test_adamw_is_openpis(golden, name, config, schedule):
 
 
 def test_moving_average_is_openpis(golden):
-    agent = random_like(
-        jax.eval_shape(
-            lambda key: create_acrlpd_pi0_agent_from_rl_config(make_config(ema_decay=0.99), key), jax.random.key(0)
-        )
-    )
+    agent = random_like(jax.eval_shape(lambda key: create_agent(make_config(ema_decay=0.99), key), jax.random.key(0)))
     prefix = "ema/decay0.99"
     # Any pytree will do for the parameters, so the golden's own is put in.
     average = {name: jnp.asarray(golden[f"{prefix}/ema0/{name}"]) for name in "ab"}

@@ -12,8 +12,9 @@ import pytest
 from agent_helpers import QUICK, assert_trees_identical, make_batch, make_config, quick_jit, random_like, tiny_pi0
 from flax import nnx
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config, train_step
+from acrlpd.agents import train_step
 from acrlpd.config import LossWeights
+from acrlpd.config.create_agent import create_agent
 
 sys.path.append(str(Path(__file__).parents[1] / "config"))
 from jaxpr_flops import count_flops
@@ -23,7 +24,7 @@ LORA = {"paligemma_variant": "dummy_lora", "action_expert_variant": "dummy_lora"
 
 
 def shapes_of(config):
-    return jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), KEY)
+    return jax.eval_shape(lambda key: create_agent(config, key), KEY)
 
 
 def build(config):
@@ -174,7 +175,7 @@ def test_weights_to_start_from():
     kernel = np.full((8, 64), 0.5, np.float32)
 
     def create(params):
-        return create_acrlpd_pi0_agent_from_rl_config(config, KEY, policy_params=params)
+        return create_agent(config, KEY, policy_params=params)
 
     given = {"action_in_proj": {"kernel": kernel}}
     params = nnx.to_pure_dict(jax.eval_shape(create, given).policy_params)

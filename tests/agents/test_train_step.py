@@ -20,7 +20,6 @@ from agent_helpers import (
 )
 
 from acrlpd.agents import (
-    create_acrlpd_pi0_agent_from_rl_config,
     train_step,
     train_steps,
 )
@@ -28,6 +27,7 @@ from acrlpd.agents.accumulation import Params, compute_gradients
 from acrlpd.agents.joint_loss import ALL_TERMS, draw
 from acrlpd.agents.metrics import loss_info
 from acrlpd.config import ConstantSchedule, LossWeights
+from acrlpd.config.create_agent import create_agent
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 
 KEY = jax.random.key(5)
@@ -43,7 +43,7 @@ INFO_KEYS = {
 
 
 def build(config):
-    shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), KEY)
+    shapes = jax.eval_shape(lambda key: create_agent(config, key), KEY)
     agent = random_like(shapes)
     # Random optimizer states would be no optimizer's; the moving average starts as a copy.
     return agent.replace(
@@ -120,7 +120,7 @@ def test_an_update_needs_memory_for_gradients_but_not_for_a_second_state():
     """The guard against non-finite gradients must not keep the old state beside the new one."""
     model = StateFlowPolicyConfig(state_dim=6, action_dim=3, action_horizon=4, hidden_dims=(1024, 1024, 1024))
     config = make_config(model=model, loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0))
-    shapes = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), KEY)
+    shapes = jax.eval_shape(lambda key: create_agent(config, key), KEY)
     memory = train_step.lower(shapes, make_batch(config, 16), KEY).compile().memory_analysis()
     parameters = sum(4 * leaf.size for leaf in jax.tree.leaves(shapes.policy_params))
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
@@ -307,7 +307,7 @@ def replace_without_average(agent):
 def test_impossible_hyperparameters_are_refused(changes, message):
     config = replace_acrlpd(make_config(), **changes)
     with pytest.raises(ValueError, match=message):
-        create_acrlpd_pi0_agent_from_rl_config(config, KEY)
+        create_agent(config, KEY)
 
 
 @pytest.mark.parametrize(
@@ -322,4 +322,4 @@ def test_impossible_chunks_are_refused(changes, message):
     config = make_config()
     config = dataclasses.replace(config, qchunking=dataclasses.replace(config.qchunking, **changes))
     with pytest.raises(ValueError, match=message):
-        create_acrlpd_pi0_agent_from_rl_config(config, KEY)
+        create_agent(config, KEY)

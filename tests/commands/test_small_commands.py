@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from acrlpd.cli import main
-from acrlpd.commands import doctor
+from acrlpd.cli import doctor
+from acrlpd.cli.main import main
 from acrlpd.config import apply_config_overrides, get_config, save_config
 from acrlpd.config.plan.chips import MEMORY_FRACTION
 

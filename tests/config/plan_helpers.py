@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.create_agent import create_agent
 
 
 def trace_agent(config: RLTrainConfig) -> Any:
-    return jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+    return jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
 
 
 def batch_spec(config: RLTrainConfig) -> Batch:

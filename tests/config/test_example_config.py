@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acrlpd.cli import COMMANDS, main
+from acrlpd.cli.main import COMMANDS, main
 from acrlpd.config import apply_config_overrides, load_config, validate_config
 from acrlpd.config.yaml_files import parse_config
 from acrlpd.models.pi0_config import Pi0Config
@@ -59,7 +59,7 @@ def test_the_file_for_openpis_aloha_sim_is_openpis_config() -> None:
 
 def test_its_steps_lead_from_a_dataset_to_batches(dataset: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """Label, stats, and a batch: the data section as it is, only the policy is smaller."""
-    from acrlpd.data.loader import create_acrlpd_data_loader
+    from acrlpd.data.pipeline.loader import create_data_loader
 
     monkeypatch.chdir(tmp_path)
     given = apply_config_overrides(load_config(EXAMPLE), {"data.data_dir": str(dataset)})
@@ -78,7 +78,7 @@ def test_its_steps_lead_from_a_dataset_to_batches(dataset: Path, tmp_path: Path,
     }
     small = apply_config_overrides(given, smaller | {"weight_loader.kind": "none"})
     assert validate_config(small, num_devices=1, ready_to_train=True).errors == ()
-    with create_acrlpd_data_loader(small, 4) as loader:
+    with create_data_loader(small, 4) as loader:
         batch = loader.sample_batch()
         assert loader.get_dataset_statistics()["success_rate"] == 0.5
     assert batch.actions.shape == (4, 20, 32)

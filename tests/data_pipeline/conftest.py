@@ -5,10 +5,10 @@ import pytest
 from data_pipeline_helpers import MODEL, SIZE, H
 
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RewardConfig, RLTrainConfig
-from acrlpd.data.dataset import write_norm_stats
-from acrlpd.data.frame_cache_builder import build_frame_cache
-from acrlpd.data.labels import Labels, label_rule
-from acrlpd.data.source import open_source
+from acrlpd.data.frames.cache_builder import build_frame_cache
+from acrlpd.data.pipeline.dataset import write_norm_stats
+from acrlpd.data.sources.labels import Labels, label_rule
+from acrlpd.data.sources.source import open_source
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.models.pi0_config import Pi0Config
 
 H, T = 4, 6
@@ -37,7 +37,7 @@ def with_data(config, **changes):
 
 
 def batches(config, count, *, batch_size=None, **arguments):
-    with create_acrlpd_data_loader(config, batch_size, **arguments) as loader:
+    with create_data_loader(config, batch_size, **arguments) as loader:
         return [loader.sample_batch() for _ in range(count)]
 
 

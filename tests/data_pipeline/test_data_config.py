@@ -4,7 +4,7 @@ import pytest
 from data_pipeline_helpers import with_data
 
 from acrlpd.config import DataConfig, RewardConfig, validate_config
-from acrlpd.data.dataset import norm_stats_dir, open_config_source
+from acrlpd.data.pipeline.dataset import norm_stats_dir, open_config_source
 
 
 def test_home_in_paths(config, tmp_path, monkeypatch):

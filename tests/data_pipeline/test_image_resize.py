@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from acrlpd.data.image_resize import resize_with_pad
-from acrlpd.data.robot_images import parse_image
+from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.robots.images import parse_image
 
 
 @pytest.mark.parametrize("case", ["wide_down", "tall_down", "wide_up", "odd_pad", "vga"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from acrlpd.data.labels import (
+from acrlpd.data.sources.labels import (
     Label,
     Labels,
     label_interactively,
@@ -18,7 +18,7 @@ from acrlpd.data.labels import (
     parse_indices,
     parse_rewards,
 )
-from acrlpd.data.source import DatasetError, open_source
+from acrlpd.data.sources.source import DatasetError, open_source
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from data_pipeline_helpers import MODEL, H, T, assert_equal, batches, decode_ide
 import acrlpd.data
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RewardConfig, RLTrainConfig
 from acrlpd.config.presets import debug
-from acrlpd.data.dataset import write_norm_stats
-from acrlpd.data.loader import create_acrlpd_data_loader
-from acrlpd.data.norm_stats import NormStatsError, load_norm_stats
-from acrlpd.data.source import DatasetError, open_source
+from acrlpd.data.pipeline.dataset import write_norm_stats
+from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.data.pipeline.norm_stats import NormStatsError, load_norm_stats
+from acrlpd.data.sources.source import DatasetError, open_source
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 
 
@@ -60,7 +60,7 @@ def test_statistics_need_no_tokenizer_file(config, tmp_path, monkeypatch):
     _, stats = write_norm_stats(changed)
     assert stats["actions"].dim == 7
     with pytest.raises(FileNotFoundError, match="tokenizer"):
-        create_acrlpd_data_loader(changed)
+        create_data_loader(changed)
 
 
 def test_lerobot_v21_and_v30_give_equal_batches(libero_configs):
@@ -161,7 +161,7 @@ def test_a_policy_on_state_alone():
 
 
 def test_dataset_statistics(config):
-    with create_acrlpd_data_loader(config) as loader:
+    with create_data_loader(config) as loader:
         statistics = loader.get_dataset_statistics()
         assert loader.steps_per_memory_pool is None
     lengths = open_source(config.data.data_dir).lengths
@@ -210,7 +210,7 @@ def test_episodes_can_be_chosen(config):
 )
 def test_what_does_not_fit_is_refused(config, change, error, message):
     with pytest.raises(error, match=message):
-        create_acrlpd_data_loader(with_data(config, **change))
+        create_data_loader(with_data(config, **change))
 
 
 def test_a_camera_slot_without_a_camera_is_named(config, caplog):
@@ -228,7 +228,7 @@ def test_a_camera_slot_without_a_camera_is_named(config, caplog):
 def test_the_package_imports_without_jax():
     code = "import sys, acrlpd.data; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert acrlpd.data.create_acrlpd_data_loader is create_acrlpd_data_loader
+    assert acrlpd.data.create_data_loader is create_data_loader
     assert all(getattr(acrlpd.data, name) for name in acrlpd.data.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         acrlpd.data.nothing

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from data_pipeline_helpers import SIZE, assert_equal, batches, with_data
 
-from acrlpd.data.dataset import open_dataset
-from acrlpd.data.loader import ACRLPDDataLoader, create_acrlpd_data_loader
-from acrlpd.data.source import DatasetError
+from acrlpd.data.pipeline.dataset import open_dataset
+from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
+from acrlpd.data.sources.source import DatasetError
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])
@@ -26,13 +26,13 @@ def test_batches_do_not_depend_on_workers(config, num_workers):
 def test_a_resumed_run_sees_the_same_batches(config, num_workers):
     config = with_data(config, num_workers=num_workers)
     expected = batches(config, 6)
-    with create_acrlpd_data_loader(config) as loader:
+    with create_data_loader(config) as loader:
         for _ in range(3):
             loader.sample_batch()
         state = loader.state_dict()
     assert all(isinstance(value, int) for value in state.values())
     assert state["step"] == 3
-    with create_acrlpd_data_loader(config) as loader:
+    with create_data_loader(config) as loader:
         loader.load_state_dict({key: np.int64(value) for key, value in state.items()})
         assert_equal([loader.sample_batch() for _ in range(3)], expected[3:])
 
@@ -42,7 +42,7 @@ def test_two_processes_share_the_batch_of_one(config):
     parts = [batches(config, 1, process_index=i, process_count=2)[0] for i in range(2)]
     assert_equal(jax.tree.map(lambda *x: np.concatenate(x), *parts), whole)
     with pytest.raises(ValueError, match="24 cannot be split over 5 processes"):
-        create_acrlpd_data_loader(config, process_index=0, process_count=5)
+        create_data_loader(config, process_index=0, process_count=5)
 
 
 def test_cache_pool_and_decoder_give_equal_batches(config):
@@ -54,7 +54,7 @@ def test_cache_pool_and_decoder_give_equal_batches(config):
 
 def test_the_memory_pool_moves_through_the_dataset(config, caplog):
     config = with_data(config, frame_cache_dir=None, episodes_per_memory_pool=2, num_workers=2)
-    with caplog.at_level(logging.WARNING), create_acrlpd_data_loader(config) as loader:
+    with caplog.at_level(logging.WARNING), create_data_loader(config) as loader:
         assert "batches come from 2 of 6 episodes" in caplog.text
         assert loader.steps_per_memory_pool == 5  # 315 frames x 2 of 6 episodes / 24
         seen = []
@@ -66,13 +66,13 @@ def test_the_memory_pool_moves_through_the_dataset(config, caplog):
         state = loader.state_dict()
         assert state["step"] == 3
         expected = [loader.sample_batch() for _ in range(2)]
-    with create_acrlpd_data_loader(config) as loader:
+    with create_data_loader(config) as loader:
         loader.load_state_dict(state)
         assert_equal([loader.sample_batch() for _ in range(2)], expected)
 
 
 def test_a_pool_of_episodes_shorter_than_a_chunk_is_no_mistake(config):
-    with create_acrlpd_data_loader(config) as loader:
+    with create_data_loader(config) as loader:
         lengths = np.diff(loader.dataset.table.offsets)
     horizon = int(lengths.max())
     assert lengths.min() < horizon
@@ -80,7 +80,7 @@ def test_a_pool_of_episodes_shorter_than_a_chunk_is_no_mistake(config):
     qchunking = dataclasses.replace(config.qchunking, horizon_length=horizon)
     model = dataclasses.replace(config.model, action_horizon=horizon)
     config = dataclasses.replace(config, qchunking=qchunking, model=model)
-    with create_acrlpd_data_loader(config) as loader:
+    with create_data_loader(config) as loader:
         inside = set()
         for epoch in range(len(lengths)):
             loader.refresh_memory_pool(epoch)
@@ -89,7 +89,7 @@ def test_a_pool_of_episodes_shorter_than_a_chunk_is_no_mistake(config):
 
 
 def test_a_cursor_of_another_run_is_refused_and_of_other_data_named(config, caplog):
-    with create_acrlpd_data_loader(config) as loader:
+    with create_data_loader(config) as loader:
         state = loader.state_dict()
         with pytest.raises(ValueError, match="seed 12, this run has seed 11"):
             loader.load_state_dict({**state, "seed": 12})
@@ -97,7 +97,7 @@ def test_a_cursor_of_another_run_is_refused_and_of_other_data_named(config, capl
             loader.load_state_dict({**state, "dataset": 1})
         assert "the dataset is not the one" in caplog.text
     caplog.clear()
-    with create_acrlpd_data_loader(with_data(config, max_episodes=3)) as loader:
+    with create_data_loader(with_data(config, max_episodes=3)) as loader:
         loader.load_state_dict(state)
     assert "the dataset is not the one" in caplog.text
 
@@ -116,14 +116,14 @@ def test_batches_on_devices(config):
 
 
 def test_image_buffers_are_used_again(config):
-    with ACRLPDDataLoader(open_dataset(config), config, batch_size=8) as loader:
+    with DataLoader(open_dataset(config), config, batch_size=8) as loader:
         for _ in range(10):
             loader.sample_batch()
         assert loader._parts[0].builder.buffers.allocated_bytes == 2 * 2 * 8 * SIZE * SIZE * 3
 
 
 def test_iteration_has_no_end(config):
-    with create_acrlpd_data_loader(config) as loader:
+    with create_data_loader(config) as loader:
         steps = [batch.step_id for batch, _ in zip(loader, range(3), strict=False)]
     assert len(steps) == 3
 
@@ -134,14 +134,14 @@ def loader_threads():
 
 def test_closing_and_dropping_a_loader_ends_its_threads(config):
     config = with_data(config, num_workers=2)
-    loader = create_acrlpd_data_loader(config)
+    loader = create_data_loader(config)
     loader.sample_batch()
     loader.close()
     loader.close()
     assert loader_threads() == []
     with pytest.raises(RuntimeError, match="closed"):
         loader.sample_batch()
-    loader = create_acrlpd_data_loader(config)
+    loader = create_data_loader(config)
     loader.sample_batch()
     assert len(loader_threads()) == 2
     del loader
@@ -151,7 +151,7 @@ def test_closing_and_dropping_a_loader_ends_its_threads(config):
 
 def test_a_reading_error_reaches_the_training_loop(config, tmp_path):
     cache = shutil.copytree(config.data.frame_cache_dir, tmp_path / "cache")
-    with create_acrlpd_data_loader(with_data(config, frame_cache_dir=str(cache), num_workers=2)) as loader:
+    with create_data_loader(with_data(config, frame_cache_dir=str(cache), num_workers=2)) as loader:
         loader.sample_batch()
         for shard in cache.rglob("*.frames"):
             with shard.open("r+b") as file:

@@ -7,20 +7,20 @@ import sys
 import numpy as np
 
 from acrlpd.config.presets import debug
-from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.data.pipeline.loader import create_data_loader
 
 PROGRAM = """
 import sys
 import jax
 import numpy as np
 from acrlpd.config.presets import debug
-from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.data.pipeline.loader import create_data_loader
 
 port, index, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
-with create_acrlpd_data_loader(debug.CONFIG, device_sharding=sharding) as loader:
+with create_data_loader(debug.CONFIG, device_sharding=sharding) as loader:
     for _ in range(3):
         batch = loader.sample_batch()
 arrays = {"image": batch.observations.images["base_0_rgb"], "actions": batch.actions, "step_id": batch.step_id}
@@ -46,7 +46,7 @@ def test_two_processes_hold_the_batch_of_one(tmp_path):
     finally:
         for process in processes:
             process.kill()
-    with create_acrlpd_data_loader(debug.CONFIG) as loader:
+    with create_data_loader(debug.CONFIG) as loader:
         for _ in range(3):
             batch = loader.sample_batch()
     whole = {"image": batch.observations.images["base_0_rgb"], "actions": batch.actions, "step_id": batch.step_id}

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from acrlpd.batch import Batch
 from acrlpd.config import DataConfig, QChunkingConfig, RewardConfig, RLTrainConfig
 from acrlpd.config.presets import debug
-from acrlpd.data.image_resize import resize_with_pad
-from acrlpd.data.loader import create_acrlpd_data_loader, interleave
-from acrlpd.data.replay import Replay
-from acrlpd.data.replay_dataset import ReplayDataset
-from acrlpd.data.source import Feature
-from acrlpd.data.tokenizer import create_tokenizer
+from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.pipeline.loader import create_data_loader, interleave
+from acrlpd.data.pipeline.replay import Replay
+from acrlpd.data.pipeline.replay_dataset import ReplayDataset
+from acrlpd.data.pipeline.tokenizer import create_tokenizer
+from acrlpd.data.sources.source import Feature
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.models.pi0_config import Pi0Config
 
@@ -67,7 +67,7 @@ class Mixed:
     """A loader and a replay that it takes windows from."""
 
     def __init__(self, replay: Replay, config: RLTrainConfig = CONFIG, **options: Any) -> None:
-        self.loader = create_acrlpd_data_loader(config, **options)
+        self.loader = create_data_loader(config, **options)
         self.replay = ReplayDataset(replay, config, self.loader.dataset)
 
     def admit(self, numbers: range, ratio: float) -> None:
@@ -113,7 +113,7 @@ def test_every_batch_has_its_share_evenly_spread(replay: Replay, ratio: float) -
 
 def test_the_replay_does_not_follow_the_dataset(tmp_path: pathlib.Path) -> None:
     """With as many episodes of the same lengths, the same draws would give the same steps of both in every batch."""
-    with create_acrlpd_data_loader(CONFIG) as loader:
+    with create_data_loader(CONFIG) as loader:
         lengths = loader.dataset.source.lengths.tolist()
     with Mixed(write_replay(tmp_path / "replay", lengths)) as mixed:
         mixed.admit(range(FIRST, FIRST + len(lengths)), 0.5)
@@ -170,7 +170,7 @@ def test_windows_of_the_replay_are_what_was_lived(replay: Replay) -> None:
 
 
 def test_without_replay_in_the_mix_nothing_changes(replay: Replay) -> None:
-    with create_acrlpd_data_loader(CONFIG) as plain:
+    with create_data_loader(CONFIG) as plain:
         expected = [plain.sample_batch() for _ in range(4)]
     with Mixed(replay) as mixed:
         found = mixed.batches(2)
@@ -287,7 +287,7 @@ def test_frames_and_prompts_of_the_replay_go_the_way_of_the_data(tmp_path: pathl
 
 
 def test_a_closed_loader_cannot_be_mixed(replay: Replay) -> None:
-    loader = create_acrlpd_data_loader(CONFIG)
+    loader = create_data_loader(CONFIG)
     dataset = ReplayDataset(replay, CONFIG, loader.dataset).admit([FIRST])
     loader.close()
     with pytest.raises(RuntimeError, match="closed"):

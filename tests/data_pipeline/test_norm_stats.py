@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acrlpd.data.norm_stats import (
+from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
     NormStatsOrigin,
@@ -17,9 +17,9 @@ from acrlpd.data.norm_stats import (
     load_norm_stats_origin,
     save_norm_stats,
 )
-from acrlpd.data.norm_stats_check import check_norm_stats, near_constant_dims
-from acrlpd.data.source import ColumnTable
-from acrlpd.data.transforms import AbsoluteActions, DeltaActions, RepackTransform, compose
+from acrlpd.data.pipeline.norm_stats_check import check_norm_stats, near_constant_dims
+from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions, RepackTransform, compose
+from acrlpd.data.sources.source import ColumnTable
 
 ORIGIN = NormStatsOrigin(
     dataset="abc",

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acrlpd.data.replay import Replay, ReplayError
-from acrlpd.data.source import DatasetError, EpisodeError, Feature
+from acrlpd.data.pipeline.replay import Replay, ReplayError
+from acrlpd.data.sources.source import DatasetError, EpisodeError, Feature
 
 CAMERA = "observation.images.side"
 COLUMNS = {

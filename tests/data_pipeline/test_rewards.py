@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from acrlpd.config import RewardConfig
-from acrlpd.data.labels import Label, Labels
-from acrlpd.data.rewards import compute_rewards, environment_rewards, require_success_in_time
-from acrlpd.data.source import ColumnTable, DatasetError
+from acrlpd.data.pipeline.rewards import compute_rewards, environment_rewards, require_success_in_time
+from acrlpd.data.sources.labels import Label, Labels
+from acrlpd.data.sources.source import ColumnTable, DatasetError
 
 
 def table(**columns):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from acrlpd.data.tokenizer import ByteTokenizer, PaligemmaTokenizer, create_tokenizer, default_tokenizer_path
+from acrlpd.data.pipeline.tokenizer import ByteTokenizer, PaligemmaTokenizer, create_tokenizer, default_tokenizer_path
 
 
 def test_formats_equal_openpi(goldens):

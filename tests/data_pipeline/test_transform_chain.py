@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config, list_configs
-from acrlpd.data.norm_stats import NormStats
-from acrlpd.data.policy_transforms import create_policy_transforms, create_statistics_transform
-from acrlpd.data.transforms import (
+from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.data.pipeline.policy_transforms import create_policy_transforms, create_statistics_transform
+from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
     DeltaActions,
     Group,

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from acrlpd.data import aloha_transforms, droid_transforms, libero_transforms
-from acrlpd.data.norm_stats import NormStats
-from acrlpd.data.robot_transforms import RobotOutputs
-from acrlpd.data.tokenizer import discretize_state
-from acrlpd.data.transforms import (
+from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.data.pipeline.tokenizer import discretize_state
+from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
     DeltaActions,
     Normalize,
@@ -15,6 +13,16 @@ from acrlpd.data.transforms import (
     Unnormalize,
     make_bool_mask,
 )
+from acrlpd.robots import (
+    aloha as aloha_transforms,
+)
+from acrlpd.robots import (
+    droid as droid_transforms,
+)
+from acrlpd.robots import (
+    libero as libero_transforms,
+)
+from acrlpd.robots.naming import RobotOutputs
 
 MASK = make_bool_mask(6, -1, 6, -1)
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acrlpd.config import RewardConfig
-from acrlpd.data.rewards import compute_rewards
-from acrlpd.data.source import ColumnTable
-from acrlpd.data.windows import WindowSampler, make_windows
+from acrlpd.data.pipeline.rewards import compute_rewards
+from acrlpd.data.pipeline.windows import WindowSampler, make_windows
+from acrlpd.data.sources.source import ColumnTable
 
 
 @dataclasses.dataclass

@@ -6,8 +6,8 @@ import av
 import frame_codes
 import pytest
 
-from acrlpd.data.inspect import inspect_source
-from acrlpd.data.source import EpisodeError, open_source
+from acrlpd.data.sources.source import EpisodeError, open_source
+from acrlpd.data.tools.inspect import inspect_source
 
 
 def replace(path: Path, data: bytes) -> None:

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from broken_copies import assert_bad, replace, replace_video
 
-from acrlpd.data.inspect import inspect_source
-from acrlpd.data.source import DatasetError, EpisodeError, open_source
-from acrlpd.data.validate import Frames, validate_source
+from acrlpd.data.sources.source import DatasetError, EpisodeError, open_source
+from acrlpd.data.tools.inspect import inspect_source
+from acrlpd.data.tools.validate import Frames, validate_source
 
 ARCHIVES = Path(__file__).parents[1] / "data" / "datasets"
 CAMERA = "observation.images.cam_high"

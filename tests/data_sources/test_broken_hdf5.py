@@ -9,7 +9,7 @@ import pytest
 import simplejpeg
 from broken_copies import assert_bad, replace, replace_video
 
-from acrlpd.data.source import DatasetError, EpisodeError, open_source
+from acrlpd.data.sources.source import DatasetError, EpisodeError, open_source
 
 CAMERA = "observation.images.cam_high"
 

@@ -7,10 +7,10 @@ import frame_codes
 import numpy as np
 import pytest
 
-from acrlpd.data.convert import convert_to_lerobot
-from acrlpd.data.labels import Labels, label_list, labels_path, load_labels
-from acrlpd.data.source import DatasetError, EpisodeError, EpisodeSource, open_source
-from acrlpd.data.validate import validate_source
+from acrlpd.data.sources.labels import Labels, label_list, labels_path, load_labels
+from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
+from acrlpd.data.tools.convert import convert_to_lerobot
+from acrlpd.data.tools.validate import validate_source
 
 
 def convert(source: EpisodeSource, output: Path, **options):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from acrlpd.cli import _run_group
-from acrlpd.data.commands import COMMANDS
-from acrlpd.data.frame_cache import FrameCache
-from acrlpd.data.inspect import inspect_source
-from acrlpd.data.lerobot_writer import LeRobotWriter
-from acrlpd.data.source import DatasetError, Feature, open_source
+from acrlpd.cli.data import COMMANDS
+from acrlpd.cli.main import _run_group
+from acrlpd.data.frames.cache import FrameCache
+from acrlpd.data.sources.source import DatasetError, Feature, open_source
+from acrlpd.data.tools.inspect import inspect_source
+from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 
 
 def run(*args: object) -> int:

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acrlpd.data import frame_cache_builder
-from acrlpd.data.frame_cache import MANIFEST, FrameCache
-from acrlpd.data.frame_cache_builder import build_frame_cache
-from acrlpd.data.frame_store import open_frame_store
-from acrlpd.data.image_resize import resize_with_pad
-from acrlpd.data.source import DatasetError, EpisodeError, EpisodeSource, open_source
-from acrlpd.data.validate import validate_cache
+from acrlpd.data.frames import cache_builder as frame_cache_builder
+from acrlpd.data.frames.cache import MANIFEST, FrameCache
+from acrlpd.data.frames.cache_builder import build_frame_cache
+from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.frames.store import open_frame_store
+from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
+from acrlpd.data.tools.validate import validate_cache
 
 SIZE = {"height": 40, "width": 56}
 FRAME_BYTES = 40 * 56 * 3
@@ -122,8 +122,9 @@ def test_one_interface_for_cache_decoder_and_pool(source: EpisodeSource, cache_d
 CHILD = """
 import sys, time
 from pathlib import Path
-from acrlpd.data import frame_cache_builder, lerobot
-from acrlpd.data.source import open_source
+from acrlpd.data.frames import cache_builder as frame_cache_builder
+from acrlpd.data.sources import lerobot
+from acrlpd.data.sources.source import open_source
 
 frame_cache_builder.SHARD_BYTES = int(sys.argv[3])
 read = lerobot.LeRobotSource.read_frames

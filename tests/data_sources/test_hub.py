@@ -18,7 +18,7 @@ def inspect(home: Path, endpoint: str, repo_id: str) -> "subprocess.CompletedPro
     settings = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     return subprocess.run(
-        [sys.executable, "-m", "acrlpd.cli", "data", "inspect", repo_id],
+        [sys.executable, "-m", "acrlpd.cli.main", "data", "inspect", repo_id],
         capture_output=True,
         text=True,
         timeout=120,

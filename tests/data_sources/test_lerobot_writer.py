@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from acrlpd.data import lerobot_writer
-from acrlpd.data.lerobot_writer import LeRobotWriter
-from acrlpd.data.source import DatasetError, Feature, open_source
+from acrlpd.data.sources.source import DatasetError, Feature, open_source
+from acrlpd.data.tools import lerobot_writer
+from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 
 # The features of the aloha_v30 test dataset, which lerobot wrote.
 FEATURES = {

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acrlpd.data.image_resize import resize_with_pad
-from acrlpd.data.memory_pool import MemoryPool
-from acrlpd.data.source import EpisodeSource, open_source
+from acrlpd.data.frames.memory_pool import MemoryPool
+from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.sources.source import EpisodeSource, open_source
 
 
 @pytest.fixture(scope="module")

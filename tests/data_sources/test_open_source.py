@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from acrlpd.data.source import DatasetError, open_source
+from acrlpd.data.sources.source import DatasetError, open_source
 
 
 def test_a_directory_without_a_dataset_says_what_was_looked_for(tmp_path: Path) -> None:

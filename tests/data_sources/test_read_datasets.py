@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from acrlpd.data.source import DatasetError, EpisodeSource, open_source
+from acrlpd.data.sources.source import DatasetError, EpisodeSource, open_source
 
 # name -> (base and spread of lengths, state column, state dim, action column, action dim)
 TRUTH = {

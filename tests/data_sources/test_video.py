@@ -12,7 +12,7 @@ import frame_codes
 import numpy as np
 import pytest
 
-from acrlpd.data.video import VideoError, VideoPool, VideoReader, read_video_frames
+from acrlpd.data.sources.video import VideoError, VideoPool, VideoReader, read_video_frames
 
 FRAMES, FPS, SIZE = 90, 25, (96, 128)
 ENCODINGS = {

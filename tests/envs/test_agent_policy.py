@@ -9,20 +9,20 @@ from toy_agent import NORM_STATS, toy_agent, toy_config, toy_pi0_config
 from toy_env import seeded_chunks
 
 from acrlpd.config import OpenPICompatibilityConfig
-from acrlpd.data.batch_builder import BatchBuilder
-from acrlpd.data.dataset import open_dataset, write_norm_stats
-from acrlpd.data.lerobot_writer import LeRobotWriter
-from acrlpd.data.source import Feature
-from acrlpd.data.transforms import DataDict
+from acrlpd.data.pipeline.batch_builder import BatchBuilder
+from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
+from acrlpd.data.pipeline.transforms import DataDict
+from acrlpd.data.sources.source import Feature
+from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.envs import EnvError, EnvPool, make_env, rollout_features, rollouts
-from acrlpd.envs.agent_policy import (
+from acrlpd.experts.demonstrations import write_rollout
+from acrlpd.policies.agent_policy import (
     AgentPolicy,
     _best_of_n,
     _observation,
     create_agent_policy,
     policy_cameras,
 )
-from acrlpd.envs.demonstrations import write_rollout
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_an_expert_that_reaches_beside_the_cube_fails(transfer: Env) -> None:
 
 def test_the_expert_reaches_alike_for_cubes_that_lie_close_together(transfer: Env) -> None:
     """Inverse kinematics know several poses of the arm; it must not jump between them."""
-    from acrlpd.envs.aloha_expert import Arm, right_waypoints
+    from acrlpd.experts.aloha import Arm, right_waypoints
 
     transfer.reset(0)
     model, data = transfer.env.physics.model.ptr, transfer.env.physics.data.ptr
@@ -67,7 +67,7 @@ def test_the_expert_reaches_alike_for_cubes_that_lie_close_together(transfer: En
 
 def test_the_pose_above_the_cube_does_not_give_it_away(transfer: Env) -> None:
     """Else a policy has nothing to look for on the way down: arrivals differ for one and the same cube."""
-    from acrlpd.envs.aloha_expert import TransferExpert
+    from acrlpd.experts.aloha import TransferExpert
 
     transfer.reset(0)
     arrivals, grasps = [], []

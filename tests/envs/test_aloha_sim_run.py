@@ -7,9 +7,9 @@ import pytest
 from sim_marks import needs_aloha, needs_egl
 
 from acrlpd.config import apply_config_overrides, get_config
-from acrlpd.data import open_source
+from acrlpd.data.sources.source import open_source
 from acrlpd.training.demonstrations import collect_missing_demonstrations
-from acrlpd.training.experiment import run_training_experiment
+from acrlpd.training.experiment import run_experiment
 
 SMALL = {
     "batch_size": 4,
@@ -47,7 +47,7 @@ def test_the_whole_path_with_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     config = apply_config_overrides(get_config("aloha_sim"), SMALL)
     collect_missing_demonstrations(config)
-    assert run_training_experiment(config) == 0
+    assert run_experiment(config) == 0
 
     run = tmp_path / "checkpoints" / "aloha_sim" / "default"
     summary = json.loads((run / "summary.json").read_text())

@@ -13,15 +13,15 @@ import pytest
 from sim_marks import needs_aloha, needs_egl, needs_ogbench
 from toy_env import Toy, ToyEnv
 
+from acrlpd.cli.demos import COMMANDS
 from acrlpd.config import apply_config_overrides, get_config
-from acrlpd.data.dataset import open_dataset, write_norm_stats
-from acrlpd.data.directory_lock import only_one
-from acrlpd.data.source import EpisodeSource, open_source
+from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
+from acrlpd.data.sources.source import EpisodeSource, open_source
 from acrlpd.envs import Env, EnvError, make_env, register_env
-from acrlpd.envs.commands import COMMANDS
-from acrlpd.envs.demonstrations import DemonstrationSettings, collect_demonstrations
 from acrlpd.envs.env import Columns
 from acrlpd.envs.episodes import demonstrate
+from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
+from acrlpd.files import only_one
 
 
 def collect(output: Path, **settings: object) -> EpisodeSource:
@@ -104,7 +104,7 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) 
         collect(tmp_path / "killed", seed=5)
     written = {path.name: path.stat().st_mtime_ns for path in kept}
 
-    from acrlpd.envs import demonstrations
+    from acrlpd.experts import demonstrations
 
     played = []
     original = demonstrations.demonstrate
@@ -123,7 +123,7 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) 
 def test_one_process_collects_at_a_time(tmp_path: Path) -> None:
     partial = tmp_path / "demos.partial"
     partial.mkdir()
-    with only_one(partial, "collecting"):
+    with only_one(partial, "collecting", EnvError):
         with pytest.raises(EnvError, match=r"demos\.partial: another process is collecting these demonstrations; wait"):
             collect(tmp_path / "demos", num_episodes=2)
         assert [path.name for path in partial.iterdir()] == [".lock"]

@@ -10,7 +10,7 @@ from sim_marks import needs_ogbench
 
 from acrlpd.envs import EnvError, make_env
 from acrlpd.envs.episodes import demonstrate, execute_chunk
-from acrlpd.envs.ogbench_goals import solve_lights_out
+from acrlpd.experts.ogbench_goals import solve_lights_out
 
 
 @needs_ogbench

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.agents import Agent
 from acrlpd.config import (
     ACRLPDHyperparams,
     CriticConfig,
@@ -17,7 +17,8 @@ from acrlpd.config import (
     RepackConfig,
     RLTrainConfig,
 )
-from acrlpd.data.norm_stats import NormStats
+from acrlpd.config.create_agent import create_agent
+from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.models.pi0_config import Pi0Config
 
@@ -67,6 +68,6 @@ def toy_pi0_config(**changes: Any) -> RLTrainConfig:
     return toy_config(**({"model": model, "data": data} | changes))
 
 
-def toy_agent(rl_config: RLTrainConfig, seed: int = 0) -> ACRLPDPi0Agent:
-    create = partial(create_acrlpd_pi0_agent_from_rl_config, rl_config)
+def toy_agent(rl_config: RLTrainConfig, seed: int = 0) -> Agent:
+    create = partial(create_agent, rl_config)
     return jax.jit(create)(jax.random.key(seed))  # one compile instead of one per operation

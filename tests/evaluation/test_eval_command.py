@@ -9,10 +9,10 @@ import jax
 import pytest
 from toy_agent import NORM_STATS, toy_agent, toy_config
 
-from acrlpd.data.norm_stats import save_norm_stats
-from acrlpd.evaluation.commands import main
-from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
-from acrlpd.training.checkpoints import CheckpointWriter, save_acrlpd_checkpoint
+from acrlpd.cli.eval import main
+from acrlpd.data.pipeline.norm_stats import save_norm_stats
+from acrlpd.evaluation.protocol import EvaluationProtocol
+from acrlpd.training.checkpoints.manager import CheckpointWriter, save_acrlpd_checkpoint
 
 # The data of this run had no rewards of its own, so the environment's are not what the critics know.
 REWARD_ORIGIN = "column next.success"
@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluate(reward_origin: str | None) -> dict[str, Any]:
     config = toy_config()
-    with ACRLPDEvaluationProtocol(config, NORM_STATS, reward_origin=reward_origin, num_workers=0) as evaluator:
+    with EvaluationProtocol(config, NORM_STATS, reward_origin=reward_origin, num_workers=0) as evaluator:
         return evaluator.evaluate(toy_agent(config)).to_json()
 
 

@@ -14,28 +14,26 @@ from rollout_factory import make_rollout
 from toy_agent import NORM_STATS, toy_agent, toy_config
 from toy_env import seeded_chunks
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import Agent
 from acrlpd.config import ACRLPDHyperparams, LossWeights, TrainingConfig
 from acrlpd.envs import Chunks, EnvError, EnvPool
-from acrlpd.envs.agent_policy import AgentPolicy
 from acrlpd.envs.env import Columns
-from acrlpd.evaluation import ACRLPDEvaluationProtocol, evaluate_policy, print_evaluations, protocol, replan_steps
+from acrlpd.evaluation import EvaluationProtocol, evaluate_policy, print_evaluations, protocol, replan_steps
+from acrlpd.policies.agent_policy import AgentPolicy
 
 
 @pytest.fixture(scope="module")
-def agent() -> ACRLPDPi0Agent:
+def agent() -> Agent:
     return toy_agent(toy_config())
 
 
 @pytest.fixture(scope="module")
-def evaluator() -> Iterator[ACRLPDEvaluationProtocol]:
-    with ACRLPDEvaluationProtocol(toy_config(), NORM_STATS, num_workers=0) as evaluator:
+def evaluator() -> Iterator[EvaluationProtocol]:
+    with EvaluationProtocol(toy_config(), NORM_STATS, num_workers=0) as evaluator:
         yield evaluator
 
 
-def test_the_same_seeds_and_the_same_numbers_every_time(
-    evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent
-) -> None:
+def test_the_same_seeds_and_the_same_numbers_every_time(evaluator: EvaluationProtocol, agent: Agent) -> None:
     first, again = evaluator.evaluate(agent), evaluator.evaluate(agent)
     assert first == again
     assert [episode.seed for episode in first.episodes] == list(range(100, 106))
@@ -59,7 +57,7 @@ def test_another_seed_is_other_episodes_and_other_noise_of_the_policy() -> None:
     assert not set(noise[0]) & set(noise[1])
 
 
-def test_robustness_covers_noise_and_candidates(evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent) -> None:
+def test_robustness_covers_noise_and_candidates(evaluator: EvaluationProtocol, agent: Agent) -> None:
     evaluation = evaluator.evaluate(agent, robustness=True)
     assert {kind: list(levels) for kind, levels in evaluation.robustness.items()} == {
         "obs_noise": ["0.1"],
@@ -71,7 +69,7 @@ def test_robustness_covers_noise_and_candidates(evaluator: ACRLPDEvaluationProto
     assert evaluation.metrics()["robustness/best_of_4"] == evaluation.summary.success_rate
 
 
-def test_one_thing_is_disturbed_at_a_time(evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent) -> None:
+def test_one_thing_is_disturbed_at_a_time(evaluator: EvaluationProtocol, agent: Agent) -> None:
     seen = set()
 
     class Watched(AgentPolicy):
@@ -84,11 +82,11 @@ def test_one_thing_is_disturbed_at_a_time(evaluator: ACRLPDEvaluationProtocol, a
     assert seen == {(0.1, 0.0, None), (0.0, 0.1, None), (0.0, 0.0, 1)}
 
 
-def test_the_record_and_the_videos_are_written(agent: ACRLPDPi0Agent, tmp_path: Path) -> None:
+def test_the_record_and_the_videos_are_written(agent: Agent, tmp_path: Path) -> None:
     base = toy_config()
     config = dataclasses.replace(base, evaluation=dataclasses.replace(base.evaluation, num_videos=2))
-    with ACRLPDEvaluationProtocol(config, NORM_STATS, directory=tmp_path, num_workers=0) as evaluator:
-        metrics = evaluator.run_comprehensive_evaluation(agent, 300)
+    with EvaluationProtocol(config, NORM_STATS, directory=tmp_path, num_workers=0) as evaluator:
+        metrics = evaluator.evaluate_at_step(agent, 300)
     record = json.loads((tmp_path / "300" / "evaluation.json").read_text())
     assert record["success_rate"] == metrics["success_rate"]
     assert {"episodes", "interval", "success_rate", "tasks", "calibration", "per_episode"} <= set(record)
@@ -111,12 +109,12 @@ def test_the_record_and_the_videos_are_written(agent: ACRLPDPi0Agent, tmp_path: 
         )
 
 
-def test_the_trainer_gets_robustness_at_every_fifth_evaluation(agent: ACRLPDPi0Agent) -> None:
+def test_the_trainer_gets_robustness_at_every_fifth_evaluation(agent: Agent) -> None:
     base = toy_config(training=TrainingConfig(eval_frequency=10))
     changed = dataclasses.replace(base.evaluation, robustness=True, num_episodes=2, best_of_n_values=(1,))
     config = dataclasses.replace(base, evaluation=changed)
-    with ACRLPDEvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
-        results = {step: evaluator.run_comprehensive_evaluation(agent, step) for step in (40, 50, 60)}
+    with EvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
+        results = {step: evaluator.evaluate_at_step(agent, step) for step in (40, 50, 60)}
     assert {step: "robustness/obs_noise_0.1" in metrics for step, metrics in results.items()} == {
         40: False,
         50: True,
@@ -126,14 +124,14 @@ def test_the_trainer_gets_robustness_at_every_fifth_evaluation(agent: ACRLPDPi0A
 
 
 def test_a_record_that_cannot_be_written_costs_a_run_nothing_but_the_record(
-    agent: ACRLPDPi0Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = toy_config()
     config = dataclasses.replace(base, evaluation=dataclasses.replace(base.evaluation, num_videos=1))
     place = tmp_path / "evaluations"
     place.write_text("stands in for a disk that takes no more")
-    with ACRLPDEvaluationProtocol(config, NORM_STATS, directory=place, num_workers=0) as evaluator:
-        metrics = evaluator.run_comprehensive_evaluation(agent, 10)
+    with EvaluationProtocol(config, NORM_STATS, directory=place, num_workers=0) as evaluator:
+        metrics = evaluator.evaluate_at_step(agent, 10)
         assert metrics == evaluator.evaluate(agent).metrics()
         with pytest.raises(OSError):  # who asks for a record gets it or an error
             evaluator.evaluate(agent, directory=place / "10")
@@ -145,7 +143,7 @@ def test_a_policy_that_only_clones_is_judged_without_its_critics(tmp_path: Path)
     weights = LossWeights(critic_weight=0.0, actor_weight=0.0)
     config = toy_config(acrlpd=ACRLPDHyperparams(num_action_samples=4, sampling_steps=2, loss_weights=weights))
     agent = toy_agent(config)
-    with ACRLPDEvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
+    with EvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
         found = evaluator.evaluate(agent, robustness=True, directory=tmp_path)
         assert found.episodes == evaluator.evaluate(agent, best_of_n=1).episodes
         with pytest.raises(EnvError, match=r"trains no critic that could choose among 4 candidates"):
@@ -176,7 +174,7 @@ def test_lost_episodes_are_counted_apart() -> None:
             evaluate_policy(envs, seeded_chunks, num_episodes=1, seed=102, replan_steps=3)
 
 
-def test_the_table_says_it_all(evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent) -> None:
+def test_the_table_says_it_all(evaluator: EvaluationProtocol, agent: Agent) -> None:
     evaluation = evaluator.evaluate(agent, robustness=True)
     tasks = {"one": evaluation.summary, "two": evaluation.summary}
     out = io.StringIO()
@@ -187,7 +185,7 @@ def test_the_table_says_it_all(evaluator: ACRLPDEvaluationProtocol, agent: ACRLP
         assert words in text
 
 
-def test_brackets_in_names_are_no_markup(evaluator: ACRLPDEvaluationProtocol, agent: ACRLPDPi0Agent) -> None:
+def test_brackets_in_names_are_no_markup(evaluator: EvaluationProtocol, agent: Agent) -> None:
     evaluation = evaluator.evaluate(agent)
     tasks = {"put [/red] away": evaluation.summary, "[bold] move": evaluation.summary}
     named = {"lr[dim] 7": dataclasses.replace(evaluation, tasks=tasks, videos=("[b]/1.mp4",))}
@@ -200,7 +198,7 @@ def test_brackets_in_names_are_no_markup(evaluator: ACRLPDEvaluationProtocol, ag
 def test_what_cannot_work_is_refused() -> None:
     config = toy_config()
     with pytest.raises(EnvError, match="needs an environment"):
-        ACRLPDEvaluationProtocol(dataclasses.replace(config, env=dataclasses.replace(config.env, id=None)), NORM_STATS)
+        EvaluationProtocol(dataclasses.replace(config, env=dataclasses.replace(config.env, id=None)), NORM_STATS)
     eager = dataclasses.replace(config, env=dataclasses.replace(config.env, replan_steps=9))
     with pytest.raises(EnvError, match="exceeds the policy's action_horizon 4"):
         replan_steps(eager)
@@ -212,7 +210,7 @@ def test_an_environment_that_does_not_fit_the_policy_is_refused_before_training(
     repack = dataclasses.replace(config.data.repack, state=("qpos",))
     other_names = dataclasses.replace(config, data=dataclasses.replace(config.data, repack=repack))
     with pytest.raises(EnvError, match=r"names 'qpos', which .*; it gives observation\.state\. Give it the dataset's"):
-        ACRLPDEvaluationProtocol(other_names, NORM_STATS)
+        EvaluationProtocol(other_names, NORM_STATS)
     other_arm = dataclasses.replace(config, qchunking=dataclasses.replace(config.qchunking, action_dim=1))
     with pytest.raises(EnvError, match=r"2 action dims, the config's qchunking\.action_dim is 1"):
-        ACRLPDEvaluationProtocol(other_arm, NORM_STATS)
+        EvaluationProtocol(other_arm, NORM_STATS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from model_goldens import load_golden
 
-from acrlpd.models import IMAGE_KEYS, Observation
+from acrlpd.models.observation import IMAGE_KEYS, Observation
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from acrlpd.models import Pi0, Pi0Config
+from acrlpd.models.pi0 import Pi0
+from acrlpd.models.pi0_config import Pi0Config
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 

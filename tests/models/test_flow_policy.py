@@ -11,7 +11,9 @@ import optax
 import pytest
 from flax import nnx
 
-from acrlpd.models import FlowPolicy, Observation, StateFlowPolicyConfig
+from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import FlowPolicy
 
 # Compiling takes longer than running here, so XLA is asked to try less hard.
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from model_goldens import load_golden
 
-from acrlpd.models import IMAGE_KEYS, Observation, preprocess_observation
-from acrlpd.models.image_preprocessing import resize_with_pad
+from acrlpd.models.image_preprocessing import preprocess_observation, resize_with_pad
+from acrlpd.models.observation import IMAGE_KEYS, Observation
 
 
 def test_resize_with_pad_matches_openpi():

@@ -11,11 +11,11 @@ import jax
 
 from acrlpd.batch import Batch
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config
-from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.training.metrics_log import read_metrics
-from acrlpd.training.sharding import create_fsdp_sharding_strategy
-from acrlpd.training.trainer import ACRLPDTrainer
+from acrlpd.runs.metrics_log import read_metrics
+from acrlpd.training.sharding import create_sharding
+from acrlpd.training.trainer import Trainer
 
 # Compiled updates by what they depend on: runs that differ in nothing else share them.
 _COMPILED: dict[str, Any] = {}
@@ -76,12 +76,12 @@ def train(
 ) -> Run:
     """Trains as the config says; with `resume`, from the newest checkpoint in the directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    sharding = create_fsdp_sharding_strategy(config)
-    with create_acrlpd_data_loader(config, device_sharding=sharding.data) as loader:
+    sharding = create_sharding(config)
+    with create_data_loader(config, device_sharding=sharding.data) as loader:
         if fault is not None:
             sample_batch = loader.sample_batch
             loader.sample_batch = lambda: fault(trainer.step + 1, sample_batch())  # type: ignore[method-assign]
-        trainer = ACRLPDTrainer(config, loader, sharding, directory, profile_steps=profile_steps, eval_fn=eval_fn)
+        trainer = Trainer(config, loader, sharding, directory, profile_steps=profile_steps, eval_fn=eval_fn)
         if resume:
             trainer.load_checkpoint(max(directory.glob("[0-9]*"), key=lambda path: int(path.name)))
         else:

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from acrlpd.monitoring import GPUMemoryMonitor, log_memory_usage
-from acrlpd.monitoring.memory import device_memory
+from acrlpd.monitoring.memory import GPUMemoryMonitor, device_memory, log_memory_usage
 
 
 def shape(*lengths: int, spec: tuple = ()) -> jax.ShapeDtypeStruct:

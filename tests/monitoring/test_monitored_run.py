@@ -12,9 +12,9 @@ import pytest
 from monitoring_helpers import Run, state_config, train
 from PIL import Image
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.config import apply_config_overrides, get_config
-from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.config.create_agent import create_agent
+from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.evaluation.calibration import BestOfNEffect, Calibration
 from acrlpd.evaluation.protocol import Evaluation
 from acrlpd.evaluation.statistics import Summary
@@ -22,7 +22,7 @@ from acrlpd.monitoring import inspection
 from acrlpd.monitoring.debug_mode import contact_sheet, describe
 from acrlpd.monitoring.inspection import gradient_norms, histogram_overlap, layer_group, summarize
 from acrlpd.monitoring.step_time import PARTS
-from acrlpd.training.rounds import Round
+from acrlpd.training.online.rounds import Round
 
 STEPS = 24
 
@@ -95,8 +95,8 @@ def test_a_run_that_only_clones_shows_nothing_of_its_critics(tmp_path: pathlib.P
         acrlpd__learnable_temperature=False,
     )
     key = jax.random.key(0)
-    agent = jax.eval_shape(lambda rng: create_acrlpd_pi0_agent_from_rl_config(config, rng), key)
-    with create_acrlpd_data_loader(config) as loader:
+    agent = jax.eval_shape(lambda rng: create_agent(config, rng), key)
+    with create_data_loader(config) as loader:
         shapes = jax.eval_shape(inspection._inspect, agent, loader.sample_batch(), key)
     found = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
     names = {name for name in summarize(found) if "gradient" not in name}
@@ -133,8 +133,8 @@ def test_gradients_of_stacked_layers_are_told_apart(tmp_path: pathlib.Path) -> N
     """A tiny pi0, traced only: one number per layer of the two experts, one for everything else."""
     config = apply_config_overrides(get_config("debug"), {"checkpoints.directory": str(tmp_path)})
     key = jax.random.key(0)
-    agent = jax.eval_shape(lambda rng: create_acrlpd_pi0_agent_from_rl_config(config, rng), key)
-    with create_acrlpd_data_loader(config) as loader:
+    agent = jax.eval_shape(lambda rng: create_agent(config, rng), key)
+    with create_data_loader(config) as loader:
         norms = jax.eval_shape(gradient_norms, agent, loader.sample_batch(), key)
     depth = config.model.paligemma.depth  # type: ignore[union-attr]
     assert (
@@ -153,7 +153,7 @@ def test_overlap_of_histograms() -> None:
 def test_contact_sheet_shows_the_batch(tmp_path: pathlib.Path) -> None:
     """Every window is a row, every camera a column, now and a chunk later; pixels are those of the batch."""
     config = apply_config_overrides(get_config("debug"), {"batch_size": 16, "checkpoints.directory": str(tmp_path)})
-    with create_acrlpd_data_loader(config) as loader:
+    with create_data_loader(config) as loader:
         batch = loader.sample_batch()
     sheet = contact_sheet(batch)
     assert sheet is not None
@@ -171,7 +171,7 @@ def test_contact_sheet_shows_the_batch(tmp_path: pathlib.Path) -> None:
 
 
 def test_without_cameras_there_is_no_contact_sheet(tmp_path: pathlib.Path) -> None:
-    with create_acrlpd_data_loader(state_config(tmp_path)) as loader:
+    with create_data_loader(state_config(tmp_path)) as loader:
         assert contact_sheet(loader.sample_batch()) is None
 
 

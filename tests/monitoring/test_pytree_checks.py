@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from acrlpd.monitoring import (
+from acrlpd.monitoring.pytree_checks import (
     check_optimizer_consistency,
     check_pytree_leaf_dtypes,
     compare_pytree_structures,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_factory import make_run
 
-from acrlpd.monitoring import generate_training_report
+from acrlpd.monitoring.report import generate_training_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")

@@ -21,8 +21,8 @@ from acrlpd.monitoring.report_facts import (
     shown_evaluation,
 )
 from acrlpd.monitoring.report_verdict import difference, judge
-from acrlpd.monitoring.run_record import Outcome, RunRecord, Series, read_run
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
+from acrlpd.runs.record import Outcome, RunRecord, Series, read_run
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from run_factory import make_run
 
-from acrlpd.cli import main
-from acrlpd.monitoring import generate_training_report
+from acrlpd.cli.main import main
+from acrlpd.monitoring.report import generate_training_report
 
 VOID = {"meta", "link", "input", "br", "img"}
 
@@ -255,7 +255,7 @@ def test_what_cannot_be_written_is_refused(runs: tuple[Path, Path], tmp_path: Pa
 def test_the_command_does_not_import_jax(runs: tuple[Path, Path], tmp_path: Path) -> None:
     output = tmp_path / "page.html"
     code = (
-        "import sys; from acrlpd.cli import main; "
+        "import sys; from acrlpd.cli.main import main; "
         f"code = main(['report', {str(runs[0])!r}, '--output', {str(output)!r}]); "
         "sys.exit(code or 'jax' in sys.modules)"
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acrlpd.cli import main
+from acrlpd.cli.main import main
 from acrlpd.config import ConfigError
 from acrlpd.monitoring.profiling import StepProfiler, parse_profile_steps
 from acrlpd.monitoring.step_time import (

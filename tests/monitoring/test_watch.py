@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from run_factory import make_run, metrics_line
 
-from acrlpd.cli import main
+from acrlpd.cli.main import main
 from acrlpd.monitoring.watch import RunWatcher, sparkline, time_left, watch
 from acrlpd.monitoring.watch_metrics import Curve, MetricsTail
 
@@ -208,7 +208,7 @@ def test_a_directory_of_runs_is_no_run(tmp_path: Path, capsys) -> None:
 
 def test_once_as_a_process_without_a_terminal(tmp_path: Path) -> None:
     run = make_run(tmp_path / "done")
-    command = [sys.executable, "-m", "acrlpd.cli", "watch", str(run)]
+    command = [sys.executable, "-m", "acrlpd.cli.main", "watch", str(run)]
     for extra in (["--once"], []):
         result = subprocess.run([*command, *extra], capture_output=True, text=True, timeout=60, check=True)
         assert "step 2,500 of 2,500" in result.stdout and result.stderr == ""
@@ -221,7 +221,7 @@ def test_following_in_a_terminal_until_control_c(tmp_path: Path) -> None:
     metrics.write_bytes(b"")
     rng = np.random.default_rng(0)
     terminal, inside = pty.openpty()
-    command = [sys.executable, "-m", "acrlpd.cli", "watch", str(run), "--interval", "0.1"]
+    command = [sys.executable, "-m", "acrlpd.cli.main", "watch", str(run), "--interval", "0.1"]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "50"}
     process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=environment, close_fds=True)
     os.close(inside)

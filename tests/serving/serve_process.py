@@ -15,7 +15,7 @@ class ServeProcess:
     """Runs until it is told to stop; `lines` is what it has said so far."""
 
     def __init__(self, cache: Path, *args: str | Path) -> None:
-        self._command = [sys.executable, "-m", "acrlpd.cli", "serve", *map(str, args), "--port", "0"]
+        self._command = [sys.executable, "-m", "acrlpd.cli.main", "serve", *map(str, args), "--port", "0"]
         self._environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(cache),

@@ -23,15 +23,16 @@ from toy_agent import NORM_STATS, toy_config, toy_pi0_config
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.agents import Agent
 from acrlpd.config import CriticConfig, DataConfig, RepackConfig, RLTrainConfig
-from acrlpd.data.norm_stats import save_norm_stats
+from acrlpd.config.create_agent import create_agent
+from acrlpd.data.pipeline.norm_stats import save_norm_stats
 from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.policies.served_model import ServedModel
 from acrlpd.serving.message_format import packb, unpackb
-from acrlpd.serving.served_model import ServedModel
 from acrlpd.serving.server import PolicyServer, ServerOptions
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
-from acrlpd.training.checkpoints import CheckpointWriter, save_acrlpd_checkpoint
+from acrlpd.training.checkpoints.manager import CheckpointWriter, save_acrlpd_checkpoint
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 
@@ -95,9 +96,9 @@ def openpi_checkpoint(folder: Path) -> Path:
     return step
 
 
-def make_agent(rl_config: RLTrainConfig, seed: int = 0) -> ACRLPDPi0Agent:
+def make_agent(rl_config: RLTrainConfig, seed: int = 0) -> Agent:
     """Random numbers everywhere, moving average included; nothing is compiled."""
-    abstract = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(rl_config, key), jax.random.key(0))
+    abstract = jax.eval_shape(lambda key: create_agent(rl_config, key), jax.random.key(0))
     rng = np.random.default_rng(seed)
 
     def values(leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -108,7 +109,7 @@ def make_agent(rl_config: RLTrainConfig, seed: int = 0) -> ACRLPDPi0Agent:
     return jax.tree.map(values, abstract)
 
 
-def save_run(directory: Path, rl_config: RLTrainConfig, agents: dict[int, ACRLPDPi0Agent]) -> Path:
+def save_run(directory: Path, rl_config: RLTrainConfig, agents: dict[int, Agent]) -> Path:
     """A run directory with a checkpoint of each agent."""
     directory.mkdir(parents=True, exist_ok=True)
     stats = directory.parent / f"{directory.name}-stats"
@@ -134,7 +135,7 @@ def state_observation(seed: int = 0, **changes: Any) -> dict[str, Any]:
     return {"state": np.random.default_rng(seed).standard_normal(STATE_DIM).astype(np.float32)} | changes
 
 
-def served_model(agent: ACRLPDPi0Agent) -> ServedModel:
+def served_model(agent: Agent) -> ServedModel:
     """What is served of an agent."""
     return ServedModel(
         params=nnx.merge_state(agent.ema_params, agent.frozen_params),

@@ -25,30 +25,30 @@ from serving_helpers import (
 )
 from toy_agent import NORM_STATS
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import Agent
+from acrlpd.cli.serve import export_main
 from acrlpd.config import DataConfig, EvaluationConfig, RLTrainConfig, get_config
 from acrlpd.config.run import OpenPICompatibilityConfig
-from acrlpd.data.norm_stats import save_norm_stats
+from acrlpd.data.pipeline.norm_stats import save_norm_stats
 from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
 from acrlpd.models.pi0_config import Pi0Config
-from acrlpd.serving.commands import export_main
+from acrlpd.policies.checkpoint import PolicyCheckpoint, open_policy_checkpoint
+from acrlpd.policies.levels import Level, ServingLevel, serving_level, trained_level
 from acrlpd.serving.critic_ranking import rank_critics
 from acrlpd.serving.export import export_policy, verify_export
 from acrlpd.serving.export_readme import write_readme
-from acrlpd.serving.levels import Level, ServingLevel, serving_level, trained_level
 from acrlpd.serving.merge_lora import merge_lora, merged_config
-from acrlpd.serving.policy_checkpoint import PolicyCheckpoint, open_policy_checkpoint
 from acrlpd.serving.serving_policy import load_serving_policy
-from acrlpd.training.checkpoint_metadata import CheckpointError
+from acrlpd.training.checkpoints.metadata import CheckpointError
 
 
 @pytest.fixture(scope="module")
-def agent() -> ACRLPDPi0Agent:
+def agent() -> Agent:
     return make_agent(pi0_config())
 
 
 @pytest.fixture(scope="module")
-def run(agent: ACRLPDPi0Agent, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(agent: Agent, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_run(tmp_path_factory.mktemp("runs") / "pi0", pi0_config(), {3: make_agent(pi0_config(), 1), 20: agent})
 
 
@@ -64,7 +64,7 @@ def flat(params: object) -> dict[str, np.ndarray]:
     }
 
 
-def test_an_export_has_openpis_layout_and_the_average(run: Path, agent: ACRLPDPi0Agent, tmp_path: Path) -> None:
+def test_an_export_has_openpis_layout_and_the_average(run: Path, agent: Agent, tmp_path: Path) -> None:
     assert export_main([str(run), "--output", str(tmp_path / "out")]) == 0
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {"params", "assets", "critic", "acrlpd.json", "README.md"}
@@ -160,7 +160,7 @@ def test_fast_keeps_the_critics_that_choose_best(state_run: Path, tmp_path: Path
 def test_the_ranking_is_by_the_value_of_what_members_choose() -> None:
     """Brute force: member by member, candidate by candidate."""
     from acrlpd.models.observation import Observation
-    from acrlpd.serving.served_model import ServedModel
+    from acrlpd.policies.served_model import ServedModel
 
     agent = make_agent(state_config())
     model = ServedModel(

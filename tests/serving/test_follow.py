@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from serving_helpers import RunningServer, ask, make_agent, save_run, state_config, state_observation
 
+from acrlpd.policies.checkpoint import open_policy_checkpoint
+from acrlpd.policies.served_model import choose_actions
 from acrlpd.serving import follow
 from acrlpd.serving.follow import follow_run
-from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
-from acrlpd.serving.served_model import choose_actions
 from acrlpd.serving.serving_policy import ServingPolicy, load_serving_policy
 
 

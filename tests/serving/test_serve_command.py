@@ -24,13 +24,13 @@ from serving_helpers import (
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from acrlpd.cli import main
+from acrlpd.cli.main import main
+from acrlpd.cli.serve import ServeOptions, load_present
 from acrlpd.config import save_config
 from acrlpd.models.openpi_checkpoint import OpenPICheckpointError
-from acrlpd.serving.commands import ServeOptions, load_present
+from acrlpd.policies.checkpoint import PolicyCheckpoint, open_policy_checkpoint
 from acrlpd.serving.export import export_policy
 from acrlpd.serving.message_format import unpackb
-from acrlpd.serving.policy_checkpoint import PolicyCheckpoint, open_policy_checkpoint
 from acrlpd.serving.serving_policy import load_serving_policy
 
 

@@ -10,7 +10,7 @@ import pytest
 from serving_helpers import state_config, state_observation
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides, save_config
-from acrlpd.serving.policy_checkpoint import open_policy_checkpoint
+from acrlpd.policies.checkpoint import open_policy_checkpoint
 from acrlpd.serving.serving_policy import load_serving_policy
 
 OFFLINE, ONLINE = 2, 3
@@ -20,7 +20,7 @@ def acrlpd(cache: Path, *args: str | Path) -> str:
     """What a command prints; it must succeed."""
     envs = Path(__file__).parents[1] / "envs"
     finished = subprocess.run(
-        [sys.executable, "-m", "acrlpd.cli", *map(str, args)],
+        [sys.executable, "-m", "acrlpd.cli.main", *map(str, args)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -10,22 +10,22 @@ from flax import nnx
 from serving_helpers import GOLDENS, make_agent, pi0_config, pi0_observation, served_model, state_config
 from toy_agent import NORM_STATS
 
-from acrlpd.agents import ACRLPDPi0Agent, Algorithm
+from acrlpd.agents import Agent, Algorithm
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, get_config
-from acrlpd.data.norm_stats import NormStats, load_norm_stats
+from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
 from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.policies.served_model import ServedModel, choose_actions
 from acrlpd.serving.requests import RequestError
-from acrlpd.serving.served_model import ServedModel, choose_actions
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
 
 
 @pytest.fixture(scope="module")
-def agent() -> ACRLPDPi0Agent:
+def agent() -> Agent:
     return make_agent(pi0_config())
 
 
 @pytest.fixture(scope="module")
-def policy(agent: ACRLPDPi0Agent) -> ServingPolicy:
+def policy(agent: Agent) -> ServingPolicy:
     policy = create_serving_policy(
         served_model(agent), pi0_config(), NORM_STATS, best_of_n=6, num_steps=(2, 1), max_batch_size=2, step=7
     )
@@ -78,7 +78,7 @@ def test_actions_equal_openpis_policy() -> None:
     np.testing.assert_allclose(reply["actions"], golden["actions"], atol=0.02)
 
 
-def test_padded_statistics_are_those_of_the_robot(agent: ACRLPDPi0Agent) -> None:
+def test_padded_statistics_are_those_of_the_robot(agent: Agent) -> None:
     """Released statistics are as wide as the model; training takes them, so does the server."""
     config = pi0_config()
 
@@ -99,7 +99,7 @@ def test_padded_statistics_are_those_of_the_robot(agent: ACRLPDPi0Agent) -> None
         wide.prepare(pi0_observation(state=np.zeros(2)))
 
 
-def test_the_choice_is_the_agents(agent: ACRLPDPi0Agent, policy: ServingPolicy) -> None:
+def test_the_choice_is_the_agents(agent: Agent, policy: ServingPolicy) -> None:
     """The same noise through the agent that training evaluates."""
     request = policy.prepare(pi0_observation(return_candidates=True))
     key = jax.random.key(3)

@@ -14,25 +14,25 @@ import jax
 import numpy as np
 from training_helpers import metrics_of, sharded_config
 
-from acrlpd.data.loader import create_acrlpd_data_loader
-from acrlpd.training.checkpoints import load_acrlpd_checkpoint
+from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.training.checkpoints.manager import load_checkpoint_agent
 from acrlpd.training.sharding import (
     FSDPSharding,
     create_fsdp_mesh,
-    create_fsdp_sharding_strategy,
+    create_sharding,
     validate_fsdp_sharding,
 )
-from acrlpd.training.trainer import ACRLPDTrainer
+from acrlpd.training.trainer import Trainer
 
 
 def train(directory: pathlib.Path) -> dict[str, Any]:
     """A few steps; counts compilations after the first one."""
     config = sharded_config(directory, fsdp_devices=4)
-    sharding = create_fsdp_sharding_strategy(config)
+    sharding = create_sharding(config)
     run = directory / "run"
     run.mkdir(parents=True)
-    loader = create_acrlpd_data_loader(config, device_sharding=sharding.data)
-    trainer = ACRLPDTrainer(config, loader, sharding, run)
+    loader = create_data_loader(config, device_sharding=sharding.data)
+    trainer = Trainer(config, loader, sharding, run)
     trainer.initialize()
     at_birth = validate_fsdp_sharding(trainer.agent, sharding)
     compiled: list[int] = []
@@ -71,7 +71,7 @@ def same_on_other_meshes(directory: pathlib.Path) -> bool:
     for devices, fsdp_devices in ((1, 1), (8, 4), (8, 8)):
         mesh = create_fsdp_mesh(fsdp_devices, jax.devices()[:devices])
         sharding = FSDPSharding(mesh, 0.01)
-        agent, step = load_acrlpd_checkpoint(directory, sharding=sharding)
+        agent, step = load_checkpoint_agent(directory, sharding=sharding)
         assert step == 4
         assert validate_fsdp_sharding(agent, sharding)
         loaded.append([np.asarray(x).tobytes() for x in jax.tree.leaves(agent)])

@@ -12,9 +12,9 @@ import pytest
 from training_helpers import Processes, arrays_of, finish, metrics_of, online_config
 
 from acrlpd.envs import EnvError
-from acrlpd.training.actor_process import LOG_FILE, publish
-from acrlpd.training.rounds import REPLAY, read_rounds
-from acrlpd.training.run_directory import read_summary, run_directory, saved_steps
+from acrlpd.runs.directory import read_summary, run_directory, saved_steps
+from acrlpd.training.online.actor_process import LOG_FILE, publish
+from acrlpd.training.online.rounds import REPLAY, read_rounds
 
 OFFLINE, ONLINE = 4, 40
 WAIT_S = 120.0
@@ -36,7 +36,7 @@ def actors_of(learner: int) -> list[int]:
             arguments = (path / "cmdline").read_bytes().split(b"\0")
         except OSError:  # it has ended since
             continue
-        if parent == learner and b"acrlpd.training.actor" in arguments:
+        if parent == learner and b"acrlpd.training.online.actor" in arguments:
             found.append(int(path.name))
     return found
 

@@ -10,26 +10,26 @@ import pytest
 from flax import nnx
 from training_helpers import pi0_config, state_config
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
-from acrlpd.training import checkpoint_storage
-from acrlpd.training.checkpoint_metadata import CheckpointError, load_checkpoint_metadata
-from acrlpd.training.checkpoints import (
+from acrlpd.runs.directory import saved_steps
+from acrlpd.training.checkpoints import storage as checkpoint_storage
+from acrlpd.training.checkpoints.manager import (
     CheckpointWriter,
     SaveFailedError,
-    load_acrlpd_checkpoint,
+    load_checkpoint_agent,
     save_acrlpd_checkpoint,
 )
-from acrlpd.training.run_directory import saved_steps
-from acrlpd.training.sharding import abstract_train_state, create_fsdp_sharding_strategy
+from acrlpd.training.checkpoints.metadata import CheckpointError, load_checkpoint_metadata
+from acrlpd.training.sharding import abstract_train_state, create_sharding
 
 ASSETS = {"lerobot/some_robot/norm_stats.json": b'{"norm_stats": {}}'}
 
 
-def make_agent(config: RLTrainConfig) -> ACRLPDPi0Agent:
+def make_agent(config: RLTrainConfig) -> Agent:
     """Any numbers will do; drawing them is faster than compiling the initialisation."""
-    abstract = abstract_train_state(config, create_fsdp_sharding_strategy(config))
+    abstract = abstract_train_state(config, create_sharding(config))
     random = np.random.default_rng(0)
 
     def draw(x: jax.ShapeDtypeStruct) -> jax.Array:
@@ -38,7 +38,7 @@ def make_agent(config: RLTrainConfig) -> ACRLPDPi0Agent:
     return jax.tree.map(draw, abstract)
 
 
-def save(config: RLTrainConfig, agent: ACRLPDPi0Agent, directory: pathlib.Path, *steps: int, scores: dict = {}) -> None:  # noqa: B006
+def save(config: RLTrainConfig, agent: Agent, directory: pathlib.Path, *steps: int, scores: dict = {}) -> None:  # noqa: B006
     directory.mkdir(parents=True, exist_ok=True)
     writer = CheckpointWriter(directory, config)
     for step in steps:
@@ -52,7 +52,7 @@ def save(config: RLTrainConfig, agent: ACRLPDPi0Agent, directory: pathlib.Path, 
 @pytest.fixture(scope="module", params=["ema", "no ema", "ema not served", "frozen"])
 def saved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path]:
+) -> tuple[RLTrainConfig, Agent, pathlib.Path]:
     overrides = {
         "ema": {},
         "no ema": {"acrlpd__ema_decay": None},
@@ -66,7 +66,7 @@ def saved(
     return config, agent, directory / "10"
 
 
-def test_openpi_finds_its_parameters(saved: tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path]) -> None:
+def test_openpi_finds_its_parameters(saved: tuple[RLTrainConfig, Agent, pathlib.Path]) -> None:
     config, agent, directory = saved
     assert verify_openpi_checkpoint_compatibility(directory, config.model)
     average = config.openpi_compatibility.enable_ema_for_inference and agent.ema_params is not None
@@ -80,7 +80,7 @@ def test_openpi_finds_its_parameters(saved: tuple[RLTrainConfig, ACRLPDPi0Agent,
 
 
 def test_files_are_those_that_openpi_looks_for(
-    saved: tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path],
+    saved: tuple[RLTrainConfig, Agent, pathlib.Path],
 ) -> None:
     directory = saved[2]
     assert (directory / "assets/lerobot/some_robot/norm_stats.json").read_bytes() == b'{"norm_stats": {}}'
@@ -96,10 +96,10 @@ def eval_path(key: str) -> list[str]:
 
 
 def test_the_agent_comes_back_bit_for_bit(
-    saved: tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path],
+    saved: tuple[RLTrainConfig, Agent, pathlib.Path],
 ) -> None:
     _, agent, directory = saved
-    found, step = load_acrlpd_checkpoint(directory)
+    found, step = load_checkpoint_agent(directory)
     assert step == 10
     assert jax.tree.structure(found) == jax.tree.structure(agent)
     for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(agent), strict=True):
@@ -112,12 +112,12 @@ def test_a_state_larger_than_what_travels_at_once(tmp_path: pathlib.Path, monkey
     config = state_config(tmp_path)
     agent = make_agent(config)
     save(config, agent, tmp_path, 10)
-    found, _ = load_acrlpd_checkpoint(tmp_path)
+    found, _ = load_checkpoint_agent(tmp_path)
     for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(agent), strict=True):
         assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
 
 
-def test_no_array_is_stored_twice(saved: tuple[RLTrainConfig, ACRLPDPi0Agent, pathlib.Path]) -> None:
+def test_no_array_is_stored_twice(saved: tuple[RLTrainConfig, Agent, pathlib.Path]) -> None:
     _, agent, directory = saved
     stored = 0
     for item in ("params", "train_state"):
@@ -162,9 +162,9 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: pathlib.Path
     with pytest.raises(
         CheckpointError, match=r"mu/hidden/0/bias: shape \(2, 32\) in the checkpoint, \(2, 64\) in this"
     ):
-        load_acrlpd_checkpoint(tmp_path, wider)
+        load_checkpoint_agent(tmp_path, wider)
     with pytest.raises(CheckpointError, match=r"set acrlpd\.ema_decay"):
-        load_acrlpd_checkpoint(tmp_path, state_config(tmp_path, acrlpd__ema_decay=None))
+        load_checkpoint_agent(tmp_path, state_config(tmp_path, acrlpd__ema_decay=None))
 
 
 def test_a_damaged_checkpoint_is_called_damaged(tmp_path: pathlib.Path) -> None:
@@ -175,16 +175,16 @@ def test_a_damaged_checkpoint_is_called_damaged(tmp_path: pathlib.Path) -> None:
     content = largest.read_bytes()
     largest.write_bytes(content[:1000])
     with pytest.raises(CheckpointError, match="train_state is damaged or incomplete"):
-        load_acrlpd_checkpoint(tmp_path)
+        load_checkpoint_agent(tmp_path)
     largest.write_bytes(content)
     (state / "_METADATA").unlink()
     with pytest.raises(CheckpointError, match="train_state"):
-        load_acrlpd_checkpoint(tmp_path)
+        load_checkpoint_agent(tmp_path)
     (tmp_path / "10" / "run" / "run.json").write_text("")
     with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
-        load_acrlpd_checkpoint(tmp_path)
+        load_checkpoint_agent(tmp_path)
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        load_acrlpd_checkpoint(tmp_path / "elsewhere")
+        load_checkpoint_agent(tmp_path / "elsewhere")
 
 
 def test_the_writer_gives_up_after_failures_in_a_row(tmp_path: pathlib.Path) -> None:
@@ -237,6 +237,6 @@ def test_a_copy_that_does_not_fit_on_the_devices_goes_to_the_host(tmp_path: path
     jax.tree.map(lambda x: x.delete(), agent)  # as the next step would
     writer.wait()
     writer.close()
-    found, _ = load_acrlpd_checkpoint(tmp_path)
+    found, _ = load_checkpoint_agent(tmp_path)
     for left, right in zip(jax.tree.leaves(found), expected, strict=True):
         np.testing.assert_array_equal(left, right)

@@ -5,7 +5,7 @@ import pathlib
 
 from training_helpers import Processes, metrics_of, state_config
 
-from acrlpd.training.run_directory import run_directory, saved_steps
+from acrlpd.runs.directory import run_directory, saved_steps
 
 SCORES = {"5": 0.1, "10": 0.2, "15": 0.9, "20": 0.3, "25": 0.5, "30": 0.8}
 

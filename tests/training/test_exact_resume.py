@@ -16,9 +16,9 @@ from training_helpers import (
 )
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.monitoring.run_record import read_run
-from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata
-from acrlpd.training.run_directory import is_finished, run_directory, saved_steps
+from acrlpd.runs.directory import is_finished, run_directory, saved_steps
+from acrlpd.runs.record import read_run
+from acrlpd.training.checkpoints.metadata import load_checkpoint_metadata
 
 STEPS = 60
 

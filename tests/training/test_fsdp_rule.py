@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from training_helpers import state_config
 
-from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.config import apply_config_overrides, get_config
-from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.config.create_agent import create_agent
+from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.training.sharding import (
     FSDPSharding,
+    compile_train_step,
     create_fsdp_mesh,
-    create_fsdp_sharding_strategy,
-    create_fsdp_train_step_fn,
+    create_sharding,
     init_fsdp_train_state,
     optimize_fsdp_memory,
     validate_fsdp_sharding,
@@ -82,7 +82,7 @@ def test_a_full_size_state_is_an_eighth_on_each_of_eight_devices(preset: str) ->
     """Parameters, optimizer, average and critics together; small arrays and scalars are all that repeats."""
     config = apply_config_overrides(get_config(preset), {"freeze_pi0_backbone": False})
     sharding = abstract_sharding(1, 8)
-    agent = jax.eval_shape(lambda rng: create_acrlpd_pi0_agent_from_rl_config(config, rng), jax.random.key(0))
+    agent = jax.eval_shape(lambda rng: create_agent(config, rng), jax.random.key(0))
     report = validate_fsdp_sharding(sharding.abstract(agent), sharding)
     assert report
     assert report.total_bytes > 40e9
@@ -123,11 +123,11 @@ def test_advice_makes_it_fit() -> None:
 def test_every_update_has_its_own_noise(tmp_path: pathlib.Path) -> None:
     """One key serves a whole run: the same agent and batch at another step are another update."""
     config = state_config(tmp_path, batch_size=4)
-    sharding = create_fsdp_sharding_strategy(config)
+    sharding = create_sharding(config)
     agent = init_fsdp_train_state(config, sharding, jax.random.key(0))
-    with create_acrlpd_data_loader(config, device_sharding=sharding.data) as loader:
+    with create_data_loader(config, device_sharding=sharding.data) as loader:
         batch = loader.sample_batch()
-    train_step = create_fsdp_train_step_fn(agent, batch, sharding)
+    train_step = compile_train_step(agent, batch, sharding)
 
     def loss(step: int) -> float:
         at_step = jax.tree.map(jnp.copy, agent).replace(step=jax.device_put(jnp.int32(step), sharding.replicated))

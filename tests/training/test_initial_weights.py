@@ -14,9 +14,9 @@ from training_helpers import pi0_config
 from acrlpd.config import ConfigError, RLTrainConfig, WeightLoaderConfig
 from acrlpd.models.openpi_checkpoint import OpenPICheckpointError
 from acrlpd.models.pi0_config import Pi0Config
-from acrlpd.training.experiment import run_training_experiment
+from acrlpd.training.experiment import run_experiment
 from acrlpd.training.initial_weights import create_initial_agent
-from acrlpd.training.sharding import create_fsdp_sharding_strategy
+from acrlpd.training.sharding import create_sharding
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "data" / "goldens"
 TINY = Pi0Config(
@@ -53,7 +53,7 @@ def test_an_openpi_checkpoint(openpi_checkpoint: pathlib.Path, monkeypatch: pyte
     model = dataclasses.replace(TINY, action_expert_variant="dummy_lora")
     monkeypatch.setenv("HOME", str(openpi_checkpoint.parent))  # as in a YAML file, where no shell replaces ~
     config = config_with(model, pathlib.Path("~") / openpi_checkpoint.name, freeze_pi0_backbone=True)
-    agent = create_initial_agent(config, create_fsdp_sharding_strategy(config), jax.random.key(0))
+    agent = create_initial_agent(config, create_sharding(config), jax.random.key(0))
     stored = np.load(GOLDENS / "params_pi0.npz")
     trainable, frozen, average = (named(x) for x in (agent.policy_params, agent.frozen_params, agent.ema_params))
     adapters = [name for name in trainable if "lora" in name]
@@ -74,7 +74,7 @@ def test_an_openpi_checkpoint(openpi_checkpoint: pathlib.Path, monkeypatch: pyte
 def test_a_path_is_needed() -> None:
     config = config_with(TINY, None)
     with pytest.raises(ConfigError, match=r"weight_loader.kind=checkpoint needs weight_loader.path"):
-        create_initial_agent(config, create_fsdp_sharding_strategy(config), jax.random.key(0))
+        create_initial_agent(config, create_sharding(config), jax.random.key(0))
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "paligemma"])
@@ -86,4 +86,4 @@ def test_missing_weights_are_noticed_before_the_data_is_opened(kind: str, tmp_pa
         weight_loader__path=str(tmp_path / "pi0_bose"),
     )
     with pytest.raises(OpenPICheckpointError, match="pi0_bose does not exist"):
-        run_training_experiment(config)
+        run_experiment(config)

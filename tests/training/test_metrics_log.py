@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acrlpd.training.metrics_log import EVALUATION, MetricsLog, read_metrics
+from acrlpd.runs.metrics_log import EVALUATION, MetricsLog, read_metrics
 
 values = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

@@ -14,8 +14,8 @@ import pytest
 from training_helpers import Finished, Processes, arrays_of, finish, metrics_of, state_config
 
 from acrlpd.config import RLTrainConfig
+from acrlpd.runs.directory import run_directory, saved_steps
 from acrlpd.training.distributed import DistributedOptions, initialize_distributed
-from acrlpd.training.run_directory import run_directory, saved_steps
 
 STEPS = 20
 SHARDED = {

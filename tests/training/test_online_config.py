@@ -8,10 +8,10 @@ import pytest
 from toy_env import make_toy
 from training_helpers import online_config
 
-from acrlpd.cli import main
+from acrlpd.cli.main import main
 from acrlpd.config import save_config, validate_config
 from acrlpd.config.command_line import NoOptions, parse_config_args
-from acrlpd.data.source import Feature
+from acrlpd.data.sources.source import Feature
 from acrlpd.envs import EnvSpec, register_env
 from acrlpd.evaluation.protocol import create_env_pool
 from acrlpd.training.experiment import warn_about_image_size

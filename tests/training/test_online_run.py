@@ -16,8 +16,8 @@ from training_helpers import (
 )
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides
-from acrlpd.training.rounds import REPLAY, episode_seed
-from acrlpd.training.run_directory import read_summary, run_directory, saved_steps
+from acrlpd.runs.directory import read_summary, run_directory, saved_steps
+from acrlpd.training.online.rounds import REPLAY, episode_seed
 
 OFFLINE, ONLINE = 13, 15
 LAST = OFFLINE + ONLINE

@@ -8,8 +8,8 @@ import pytest
 from training_helpers import Processes, state_config
 
 from acrlpd.config import RLTrainConfig, load_config
+from acrlpd.runs.directory import run_directory, saved_steps
 from acrlpd.training.out_of_memory import OutOfMemoryError, answer_out_of_memory, next_accumulation
-from acrlpd.training.run_directory import run_directory, saved_steps
 
 # The first step wants 2.2 GiB; with two micro-batches it is 0.8 GiB, and two steps may be under way at once.
 LIMIT = {"memory_headroom_bytes": 17 * 2**27}

@@ -8,14 +8,14 @@ import pytest
 from training_helpers import Processes, metrics_of, state_config
 
 from acrlpd.config import ConfigError, RLTrainConfig
-from acrlpd.training.checkpoint_metadata import (
+from acrlpd.runs.directory import run_directory
+from acrlpd.training.checkpoints.metadata import (
     CheckpointError,
     check_resume,
     create_checkpoint_metadata,
     restore_rng,
     validate_checkpoint_compatibility,
 )
-from acrlpd.training.run_directory import run_directory
 
 STATS = {"robot/norm_stats.json": b"{}"}
 

@@ -11,9 +11,9 @@ from toy_env import MAX_STEPS, Toy, ToyEnv, seeded_chunks
 from training_helpers import online_config
 
 from acrlpd.config import ConfigError
-from acrlpd.data.replay import Replay, ReplayError
+from acrlpd.data.pipeline.replay import Replay, ReplayError
 from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
-from acrlpd.training.rounds import (
+from acrlpd.training.online.rounds import (
     RoundPlayer,
     acting_candidates,
     action_column,

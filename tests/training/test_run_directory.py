@@ -8,8 +8,7 @@ import pytest
 from training_helpers import Processes, state_config
 
 from acrlpd.config import ConfigError, load_config
-from acrlpd.training.experiment import write_report
-from acrlpd.training.run_directory import (
+from acrlpd.runs.directory import (
     is_finished,
     only_trainer,
     prepare_run_directory,
@@ -18,6 +17,7 @@ from acrlpd.training.run_directory import (
     warn_about_space,
     write_run_config,
 )
+from acrlpd.training.experiment import write_report
 
 
 @pytest.fixture

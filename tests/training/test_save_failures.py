@@ -5,7 +5,7 @@ import pathlib
 
 from training_helpers import Processes, arrays_of, metrics_of, state_config
 
-from acrlpd.training.run_directory import run_directory, saved_steps
+from acrlpd.runs.directory import run_directory, saved_steps
 
 FULL = {"limit_files_before_step": 12, "file_limit_bytes": 8_192}
 

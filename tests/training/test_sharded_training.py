@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from training_helpers import Processes, metrics_of, sharded_config
 
-from acrlpd.training.run_directory import run_directory
+from acrlpd.runs.directory import run_directory
 
 
 @pytest.fixture(scope="module")

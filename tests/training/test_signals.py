@@ -8,7 +8,7 @@ import time
 import pytest
 from training_helpers import Processes, arrays_of, assert_equal_arrays, finish, metrics_of, state_config
 
-from acrlpd.training.run_directory import run_directory, saved_steps
+from acrlpd.runs.directory import run_directory, saved_steps
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ import pytest
 from training_helpers import Processes, arrays_of, metrics_of, state_config
 
 from acrlpd.config import load_config, save_config
-from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata
-from acrlpd.training.run_directory import run_directory, saved_steps
+from acrlpd.runs.directory import run_directory, saved_steps
+from acrlpd.training.checkpoints.metadata import load_checkpoint_metadata
 
 DATASETS = pathlib.Path(__file__).parents[1] / "data" / "datasets"
 
 
 def acrlpd(processes: Processes, cwd: pathlib.Path, *args: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "acrlpd.cli", *args],
+        [sys.executable, "-m", "acrlpd.cli.main", *args],
         capture_output=True,
         text=True,
         cwd=cwd,

@@ -1,6 +1,6 @@
 """A training run in a process of its own: what the tests of kills, signals and several hosts start.
 
-Given one JSON object: the config file, what `run_training_experiment` takes, and faults to inject.
+Given one JSON object: the config file, what `run_experiment` takes, and faults to inject.
 """
 
 import json
@@ -46,28 +46,28 @@ TRAINERS: list[Any] = []
 
 
 def watch_steps() -> None:
-    from acrlpd.data.loader import ACRLPDDataLoader
-    from acrlpd.training.trainer import ACRLPDTrainer
+    from acrlpd.data.pipeline.loader import DataLoader
+    from acrlpd.training.trainer import Trainer
 
-    initialize = ACRLPDTrainer.__init__
+    initialize = Trainer.__init__
 
-    def remembered(self: ACRLPDTrainer, *args: Any, **kwargs: Any) -> None:
+    def remembered(self: Trainer, *args: Any, **kwargs: Any) -> None:
         TRAINERS.append(self)
         initialize(self, *args, **kwargs)
 
-    ACRLPDTrainer.__init__ = remembered  # type: ignore[method-assign]
-    sample_batch = ACRLPDDataLoader.sample_batch
+    Trainer.__init__ = remembered  # type: ignore[method-assign]
+    sample_batch = DataLoader.sample_batch
 
-    def watched(self: ACRLPDDataLoader) -> Any:
+    def watched(self: DataLoader) -> Any:
         before_step(self.state_dict()["step"])
         return sample_batch(self)
 
-    ACRLPDDataLoader.sample_batch = watched  # type: ignore[method-assign]
+    DataLoader.sample_batch = watched  # type: ignore[method-assign]
 
 
 def watch_replay() -> None:
     """`kill_after_writes`: dies when so many episodes were written by this process."""
-    from acrlpd.data.replay import Replay
+    from acrlpd.data.pipeline.replay import Replay
 
     write, left = Replay.write, iter(range(ORDER.get("kill_after_writes", sys.maxsize) - 1, -1, -1))
 
@@ -88,9 +88,10 @@ def main() -> int:
     from orbax.checkpoint._src.multihost import multihost
 
     from acrlpd.config import load_config
-    from acrlpd.training import actor_process, distributed
+    from acrlpd.training import distributed
     from acrlpd.training.distributed import DistributedOptions, initialize_distributed
-    from acrlpd.training.experiment import run_training_experiment
+    from acrlpd.training.experiment import run_experiment
+    from acrlpd.training.online import actor_process
 
     # The tests do not want to wait as long as a real run.
     distributed.HEARTBEAT_TIMEOUT_S = 10
@@ -100,7 +101,7 @@ def main() -> int:
     watch_steps()
     watch_replay()
     config = load_config(ORDER["config"])
-    return run_training_experiment(config, eval_fn=evaluate if "scores" in ORDER else None, **ORDER.get("options", {}))
+    return run_experiment(config, eval_fn=evaluate if "scores" in ORDER else None, **ORDER.get("options", {}))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ import numpy as np
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config, save_config
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.monitoring.run_monitor import MEMORY
-from acrlpd.training.checkpoints import load_acrlpd_checkpoint
-from acrlpd.training.metrics_log import TIMING, read_metrics
-from acrlpd.training.run_directory import run_directory
+from acrlpd.runs.directory import run_directory
+from acrlpd.runs.metrics_log import TIMING, read_metrics
+from acrlpd.training.checkpoints.manager import load_checkpoint_agent
 
 HERE = pathlib.Path(__file__).parent
 PROCESS = HERE / "train_process.py"
@@ -140,7 +140,7 @@ def finish(process: "subprocess.Popen[str]", timeout: float = 300) -> Finished:
 
 def arrays_of(step_directory: pathlib.Path) -> dict[str, np.ndarray]:
     """Every array of a checkpoint's agent, by name."""
-    agent, _ = load_acrlpd_checkpoint(step_directory)
+    agent, _ = load_checkpoint_agent(step_directory)
     flat = jax.tree_util.tree_flatten_with_path(agent)[0]
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in flat}
 

@@ -3,9 +3,9 @@
 Knows nothing of files, devices, loggers or environments.
 """
 
-from acrlpd.agents.acrlpd_pi0_agent import ACRLPDPi0Agent, train_step, train_steps
+from acrlpd.agents.agent import Agent, train_step, train_steps
 from acrlpd.agents.best_of_n import BestOfN
-from acrlpd.agents.create import create_acrlpd_pi0_agent, create_acrlpd_pi0_agent_from_rl_config, follow_config
+from acrlpd.agents.create import assemble_agent
 from acrlpd.agents.critic_networks import CriticEnsemble, CriticNetworks, create_critic_networks
 from acrlpd.agents.loss_functions import Algorithm
 from acrlpd.agents.optimizers import Optimizer, create_lr_schedule, create_optimizer
@@ -13,7 +13,7 @@ from acrlpd.agents.temperature import TemperatureModule, estimate_entropy
 from acrlpd.agents.train_state import TrainState
 
 __all__ = [
-    "ACRLPDPi0Agent",
+    "Agent",
     "Algorithm",
     "BestOfN",
     "CriticEnsemble",
@@ -21,13 +21,11 @@ __all__ = [
     "Optimizer",
     "TemperatureModule",
     "TrainState",
-    "create_acrlpd_pi0_agent",
-    "create_acrlpd_pi0_agent_from_rl_config",
+    "assemble_agent",
     "create_critic_networks",
     "create_lr_schedule",
     "create_optimizer",
     "estimate_entropy",
-    "follow_config",
     "train_step",
     "train_steps",
 ]

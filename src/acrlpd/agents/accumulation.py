@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.joint_loss import (
     CRITIC_TERMS,
     POLICY_TERMS,
@@ -29,7 +30,6 @@ from acrlpd.agents.loss_functions import (
     normalizers,
 )
 from acrlpd.batch import Batch
-from acrlpd.config import LossWeights
 
 _Tree = TypeVar("_Tree")
 

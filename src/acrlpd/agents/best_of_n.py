@@ -11,7 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from acrlpd.config import BestOfNConfig
+from acrlpd.agents.hyperparams import BestOfNConfig
 from acrlpd.models.policy import Context, FlowPolicy
 
 _MIB = 2**20

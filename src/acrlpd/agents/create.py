@@ -5,61 +5,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx, traverse_util
 
-from acrlpd.agents.acrlpd_pi0_agent import ACRLPDPi0Agent
-from acrlpd.agents.critic_networks import CriticNetworks, create_critic_networks
+from acrlpd.agents.agent import Agent
+from acrlpd.agents.critic_networks import CriticNetworks
 from acrlpd.agents.loss_functions import Algorithm
+from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule
 from acrlpd.agents.optimizers import Optimizer, create_optimizer
 from acrlpd.agents.temperature import TemperatureModule
-from acrlpd.config import AdamW, ConstantSchedule, RLTrainConfig
 from acrlpd.models.policy import FlowPolicy
 
 _DEFAULT_OPTIMIZER = (AdamW(), ConstantSchedule())
 
 
-def create_acrlpd_pi0_agent_from_rl_config(
-    rl_config: RLTrainConfig,
-    rng: jax.Array,
-    *,
-    policy_params: Mapping[str, Any] | None = None,
-    data_shards: int = 1,
-) -> ACRLPDPi0Agent:
-    """The agent of a run at step 0.
-
-    Can be traced: `jax.eval_shape` gives its shapes without allocating, and `jax.jit` with out_shardings
-    lets it be born sharded. `policy_params` are weights to start from as a nested dict in openpi's names;
-    parameters it does not name keep their initial values. `data_shards` is the number of devices that
-    share a batch.
-    """
-    policy_rng, critic_rng = jax.random.split(rng)
-    model = rl_config.model
-    policy = model.create(policy_rng)
-    if policy_params is not None:
-        _load(policy, policy_params)
-    algorithm = Algorithm(rl_config.acrlpd, rl_config.qchunking, rl_config.data.augment_images, data_shards)
-    _check(algorithm, policy)
-    critics = create_critic_networks(
-        rl_config.critic,
-        critic_rng,
-        feature_dim=policy.feature_dim,
-        state_dim=model.inputs_spec()[0].state.shape[-1],
-        chunk_dim=algorithm.critic_action_horizon * rl_config.qchunking.action_dim,
-    )
-    return create_acrlpd_pi0_agent(
-        policy,
-        critics,
-        algorithm,
-        freeze_filter=model.get_freeze_filter(freeze_pi0_backbone=rl_config.freeze_pi0_backbone),
-        policy_optimizer=create_optimizer(rl_config.actor_optimizer, rl_config.actor_lr_schedule),
-        critic_optimizer=create_optimizer(rl_config.critic_optimizer, rl_config.critic_lr_schedule),
-        temperature_optimizer=create_optimizer(rl_config.temperature_optimizer, rl_config.temperature_lr_schedule),
-        gradient_accumulation_steps=rl_config.training.gradient_accumulation_steps,
-    )
-
-
-def create_acrlpd_pi0_agent(
+def assemble_agent(
     pi0_model: FlowPolicy,
     critic_networks: CriticNetworks,
     algorithm: Algorithm,
@@ -69,12 +28,12 @@ def create_acrlpd_pi0_agent(
     critic_optimizer: Optimizer | None = None,
     temperature_optimizer: Optimizer | None = None,
     gradient_accumulation_steps: int = 1,
-) -> ACRLPDPi0Agent:
+) -> Agent:
     """An agent at step 0 from a policy and critics. Parameters that match `freeze_filter` never change.
 
     The agent takes the policy's and the critics' arrays over: a donating step uses them up.
     """
-    _check(algorithm, pi0_model)
+    check_sizes(algorithm, pi0_model)
     acrlpd = algorithm.acrlpd
     policy_optimizer = policy_optimizer or create_optimizer(*_DEFAULT_OPTIMIZER)
     critic_optimizer = critic_optimizer or create_optimizer(*_DEFAULT_OPTIMIZER)
@@ -86,7 +45,7 @@ def create_acrlpd_pi0_agent(
     frozen = jax.tree.map(lambda x: x.astype(jnp.bfloat16), frozen)
     temperature_def, temperature = nnx.split(TemperatureModule(acrlpd.initial_temperature))
     zero = jnp.zeros((), jnp.int32)
-    return ACRLPDPi0Agent(
+    return Agent(
         step=zero,
         skipped_updates=jnp.copy(zero),
         policy_params=trainable,
@@ -108,24 +67,7 @@ def create_acrlpd_pi0_agent(
     )
 
 
-def follow_config(agent: ACRLPDPi0Agent, rl_config: RLTrainConfig) -> ACRLPDPi0Agent:
-    """The agent with the arrays that nobody learns as the config has them: loss weights, and a fixed temperature.
-
-    An agent that comes from a checkpoint has those of the config that it was saved with.
-    """
-    acrlpd = rl_config.acrlpd
-
-    def in_place_of(old: jax.Array, new: jax.typing.ArrayLike) -> jax.Array:
-        return jax.device_put(np.asarray(new, old.dtype), old.sharding)
-
-    agent = agent.replace(loss_weights=jax.tree.map(in_place_of, agent.loss_weights, acrlpd.loss_weights))
-    if acrlpd.learnable_temperature:
-        return agent
-    temperature = nnx.state(TemperatureModule(acrlpd.initial_temperature))
-    return agent.replace(temperature_params=jax.tree.map(in_place_of, agent.temperature_params, temperature))
-
-
-def _load(policy: FlowPolicy, params: Mapping[str, Any]) -> None:
+def load_policy_params(policy: FlowPolicy, params: Mapping[str, Any]) -> None:
     """Overwrites initial parameters by given ones, which must exist in the policy with the same shape."""
     state = nnx.state(policy)
     known = dict(nnx.to_flat_state(state))
@@ -139,7 +81,7 @@ def _load(policy: FlowPolicy, params: Mapping[str, Any]) -> None:
     nnx.update(policy, nnx.from_flat_state(known))
 
 
-def _check(algorithm: Algorithm, policy: FlowPolicy) -> None:
+def check_sizes(algorithm: Algorithm, policy: FlowPolicy) -> None:
     """Refuses sizes that cannot work, before anything is compiled."""
     acrlpd, qchunking = algorithm.acrlpd, algorithm.qchunking
     if qchunking.horizon_length > policy.action_horizon:

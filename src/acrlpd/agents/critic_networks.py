@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from acrlpd.config import CriticConfig
+from acrlpd.agents.hyperparams import CriticConfig
 from acrlpd.models.observation import Array
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -18,6 +18,7 @@ from flax import nnx
 
 from acrlpd.agents.best_of_n import sample_candidates, take_candidate
 from acrlpd.agents.critic_networks import CriticNetworks
+from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.loss_functions import (
     Algorithm,
     Normalizers,
@@ -31,7 +32,6 @@ from acrlpd.agents.loss_functions import (
 )
 from acrlpd.agents.temperature import TemperatureModule, estimate_entropy
 from acrlpd.batch import Batch
-from acrlpd.config import LossWeights
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import Context, FlowPolicy, draw_noise
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.batch import Batch
-from acrlpd.config import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.models.observation import Array
 
 # The agent carries the weights as arrays, so that a schedule can move them without a new compile.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from acrlpd.config import AdamW, ConstantSchedule, CosineDecaySchedule, LRSchedule
+from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule, CosineDecaySchedule, LRSchedule
 
 Schedule = Callable[[jax.Array], jax.Array]
 

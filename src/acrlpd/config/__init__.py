@@ -5,22 +5,22 @@ Nothing here imports JAX at import time, so that the command line starts at once
 
 from collections.abc import Sequence
 
-from acrlpd.config.algorithm import (
+from acrlpd.agents.hyperparams import (
     ACRLPDHyperparams,
     BestOfNConfig,
     CriticConfig,
     LossWeights,
     QChunkingConfig,
 )
-from acrlpd.config.data import DataConfig, DemonstrationsConfig, RepackConfig, RewardConfig
-from acrlpd.config.environments import load_training_config
-from acrlpd.config.optimizers import (
+from acrlpd.agents.optimizer_configs import (
     AdamW,
     ConstantSchedule,
     CosineDecaySchedule,
     LRSchedule,
     RsqrtDecaySchedule,
 )
+from acrlpd.config.data import DataConfig, DemonstrationsConfig, RepackConfig, RewardConfig
+from acrlpd.config.environments import load_training_config
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.registry import get_config, list_configs
 from acrlpd.config.run import (

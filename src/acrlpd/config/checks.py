@@ -5,8 +5,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Literal
 
+from acrlpd.agents.optimizer_configs import ConstantSchedule, CosineDecaySchedule, LRSchedule, RsqrtDecaySchedule
 from acrlpd.config.findings import Finding, at_least, error, warning
-from acrlpd.config.optimizers import ConstantSchedule, CosineDecaySchedule, LRSchedule, RsqrtDecaySchedule
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from acrlpd.agents.optimizer_configs import CosineDecaySchedule, LRSchedule
 from acrlpd.config.environments import load_training_config
-from acrlpd.config.optimizers import CosineDecaySchedule, LRSchedule
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, diff_configs, flatten, to_dict

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, QChunkingConfig
+from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule, CosineDecaySchedule, LRSchedule
 from acrlpd.config.data import DataConfig
-from acrlpd.config.optimizers import AdamW, ConstantSchedule, CosineDecaySchedule, LRSchedule
 from acrlpd.config.run import (
     CheckpointConfig,
     EnvConfig,

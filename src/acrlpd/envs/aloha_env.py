@@ -68,7 +68,7 @@ class AlohaEnv(Env):
     def expert(self, quality: str, rng: np.random.Generator) -> Expert:
         if not self.qualities:
             raise EnvError(f"environment {self.name!r} has no scripted expert; AlohaTransferCube-v0 has one")
-        from acrlpd.envs.aloha_expert import TransferExpert
+        from acrlpd.experts.aloha import TransferExpert
 
         return TransferExpert(self.env.physics, self.name, quality, rng)
 

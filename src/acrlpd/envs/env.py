@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from acrlpd.data.source import Feature
+from acrlpd.data.sources.source import Feature
 from acrlpd.envs.errors import EnvError
 
 Columns = dict[str, np.ndarray]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from acrlpd.data.source import Feature
+from acrlpd.data.sources.source import Feature
 from acrlpd.envs.env import Columns, Env, EnvSpec, Step
 
 

@@ -79,7 +79,7 @@ class OGBenchEnv(Env):
         return {STATE: raw}
 
     def expert(self, quality: str, rng: np.random.Generator) -> Expert:
-        from acrlpd.envs.ogbench_expert import OGBenchExpert
+        from acrlpd.experts.ogbench import OGBenchExpert
 
         return OGBenchExpert(self.env, self.name, quality, rng)
 

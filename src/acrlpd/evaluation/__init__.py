@@ -2,8 +2,8 @@
 
 from acrlpd.evaluation.calibration import Calibration, best_of_n_effect, calibrate
 from acrlpd.evaluation.protocol import (
-    ACRLPDEvaluationProtocol,
     Evaluation,
+    EvaluationProtocol,
     create_env_pool,
     evaluate_policy,
     replan_steps,
@@ -13,10 +13,10 @@ from acrlpd.evaluation.statistics import Summary, summarize, wilson_interval
 from acrlpd.evaluation.traces import EpisodeTrace
 
 __all__ = [
-    "ACRLPDEvaluationProtocol",
     "Calibration",
     "EpisodeTrace",
     "Evaluation",
+    "EvaluationProtocol",
     "Summary",
     "best_of_n_effect",
     "calibrate",

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from acrlpd.config import RewardConfig
-from acrlpd.data.rewards import compute_rewards
-from acrlpd.data.source import ColumnTable
+from acrlpd.data.pipeline.rewards import compute_rewards
+from acrlpd.data.sources.source import ColumnTable
 from acrlpd.envs.episodes import Rollout
 
 _BINS = 5

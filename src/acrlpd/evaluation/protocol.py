@@ -8,11 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
-from acrlpd.data.norm_stats import NormStats
-from acrlpd.data.rewards import environment_rewards
-from acrlpd.envs.agent_policy import AgentPolicy, check_environment, create_agent_policy, policy_cameras
+from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.data.pipeline.rewards import environment_rewards
 from acrlpd.envs.episodes import Rollout
 from acrlpd.envs.errors import EnvError
 from acrlpd.envs.pool import EnvPool
@@ -21,6 +20,7 @@ from acrlpd.envs.video import write_video
 from acrlpd.evaluation.calibration import BestOfNEffect, Calibration, best_of_n_effect, calibrate
 from acrlpd.evaluation.statistics import Summary, summarize
 from acrlpd.evaluation.traces import EpisodeTrace, trace_episodes
+from acrlpd.policies.agent_policy import AgentPolicy, check_environment, create_agent_policy, policy_cameras
 
 logger = logging.getLogger(__name__)
 
@@ -122,10 +122,10 @@ def evaluate_policy(
     return summarize(played, lost_episodes=num_episodes - len(played)), played
 
 
-class ACRLPDEvaluationProtocol:
+class EvaluationProtocol:
     """Judges the agents of one config in its environment, which is made once and kept.
 
-    The trainer calls `run_comprehensive_evaluation`; `evaluate` gives everything at once.
+    The trainer calls `evaluate_at_step`; `evaluate` gives everything at once.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ACRLPDEvaluationProtocol:
             raise
         self.replan_steps = replan_steps(rl_config)
 
-    def run_comprehensive_evaluation(self, agent: ACRLPDPi0Agent, step: int) -> dict[str, float]:
+    def evaluate_at_step(self, agent: Agent, step: int) -> dict[str, float]:
         """The numbers to log at a step of a run; videos and the full record go to `directory/<step>`.
 
         Whether robustness is measured depends on the step alone, so that a resumed run does the same.
@@ -169,7 +169,7 @@ class ACRLPDEvaluationProtocol:
 
     def evaluate(
         self,
-        agent: ACRLPDPi0Agent,
+        agent: Agent,
         *,
         robustness: bool = False,
         best_of_n: int | None = None,
@@ -179,7 +179,7 @@ class ACRLPDEvaluationProtocol:
         played = self._play_all(agent, best_of_n, robustness=robustness, films=directory is not None)
         return self._judge(played, directory)
 
-    def _play_all(self, agent: ACRLPDPi0Agent, best_of_n: int | None, *, robustness: bool, films: bool) -> _Played:
+    def _play_all(self, agent: Agent, best_of_n: int | None, *, robustness: bool, films: bool) -> _Played:
         config = self._config.evaluation
         wanted = config.best_of_n if best_of_n is None else best_of_n
         policy = self.policy(agent, num_samples=_num_samples(agent, wanted))
@@ -210,7 +210,7 @@ class ACRLPDEvaluationProtocol:
             write_json(directory / "evaluation.json", evaluation.to_json())
         return evaluation
 
-    def policy(self, agent: ACRLPDPi0Agent, **options: Any) -> AgentPolicy:
+    def policy(self, agent: Agent, **options: Any) -> AgentPolicy:
         """The agent as a policy for this environment."""
         return create_agent_policy(agent, self._config, self._norm_stats, self.envs.spec, **options)
 
@@ -280,7 +280,7 @@ def replan_steps(rl_config: RLTrainConfig) -> int:
     return steps
 
 
-def _num_samples(agent: ACRLPDPi0Agent, wanted: int | None) -> int | None:
+def _num_samples(agent: Agent, wanted: int | None) -> int | None:
     """Candidates per chunk. An agent that only clones has one: its critics were never trained to choose."""
     if agent.algorithm.has_critic:
         return wanted

@@ -9,8 +9,8 @@ from typing import Any
 from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.anomaly_kinds import KINDS, AnomalyKind, Assessment, Component
 from acrlpd.monitoring.baselines import Baselines
-from acrlpd.monitoring.json_lines import JsonLinesFile
-from acrlpd.monitoring.run_record import Anomaly
+from acrlpd.runs.json_lines import JsonLinesFile
+from acrlpd.runs.record import Anomaly
 
 logger = logging.getLogger(__name__)
 

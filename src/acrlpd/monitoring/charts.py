@@ -6,8 +6,8 @@ Positions are percentages of a track, so text keeps its size on every screen.
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from acrlpd.monitoring.run_record import Anomaly, Outcome, Phase
 from acrlpd.monitoring.units import format_seconds
+from acrlpd.runs.record import Anomaly, Outcome, Phase
 
 
 def outcome_bars(rows: Sequence[tuple[str, str, Outcome]], colors: Sequence[int]) -> str:

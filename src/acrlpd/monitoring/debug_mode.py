@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from PIL import Image, ImageDraw
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import Agent
 from acrlpd.batch import Batch
 from acrlpd.monitoring.inspection import ACTION_RANGE, NUM_BINS, Inspection, inspect_update, summarize
 
@@ -39,7 +39,7 @@ class DebugMode:
         self._pending: dict[int, Inspection] = {}  # step -> result, perhaps still being computed
         self._has_sheet = False
 
-    def before_update(self, step: int, agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> None:
+    def before_update(self, step: int, agent: Agent, batch: Batch, rng: jax.Array) -> None:
         """`step` is the one that this update makes."""
         period = self._log_frequency * LINES_PER_INSPECTION
         if not self._has_sheet or step % (period * INSPECTIONS_PER_SHEET) == 0:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import Agent
 from acrlpd.agents.accumulation import split_batch
 from acrlpd.agents.best_of_n import BestOfN
 from acrlpd.batch import Batch
@@ -46,7 +46,7 @@ class Inspection:
     critics: CriticInspection | None  # None where none is trained
 
 
-def inspect_update(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> Inspection:
+def inspect_update(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
     """Looks at the update that `agent` is about to make on `batch` with the run's key; changes nothing.
 
     Of an update in micro-batches it sees the first one, which is all that is sure to fit.
@@ -58,13 +58,13 @@ def inspect_update(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> Inspe
 
 
 @functools.cache
-def _compiled(sharding: jax.sharding.Sharding) -> Callable[[ACRLPDPi0Agent, Batch, jax.Array], Inspection]:
+def _compiled(sharding: jax.sharding.Sharding) -> Callable[[Agent, Batch, jax.Array], Inspection]:
     """Every process gets the whole result. On CPUs, optimising it would take longer than it ever runs."""
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     return jax.jit(_inspect, out_shardings=sharding, compiler_options=options)
 
 
-def _inspect(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> Inspection:
+def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
     rng = jax.random.fold_in(rng, agent.step)
     if agent.gradient_accumulation_steps > 1:
         batch = jax.tree.map(lambda x: x[0], split_batch(batch, agent.gradient_accumulation_steps))
@@ -81,7 +81,7 @@ def _inspect(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> Inspection:
     )
 
 
-def _inspect_critics(agent: ACRLPDPi0Agent, batch: Batch, choice: BestOfN) -> CriticInspection:
+def _inspect_critics(agent: Agent, batch: Batch, choice: BestOfN) -> CriticInspection:
     member_q, mask = _member_q(agent, batch), jnp.asarray(batch.sequence_mask, bool)[:, None]
     q = choice.q_values
     return CriticInspection(
@@ -92,7 +92,7 @@ def _inspect_critics(agent: ACRLPDPi0Agent, batch: Batch, choice: BestOfN) -> Cr
     )
 
 
-def gradient_norms(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> dict[str, jax.Array]:
+def gradient_norms(agent: Agent, batch: Batch, rng: jax.Array) -> dict[str, jax.Array]:
     """Norms of the joint loss's gradient by group, "policy/..." and "critic/...", before clipping."""
 
     def loss(params: dict[str, Any]) -> jax.Array:
@@ -117,7 +117,7 @@ def layer_group(path: tuple[Any, ...]) -> tuple[str, bool]:
     return "/".join(modules[:_GROUP_DEPTH]), any(name in _STACKED for name in names)
 
 
-def _member_q(agent: ACRLPDPi0Agent, batch: Batch) -> jax.Array:
+def _member_q(agent: Agent, batch: Batch) -> jax.Array:
     """Q of every critic at the logged chunk, [b, E]."""
     policy = agent.policy()
     observation = policy.preprocess(None, batch.observations, train=False)

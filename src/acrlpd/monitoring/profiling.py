@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from acrlpd.config import ConfigError
-from acrlpd.monitoring.run_record import PROFILE_FILE
 from acrlpd.monitoring.step_time import PARTS, attribute_time, read_program, read_trace
 from acrlpd.monitoring.units import format_seconds
+from acrlpd.runs.record import PROFILE_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from acrlpd.monitoring.report_markdown import create_summary
 from acrlpd.monitoring.report_page import create_page
-from acrlpd.monitoring.run_record import RunError, read_run
+from acrlpd.runs.record import RunError, read_run
 
 PAGE_FILE = "report.html"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from acrlpd.monitoring.run_record import RunRecord, Series
-from acrlpd.training.metrics_log import EVALUATION, ONLINE, TIMING
+from acrlpd.runs.metrics_log import EVALUATION, ONLINE, TIMING
+from acrlpd.runs.record import RunRecord, Series
 
 # Points of one curve; more are put together, with their range as a band. All runs share the budget.
 _MAX_POINTS = 1000

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from acrlpd.monitoring.report_verdict import STAGE_LABELS, percent
-from acrlpd.monitoring.run_record import Outcome, RunRecord, read_outcome
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
+from acrlpd.runs.record import Outcome, RunRecord, read_outcome
 
 UNKNOWN = "–"
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from acrlpd.monitoring import report_facts as facts
 from acrlpd.monitoring.report_verdict import critic_sentences, judge
-from acrlpd.monitoring.run_record import RunRecord
 from acrlpd.monitoring.units import format_bytes, format_seconds
+from acrlpd.runs.record import RunRecord
 
 
 def create_summary(records: Sequence[RunRecord], page_name: str, made: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from acrlpd.monitoring import report_sections as sections
 from acrlpd.monitoring.report_curves import create_curves
-from acrlpd.monitoring.run_record import RunRecord
+from acrlpd.runs.record import RunRecord
 
 _NAVIGATION = {
     "verdict": "Verdict",

@@ -15,9 +15,9 @@ from acrlpd.monitoring import report_facts as facts
 from acrlpd.monitoring.charts import calibration_plot, outcome_bars, share_bars, timeline
 from acrlpd.monitoring.report_curves import number
 from acrlpd.monitoring.report_verdict import STAGE_NOTES, critic_sentences, judge
-from acrlpd.monitoring.run_record import EVALUATIONS, RunRecord
 from acrlpd.monitoring.units import format_bytes, format_seconds
-from acrlpd.training.run_directory import CONFIG_FILE
+from acrlpd.runs.directory import CONFIG_FILE
+from acrlpd.runs.record import EVALUATIONS, RunRecord
 
 _MAX_EPISODES = 4  # per run
 _DRAWN = {"seed", "chunk_steps", "rewards"}  # without these, as in another version's record, there is nothing to draw

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from acrlpd.monitoring.run_record import Outcome, RunRecord
-from acrlpd.training.run_directory import FINISHED
+from acrlpd.runs.directory import FINISHED
+from acrlpd.runs.record import Outcome, RunRecord
 
 STAGE_LABELS = {
     "bc": "Imitation",

@@ -6,15 +6,15 @@ from typing import Any
 
 import jax
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import Agent
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.anomalies import AnomalyDetector
 from acrlpd.monitoring.debug_mode import DEBUG_DIRECTORY, DebugMode
 from acrlpd.monitoring.memory import device_memory
 from acrlpd.monitoring.profiling import StepProfiler
-from acrlpd.monitoring.run_record import ANOMALIES_FILE
 from acrlpd.monitoring.writers import Writers, check_writer_packages
+from acrlpd.runs.record import ANOMALIES_FILE
 
 MEMORY = "memory/"
 _GIB = 2**30
@@ -48,7 +48,7 @@ class RunMonitor:
         if profile_steps is not None and is_primary:
             self._profiler = StepProfiler(profile_steps, directory)
 
-    def before_update(self, step: int, agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> None:
+    def before_update(self, step: int, agent: Agent, batch: Batch, rng: jax.Array) -> None:
         """`step` is the one that the update will make."""
         self._open_writers()
         if self._debug is not None:

@@ -19,7 +19,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from acrlpd.monitoring.run_record import (
+from acrlpd.monitoring.units import format_bytes, format_seconds, short
+from acrlpd.monitoring.watch_metrics import MetricsTail
+from acrlpd.runs.directory import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, saved_steps
+from acrlpd.runs.record import (
     ANOMALIES_FILE,
     BASELINES,
     Anomaly,
@@ -29,9 +32,6 @@ from acrlpd.monitoring.run_record import (
     read_config,
     run_name,
 )
-from acrlpd.monitoring.units import format_bytes, format_seconds, short
-from acrlpd.monitoring.watch_metrics import MetricsTail
-from acrlpd.training.run_directory import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, saved_steps
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # (label, metric): those that a run has are shown.

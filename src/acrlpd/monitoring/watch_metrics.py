@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from acrlpd.monitoring.run_record import parse_line
-from acrlpd.training.metrics_log import EVALUATION, ONLINE
+from acrlpd.runs.metrics_log import EVALUATION, ONLINE
+from acrlpd.runs.record import parse_line
 
 # Points kept of a curve; when there are more, neighbours become their mean.
 _MAX_POINTS = 512

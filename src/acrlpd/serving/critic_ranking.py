@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.data.loader import create_acrlpd_data_loader
+from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import draw_noise
-from acrlpd.serving.served_model import ServedModel, candidates_and_values
+from acrlpd.policies.served_model import ServedModel, candidates_and_values
 
 _NUM_CANDIDATES = 16
 _NUM_OBSERVATIONS = 32
@@ -41,7 +41,7 @@ def _scores(model: ServedModel, observation: Observation, noise: jax.Array, *, n
 def training_observations(rl_config: RLTrainConfig) -> Observation:
     """Some observations of a run's data; an error says what to do where the data is not here."""
     try:
-        with create_acrlpd_data_loader(rl_config, _NUM_OBSERVATIONS) as loader:
+        with create_data_loader(rl_config, _NUM_OBSERVATIONS) as loader:
             return jax.device_get(loader.sample_batch().observations)
     except (ValueError, OSError) as error:
         raise ValueError(

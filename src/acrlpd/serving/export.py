@@ -15,11 +15,7 @@ from flax import nnx
 from acrlpd.config import RLTrainConfig, to_dict
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
 from acrlpd.models.pi0_config import DType, Pi0Config
-from acrlpd.serving.critic_ranking import rank_critics, training_observations
-from acrlpd.serving.export_readme import write_readme
-from acrlpd.serving.levels import Level, ServingLevel, serving_level
-from acrlpd.serving.merge_lora import merge_lora, merged_config
-from acrlpd.serving.policy_checkpoint import (
+from acrlpd.policies.checkpoint import (
     CRITIC,
     CRITICS_IN_TREE,
     EXPORT_FILE,
@@ -28,9 +24,13 @@ from acrlpd.serving.policy_checkpoint import (
     nest,
     open_policy_checkpoint,
 )
-from acrlpd.serving.served_model import ServedModel, choose_actions
-from acrlpd.training.checkpoint_items import ASSETS
-from acrlpd.training.checkpoint_metadata import CheckpointError
+from acrlpd.policies.levels import Level, ServingLevel, serving_level
+from acrlpd.policies.served_model import ServedModel, choose_actions
+from acrlpd.serving.critic_ranking import rank_critics, training_observations
+from acrlpd.serving.export_readme import write_readme
+from acrlpd.serving.merge_lora import merge_lora, merged_config
+from acrlpd.training.checkpoints.items import ASSETS
+from acrlpd.training.checkpoints.metadata import CheckpointError
 
 Critics = Literal["level", "all", "none"]
 

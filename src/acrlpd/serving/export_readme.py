@@ -5,12 +5,20 @@ import shlex
 from collections.abc import Iterator
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.data import aloha_transforms, droid_transforms, libero_transforms
-from acrlpd.data.policy_transforms import delta_action_mask
+from acrlpd.data.pipeline.policy_transforms import delta_action_mask
 from acrlpd.models.pi0_config import Pi0Config
-from acrlpd.serving.levels import Level
-from acrlpd.serving.policy_checkpoint import EXPORT_FILE, PolicyCheckpoint
-from acrlpd.training.checkpoint_items import ASSETS
+from acrlpd.policies.checkpoint import EXPORT_FILE, PolicyCheckpoint
+from acrlpd.policies.levels import Level
+from acrlpd.robots import (
+    aloha as aloha_transforms,
+)
+from acrlpd.robots import (
+    droid as droid_transforms,
+)
+from acrlpd.robots import (
+    libero as libero_transforms,
+)
+from acrlpd.training.checkpoints.items import ASSETS
 
 # Fields of the model that openpi fixes.
 _NOT_IN_OPENPI = ("siglip_variant", "vocab_size", "image_resolution")

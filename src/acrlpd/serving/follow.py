@@ -6,9 +6,9 @@ import logging
 import pathlib
 from collections.abc import Callable
 
+from acrlpd.runs.directory import saved_steps
 from acrlpd.serving.server import PolicyServer
 from acrlpd.serving.serving_policy import ServingPolicy
-from acrlpd.training.run_directory import saved_steps
 
 logger = logging.getLogger(__name__)
 

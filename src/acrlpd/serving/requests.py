@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.data import aloha_transforms
-from acrlpd.data.norm_stats import NormStats
-from acrlpd.data.policy_transforms import PolicyTransforms, repack_structure
+from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.data.pipeline.policy_transforms import PolicyTransforms, repack_structure
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
 from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.robots import aloha as aloha_transforms
 
 _MAX_IMAGE_SIDE = 4096
 _MAX_CHARACTERS_PER_TOKEN = 64

@@ -11,12 +11,13 @@ import jax
 import numpy as np
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.data.norm_stats import NormStats
-from acrlpd.data.policy_transforms import create_policy_transforms
-from acrlpd.data.transforms import DataDict, DataTransformFn
+from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.data.pipeline.policy_transforms import create_policy_transforms
+from acrlpd.data.pipeline.transforms import DataDict, DataTransformFn
 from acrlpd.models.observation import Observation
 from acrlpd.models.pi0_config import Pi0Config
-from acrlpd.serving.policy_checkpoint import PolicyCheckpoint
+from acrlpd.policies.checkpoint import PolicyCheckpoint
+from acrlpd.policies.served_model import Choice, ServedModel, choose_actions
 from acrlpd.serving.requests import (
     ObservationSpec,
     RequestError,
@@ -25,7 +26,6 @@ from acrlpd.serving.requests import (
     create_observation_spec,
     split_options,
 )
-from acrlpd.serving.served_model import Choice, ServedModel, choose_actions
 
 _seeds = itertools.count()
 

@@ -8,7 +8,7 @@ import rich.console
 import rich.table
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides
-from acrlpd.training import run_directory as runs
+from acrlpd.runs import directory as runs
 from acrlpd.training.distributed import is_primary
 
 BASELINES = "baselines"

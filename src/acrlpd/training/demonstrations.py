@@ -34,7 +34,7 @@ def collect_missing_demonstrations(rl_config: RLTrainConfig, *, dry_run: bool = 
 def _collect(rl_config: RLTrainConfig, directory: pathlib.Path, env: str) -> None:
     wanted = rl_config.data.demonstrations
     if not directory.exists():
-        from acrlpd.envs.demonstrations import DemonstrationSettings, collect_demonstrations
+        from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
 
         # What is wrong with the config itself is said before minutes of work.
         validate_config(rl_config, num_devices=jax.device_count()).raise_for_errors()
@@ -51,6 +51,6 @@ def _collect(rl_config: RLTrainConfig, directory: pathlib.Path, env: str) -> Non
         print(f"{found.num_episodes} episodes, {found.num_successes} of them successes, {found.num_steps} steps")
     stats = rl_config.data.norm_stats_path
     if stats is not None and not stats.is_file():
-        from acrlpd.data.dataset import write_norm_stats
+        from acrlpd.data.pipeline.dataset import write_norm_stats
 
         write_norm_stats(rl_config)

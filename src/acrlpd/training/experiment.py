@@ -12,17 +12,16 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
-from acrlpd.data.dataset import norm_stats_dir
-from acrlpd.data.loader import ACRLPDDataLoader, create_acrlpd_data_loader
-from acrlpd.data.replay_dataset import ReplayDataset
-from acrlpd.data.source import Feature
+from acrlpd.data.pipeline.dataset import norm_stats_dir
+from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
+from acrlpd.data.pipeline.replay_dataset import ReplayDataset
+from acrlpd.data.sources.source import Feature
 from acrlpd.envs.env import EnvSpec
-from acrlpd.evaluation.protocol import ACRLPDEvaluationProtocol
+from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.monitoring.report import generate_training_report
-from acrlpd.monitoring.run_record import RunError
-from acrlpd.training import run_directory as runs
-from acrlpd.training.actor_process import ActorProcess
-from acrlpd.training.checkpoint_metadata import check_resume
+from acrlpd.runs import directory as runs
+from acrlpd.runs.record import RunError
+from acrlpd.training.checkpoints.metadata import check_resume
 from acrlpd.training.comparison import (
     CHANGED_BY_BASELINES,
     OFFLINE_CONTINUED,
@@ -34,20 +33,21 @@ from acrlpd.training.compilation_cache import enable_compilation_cache
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.host_memory import keep_freed_memory
 from acrlpd.training.initial_weights import check_initial_weights
-from acrlpd.training.online_phase import OnlinePhase, Player, SynchronousPlayer
+from acrlpd.training.online.actor_process import ActorProcess
+from acrlpd.training.online.phase import OnlinePhase, Player, SynchronousPlayer
+from acrlpd.training.online.rounds import RoundPlayer, acting_candidates, open_replay
 from acrlpd.training.out_of_memory import OutOfMemoryError
-from acrlpd.training.rounds import RoundPlayer, acting_candidates, open_replay
-from acrlpd.training.sharding import create_fsdp_sharding_strategy, validate_fsdp_sharding
+from acrlpd.training.sharding import create_sharding, validate_fsdp_sharding
 from acrlpd.training.signals import exit_code
 from acrlpd.training.throughput import planned_costs
-from acrlpd.training.trainer import ACRLPDTrainer, EvalFn
+from acrlpd.training.trainer import EvalFn, Trainer
 
 logger = logging.getLogger(__name__)
 
 EVALUATIONS = "evaluations"
 
 
-def run_training_experiment(
+def run_experiment(
     rl_config: RLTrainConfig,
     *,
     resume: bool = False,
@@ -177,8 +177,8 @@ def train_run(
     offline_copy: pathlib.Path | None = None,
     profile_steps: tuple[int, int] | None = None,
 ) -> int:
-    """Trains in `directory`; returns the exit code. `offline_copy` as in `ACRLPDTrainer`."""
-    sharding = create_fsdp_sharding_strategy(rl_config)
+    """Trains in `directory`; returns the exit code. `offline_copy` as in `Trainer`."""
+    sharding = create_sharding(rl_config)
     assets = read_assets(rl_config)
     steps = runs.saved_steps(directory) if resume else []
     if steps:
@@ -193,12 +193,12 @@ def train_run(
         written.mkdir(parents=True, exist_ok=True)
         if is_primary():
             runs.write_run_config(written, rl_config)
-        loader = stack.enter_context(create_acrlpd_data_loader(rl_config, device_sharding=sharding.data))
+        loader = stack.enter_context(create_data_loader(rl_config, device_sharding=sharding.data))
         protocol = _create_protocol(rl_config, written, loader, stack)
         if eval_fn is None and protocol is not None and rl_config.evaluation.num_episodes:
-            eval_fn = protocol.run_comprehensive_evaluation
+            eval_fn = protocol.evaluate_at_step
         online = _create_online_phase(rl_config, written, loader, protocol)
-        trainer = ACRLPDTrainer(
+        trainer = Trainer(
             rl_config,
             loader,
             sharding,
@@ -230,8 +230,8 @@ def train_run(
 
 
 def _create_protocol(
-    rl_config: RLTrainConfig, directory: pathlib.Path, loader: ACRLPDDataLoader, stack: contextlib.ExitStack
-) -> ACRLPDEvaluationProtocol | None:
+    rl_config: RLTrainConfig, directory: pathlib.Path, loader: DataLoader, stack: contextlib.ExitStack
+) -> EvaluationProtocol | None:
     """The config's environment, where there is one and something to do in it; it is closed with the stack."""
     if rl_config.env.id is None or not (rl_config.evaluation.num_episodes or rl_config.training.online_steps):
         return None
@@ -243,7 +243,7 @@ def _create_protocol(
             )
         logger.warning("evaluation in %s needs a single process; use `acrlpd eval`", rl_config.env.id)
         return None
-    protocol = ACRLPDEvaluationProtocol(
+    protocol = EvaluationProtocol(
         rl_config,
         loader.dataset.norm_stats,
         reward_origin=loader.dataset.rewards.origin,
@@ -272,8 +272,8 @@ def warn_about_image_size(recorded: Mapping[str, Feature], spec: EnvSpec) -> Non
 def _create_online_phase(
     rl_config: RLTrainConfig,
     directory: pathlib.Path,
-    loader: ACRLPDDataLoader,
-    protocol: ACRLPDEvaluationProtocol | None,
+    loader: DataLoader,
+    protocol: EvaluationProtocol | None,
 ) -> OnlinePhase | None:
     if not rl_config.training.online_steps:
         return None
@@ -293,7 +293,7 @@ def _create_online_phase(
     return OnlinePhase(rl_config, loader, ReplayDataset(replay, rl_config, loader.dataset), player)
 
 
-def _finish(trainer: ACRLPDTrainer) -> None:
+def _finish(trainer: Trainer) -> None:
     training = trainer.rl_config.training
     status = runs.FINISHED
     if trainer.stopped_by is not None:

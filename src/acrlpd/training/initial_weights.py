@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from acrlpd.agents import ACRLPDPi0Agent
+from acrlpd.agents import Agent
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.models.openpi_checkpoint import (
     LORA,
@@ -32,7 +32,7 @@ def check_initial_weights(rl_config: RLTrainConfig) -> None:
         find_paligemma_file(loader.path)
 
 
-def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array) -> ACRLPDPi0Agent:
+def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array) -> Agent:
     """Weights go from the files straight to their places, in the dtype they will have."""
     loader = rl_config.weight_loader
     if loader.kind == "none":

@@ -8,7 +8,7 @@ from typing import Any, Self
 import rich.console
 import rich.progress
 
-from acrlpd.training.metrics_log import TIMING
+from acrlpd.runs.metrics_log import TIMING
 
 logger = logging.getLogger(__name__)
 

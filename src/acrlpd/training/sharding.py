@@ -12,9 +12,10 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from acrlpd.agents import ACRLPDPi0Agent, create_acrlpd_pi0_agent_from_rl_config
+from acrlpd.agents import Agent
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan import make_plan
 from acrlpd.config.plan.plan import format_bytes
 
@@ -24,7 +25,7 @@ FSDP_AXIS = "fsdp"
 DATA_AXES = (BATCH_AXIS, FSDP_AXIS)
 
 Info = dict[str, jax.Array]
-TrainStepFn = Callable[[ACRLPDPi0Agent, Batch, jax.Array], tuple[ACRLPDPi0Agent, Info]]
+TrainStepFn = Callable[[Agent, Batch, jax.Array], tuple[Agent, Info]]
 
 
 def create_fsdp_mesh(fsdp_devices: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -79,15 +80,13 @@ class FSDPSharding:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.of_array(x)), tree)
 
 
-def create_fsdp_sharding_strategy(
-    rl_config: RLTrainConfig, devices: Sequence[jax.Device] | None = None
-) -> FSDPSharding:
+def create_sharding(rl_config: RLTrainConfig, devices: Sequence[jax.Device] | None = None) -> FSDPSharding:
     """The placement that a config asks for, on all devices of the run unless some are given."""
     mesh = create_fsdp_mesh(rl_config.fsdp.fsdp_devices, devices)
     return FSDPSharding(mesh, rl_config.fsdp.min_size_mib)
 
 
-def abstract_train_state(rl_config: RLTrainConfig, sharding: FSDPSharding) -> ACRLPDPi0Agent:
+def abstract_train_state(rl_config: RLTrainConfig, sharding: FSDPSharding) -> Agent:
     """Shapes, dtypes and places of a run's agent; nothing is allocated."""
     return sharding.abstract(jax.eval_shape(_creation(rl_config, sharding), jax.random.key(0)))
 
@@ -97,7 +96,7 @@ def init_fsdp_train_state(
     sharding: FSDPSharding,
     rng: jax.Array,
     policy_params: Mapping[str, Any] | None = None,
-) -> ACRLPDPi0Agent:
+) -> Agent:
     """The agent of a run at step 0, born where it belongs: no device ever holds more than its share.
 
     `policy_params` are weights to start from, already in place; they are used up.
@@ -115,26 +114,24 @@ def compile_fast() -> dict[str, Any] | None:
 
 def _creation(
     rl_config: RLTrainConfig, sharding: FSDPSharding
-) -> Callable[[jax.Array, Mapping[str, Any] | None], ACRLPDPi0Agent]:
-    def create(rng: jax.Array, policy_params: Mapping[str, Any] | None = None) -> ACRLPDPi0Agent:
-        return create_acrlpd_pi0_agent_from_rl_config(
-            rl_config, rng, policy_params=policy_params, data_shards=sharding.mesh.size
-        )
+) -> Callable[[jax.Array, Mapping[str, Any] | None], Agent]:
+    def create(rng: jax.Array, policy_params: Mapping[str, Any] | None = None) -> Agent:
+        return create_agent(rl_config, rng, policy_params=policy_params, data_shards=sharding.mesh.size)
 
     return create
 
 
-def create_fsdp_train_step_fn(
-    agent: ACRLPDPi0Agent, batch: Batch, sharding: FSDPSharding, *, update_policy: bool = True
+def compile_train_step(
+    agent: Agent, batch: Batch, sharding: FSDPSharding, *, update_policy: bool = True
 ) -> jax.stages.Compiled:
-    """Compiles `ACRLPDPi0Agent.train_step` for the places of `agent` and `batch` (arrays or shapes).
+    """Compiles `Agent.train_step` for the places of `agent` and `batch` (arrays or shapes).
 
     Called as (agent, batch, rng); the agent that is passed in is used up. The key of an update is `rng`
     folded with the agent's step, so one key serves a whole run. The result is compiled ahead of time:
     arrays of other shapes or in other places are an error, never a second compile.
     """
 
-    def train_step(agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> tuple[ACRLPDPi0Agent, Info]:
+    def train_step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, Info]:
         rng = jax.random.fold_in(rng, agent.step)
         return agent.train_step(batch, rng, update_policy=update_policy)
 

@@ -12,35 +12,36 @@ from typing import Any
 import jax
 import numpy as np
 
-from acrlpd.agents import ACRLPDPi0Agent, follow_config
+from acrlpd.agents import Agent
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
-from acrlpd.data.loader import ACRLPDDataLoader
+from acrlpd.config.create_agent import follow_config
+from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint
 from acrlpd.monitoring.memory import device_memory
 from acrlpd.monitoring.run_monitor import RunMonitor
-from acrlpd.training import metrics_log
-from acrlpd.training.checkpoint_items import AgentArrays, served_field, served_params, split_agent
-from acrlpd.training.checkpoint_metadata import load_checkpoint_metadata, restore_rng
-from acrlpd.training.checkpoints import (
+from acrlpd.runs import metrics_log
+from acrlpd.runs.directory import METRICS_FILE
+from acrlpd.runs.metrics_log import MetricsLog
+from acrlpd.training.checkpoints.items import AgentArrays, served_field, served_params, split_agent
+from acrlpd.training.checkpoints.manager import (
     CheckpointWriter,
     copy_checkpoint,
     restore_agent,
     save_acrlpd_checkpoint,
 )
+from acrlpd.training.checkpoints.metadata import load_checkpoint_metadata, restore_rng
 from acrlpd.training.clock import Clock
 from acrlpd.training.distributed import AgreedStop, barrier, is_primary
 from acrlpd.training.evaluation_record import EvaluationRecord
 from acrlpd.training.initial_weights import create_initial_agent
-from acrlpd.training.metrics_log import MetricsLog
-from acrlpd.training.online_phase import OnlinePhase
+from acrlpd.training.online.phase import OnlinePhase
 from acrlpd.training.out_of_memory import answer_out_of_memory
 from acrlpd.training.progress import Progress
-from acrlpd.training.run_directory import METRICS_FILE
 from acrlpd.training.sharding import (
     FSDPSharding,
     abstract_train_state,
-    create_fsdp_train_step_fn,
+    compile_train_step,
 )
 from acrlpd.training.signals import StopSignals
 from acrlpd.training.throughput import model_flops_utilization
@@ -53,10 +54,10 @@ MAX_IN_FLIGHT = 2
 
 OFFLINE, ONLINE = "offline", "online"
 
-EvalFn = Callable[[ACRLPDPi0Agent, int], Mapping[str, float]]
+EvalFn = Callable[[Agent, int], Mapping[str, float]]
 
 
-class ACRLPDTrainer:
+class Trainer:
     """Trains one agent on one run directory.
 
     Call `initialize` or `load_checkpoint` first, then `train`. Everything that decides what the next step
@@ -67,7 +68,7 @@ class ACRLPDTrainer:
     def __init__(
         self,
         rl_config: RLTrainConfig,
-        data_loader: ACRLPDDataLoader,
+        data_loader: DataLoader,
         sharding: FSDPSharding,
         directory: pathlib.Path,
         *,
@@ -86,7 +87,7 @@ class ACRLPDTrainer:
         self.rl_config = rl_config
         self.directory = directory
         self.step = 0
-        self.agent: ACRLPDPi0Agent | None = None
+        self.agent: Agent | None = None
         self.stopped_by: int | None = None  # the signal that ended `train` early
         self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
@@ -186,7 +187,7 @@ class ACRLPDTrainer:
 
     # -- the loop ------------------------------------------------------------------------------------
 
-    def train(self) -> ACRLPDPi0Agent:
+    def train(self) -> Agent:
         """Runs the phases to their end, or to a signal, and saves."""
         training = self.rl_config.training
         with self._signals:
@@ -288,7 +289,7 @@ class ACRLPDTrainer:
         policy_ahead = training.offline_steps > offline_warmup or self._online is not None
         wanted = {True: policy_ahead, False: warmup_ahead}
         for update_policy in (kind for kind, is_wanted in wanted.items() if is_wanted):
-            self._train_steps[update_policy] = create_fsdp_train_step_fn(
+            self._train_steps[update_policy] = compile_train_step(
                 self._current_agent(), batch, self._sharding, update_policy=update_policy
             )
         self.writer.prepare(self.arrays())
@@ -352,7 +353,7 @@ class ACRLPDTrainer:
         self.stopped_by = self._agreed_stop.check(self.step, self._signals.received)
         return self.stopped_by is not None or self.evaluations.is_out_of_patience
 
-    def _current_agent(self) -> ACRLPDPi0Agent:
+    def _current_agent(self) -> Agent:
         if self.agent is None:
             raise RuntimeError("call initialize() or load_checkpoint() first")
         return self.agent

@@ -260,9 +260,9 @@ def _state_leaves(config: RLTrainConfig) -> tuple[dict[str, Any], tuple[Any, ...
 def _trace_state(config: RLTrainConfig) -> tuple[dict[str, Any], tuple[Any, ...]]:
     import jax
 
-    from acrlpd.agents import create_acrlpd_pi0_agent_from_rl_config
+    from acrlpd.config.create_agent import create_agent
 
-    agent = jax.eval_shape(lambda key: create_acrlpd_pi0_agent_from_rl_config(config, key), jax.random.key(0))
+    agent = jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
 
     def leaves(tree: Any) -> tuple[tuple[tuple[int, ...], int], ...]:
         return tuple((leaf.shape, leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree))

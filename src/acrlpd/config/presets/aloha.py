@@ -10,9 +10,9 @@ Differs from the numbers it was first written down with: the model keeps the pad
 instead of 30 diffusion steps.
 """
 
-from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.optimizer_configs import AdamW, CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig
-from acrlpd.config.optimizers import AdamW, CosineDecaySchedule
 from acrlpd.config.run import OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.pi0_config import Pi0Config

@@ -8,9 +8,9 @@ Differs from the numbers it was first written down with: 32 padded action dims i
 `qchunking`), and batch 32 instead of 256, which is what the 20,000 steps are meant for.
 """
 
-from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.optimizer_configs import AdamW, CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
-from acrlpd.config.optimizers import AdamW, CosineDecaySchedule
 from acrlpd.config.run import FSDPConfig, OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.pi0_config import Pi0Config

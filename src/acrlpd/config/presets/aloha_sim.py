@@ -7,9 +7,9 @@ has pi0's architecture at a fraction of its size and reads prompts as bytes, so 
 Rendering needs EGL.
 """
 
-from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule, CosineDecaySchedule
 from acrlpd.config.data import DataConfig, DemonstrationsConfig, RepackConfig, RewardConfig
-from acrlpd.config.optimizers import AdamW, ConstantSchedule, CosineDecaySchedule
 from acrlpd.config.run import CheckpointConfig, EnvConfig, EvaluationConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.pi0_config import Pi0Config

@@ -3,7 +3,7 @@
 For trying a change and for tests; it learns nothing.
 """
 
-from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, QChunkingConfig
 from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.run import TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig

@@ -12,9 +12,9 @@ A full fine-tune needs about 65 GB of state: one 80 GB card holds it at a small 
 `acrlpd plan --config droid`.
 """
 
-from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.optimizer_configs import AdamW, CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig
-from acrlpd.config.optimizers import AdamW, CosineDecaySchedule
 from acrlpd.config.run import OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.pi0_config import Pi0Config

@@ -10,9 +10,9 @@ The policy's learning rate of 3e-4 is kept, but it is ten times what openpi fine
 with: `validate_config` warns, and `--pi0_lr 5e-5` is the careful choice.
 """
 
-from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.optimizer_configs import AdamW, CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig
-from acrlpd.config.optimizers import AdamW, CosineDecaySchedule
 from acrlpd.config.run import EnvConfig, OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.pi0_config import Pi0Config

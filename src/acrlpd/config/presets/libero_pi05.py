@@ -7,7 +7,7 @@ The critic keeps chunks of 5.
 
 import dataclasses
 
-from acrlpd.config.optimizers import CosineDecaySchedule
+from acrlpd.agents.optimizer_configs import CosineDecaySchedule
 from acrlpd.config.presets import libero
 from acrlpd.config.run import OpenPICompatibilityConfig, WeightLoaderConfig
 from acrlpd.models.pi0_config import Pi0Config

@@ -9,9 +9,9 @@ Differs from the paper's code: flow times are drawn as openpi draws them (Beta(1
 candidates are not clipped to [-1, 1] before the critics see them, and states and actions are normalised.
 """
 
-from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule
 from acrlpd.config.data import DataConfig, RepackConfig
-from acrlpd.config.optimizers import AdamW, ConstantSchedule
 from acrlpd.config.run import EnvConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.flow_policy_config import StateFlowPolicyConfig

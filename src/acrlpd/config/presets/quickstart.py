@@ -7,9 +7,9 @@ the best of 16 when the policy acts. Offline RL is followed by online RL, and bo
 and with more offline RL. Two cores, no GPU, no download.
 """
 
-from acrlpd.config.algorithm import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule
 from acrlpd.config.data import DataConfig, DemonstrationsConfig, RewardConfig
-from acrlpd.config.optimizers import AdamW, ConstantSchedule
 from acrlpd.config.run import CheckpointConfig, EnvConfig, EvaluationConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.pi0_config import Pi0Config

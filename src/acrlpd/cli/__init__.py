@@ -1,0 +1,1 @@
+"""The `acrlpd` command and all of its subcommands, one module each."""

@@ -1,0 +1,252 @@
+"""The commands of `acrlpd data`: typed functions whose signatures become the command line."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+# Imports of the work itself happen inside the functions: help should not wait for them.
+
+Dataset = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET")]
+JsonFlag = Annotated[bool, tyro.conf.arg(name="json"), tyro.conf.FlagCreatePairsOff]
+OnBadEpisode = Literal["error", "skip"]
+
+
+def inspect(
+    dataset: Dataset,
+    contact_sheet: Path | None = None,
+    on_bad_episode: OnBadEpisode = "skip",
+    json_: JsonFlag = False,
+) -> None:
+    """Show what a dataset holds: episodes, features, success, rewards, action ranges, and warnings.
+
+    Args:
+        dataset: Directory or hub id.
+        contact_sheet: PNG file to write, with first, middle and last frames of some episodes.
+        on_bad_episode: Stop at a broken episode, or leave it out and list it.
+        json_: Print JSON.
+    """
+    from rich.console import Console
+
+    from acrlpd.data.sources.source import open_source
+    from acrlpd.data.tools.inspect import contact_sheet as make_contact_sheet
+    from acrlpd.data.tools.inspect import inspect_source, print_report
+
+    source = open_source(dataset, on_bad_episode=on_bad_episode)
+    report = inspect_source(source)
+    if json_:
+        print(json.dumps(dataclasses.asdict(report), indent=2))
+    else:
+        print_report(report, Console())
+    if contact_sheet is not None:
+        make_contact_sheet(source).save(contact_sheet)
+
+
+def stats(
+    config: str,
+    data_dir: str | None = None,
+    repo_id: str | None = None,
+    asset_id: str | None = None,
+    on_bad_episode: OnBadEpisode | None = None,
+) -> None:
+    """Compute the norm statistics of a config's dataset, from its columns alone.
+
+    Args:
+        config: A preset (`acrlpd configs list`) or a YAML file.
+        data_dir: Dataset directory; wins over the config's.
+        repo_id: Dataset on the hub; wins over the config's.
+        asset_id: Name under which the statistics are kept; wins over the config's.
+        on_bad_episode: Stop at a broken episode, or leave it out; wins over the config's.
+    """
+    from rich.console import Console
+
+    from acrlpd.config.command_line import find_config
+    from acrlpd.config.overrides import apply_config_overrides
+    from acrlpd.data.pipeline.dataset import write_norm_stats
+
+    given = {
+        "data.data_dir": data_dir,
+        "data.repo_id": repo_id,
+        "data.asset_id": asset_id,
+        "data.on_bad_episode": on_bad_episode,
+    }
+    overrides = {key: value for key, value in given.items() if value is not None}
+    directory, norm_stats = write_norm_stats(apply_config_overrides(find_config(config), overrides))
+    console = Console()
+    for name, values in norm_stats.items():
+        console.print(f"{name}: {values.dim} dims")
+    console.print(f"wrote {directory / 'norm_stats.json'}", markup=False)
+
+
+def cache(
+    dataset: Dataset,
+    cache_dir: Annotated[Path, tyro.conf.Positional],
+    height: int = 224,
+    width: int = 224,
+    cameras: tuple[str, ...] | None = None,
+    format: Literal["raw", "jpeg"] = "raw",
+    workers: int | None = None,
+    on_bad_episode: OnBadEpisode = "error",
+) -> None:
+    """Decode all frames once, at the model's resolution; run it again to go on after an interruption.
+
+    Args:
+        dataset: Directory or hub id.
+        cache_dir: Directory of the cache, empty or with the begun cache of this dataset.
+        height: Height of the model's images.
+        width: Width of the model's images.
+        cameras: Cameras to keep; all by default.
+        format: Raw is fastest; jpeg is about seven times smaller.
+        workers: Threads; one per core by default.
+        on_bad_episode: Stop at a broken episode, or leave it out of the cache and list it.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from acrlpd.data.frames.cache_builder import build_frame_cache
+    from acrlpd.data.sources.source import open_source
+
+    source = open_source(dataset, on_bad_episode=on_bad_episode)
+    skipped = build_frame_cache(
+        source, cache_dir, height=height, width=width, cameras=cameras, encoding=format, workers=workers
+    )
+    console = Console()
+    reasons = [episode.reason for episode in source.skipped] + list(skipped.values())
+    for reason in reasons:
+        console.print(f"[yellow]skipped[/] {escape(reason)}")
+    console.print(f"{cache_dir}: {len(source) - len(skipped)} episodes, {len(reasons)} skipped", markup=False)
+
+
+def label(
+    dataset: Dataset,
+    success: str = "",
+    failure: str = "",
+    reward: str = "",
+    rule: str | None = None,
+    interactive: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    camera: str | None = None,
+    labels_file: Path | None = None,
+    on_bad_episode: OnBadEpisode = "error",
+) -> None:
+    """Write down which episodes succeeded, in a file next to the dataset.
+
+    Args:
+        dataset: Directory or hub id.
+        success: Episodes that succeeded, for example 0-9,12.
+        failure: Episodes that failed.
+        reward: Reward of the last step of labelled episodes, for example 0-4=0.5,7=2, instead of the usual.
+        rule: Success where it holds, for example "sum(next.reward) >= 1" or "length < 300".
+        interactive: Show first and last frame of each episode without a label, and ask.
+        camera: The camera to show; the first by default.
+        labels_file: Where to write; `<dataset>.labels.json` by default.
+        on_bad_episode: Stop at a broken episode, or leave it without a label.
+    """
+    from rich.console import Console
+
+    from acrlpd.data.sources import labels as labels_module
+    from acrlpd.data.sources.source import DatasetError, open_source
+
+    source = open_source(dataset, on_bad_episode=on_bad_episode)
+    if not (success or failure or reward or rule or interactive):
+        raise DatasetError("say how to label: --success, --failure, --reward, --rule or --interactive")
+    path = labels_file or labels_module.labels_path(source.root)
+    labels = labels_module.load_labels(path, source) or labels_module.Labels(path, {})
+    if rule:
+        labels = labels.updated(labels_module.label_rule(source, rule))
+    parsed = labels_module.parse_indices(success), labels_module.parse_indices(failure)
+    labels = labels.updated(labels_module.label_list(source, *parsed))
+    rewards = labels_module.parse_rewards(reward)
+    labels = labels.updated(labels_module.label_rewards(labels.episodes, rewards))
+    shown = camera or (source.cameras[0] if source.cameras else None)
+    if interactive and (shown is None or shown not in source.cameras):
+        raise DatasetError(f"{source.root}: no camera {shown!r}; it has {list(source.cameras)}")
+    if labels.episodes:  # a file without labels would hide the dataset's own rewards
+        labels.save()
+    console = Console()
+    if interactive and shown is not None:
+        answers = labels_module.label_interactively(
+            source, labels.episodes, camera=shown, ask=console.input, console=console
+        )
+        for index, answer in answers:
+            labels = labels.updated({index: answer})
+            labels.save()
+    wins = sum(entry.success for entry in labels.episodes.values())
+    console.print(f"{path}: {len(labels.episodes)} of {len(source)} episodes labelled, {wins} successes", markup=False)
+
+
+def convert(
+    dataset: Dataset,
+    output: Annotated[Path, tyro.conf.Positional],
+    task: str | None = None,
+    robot_type: str | None = None,
+    codec: Literal["libsvtav1", "h264"] = "libsvtav1",
+    on_bad_episode: OnBadEpisode = "error",
+) -> None:
+    """Convert ALOHA or DROID HDF5 episodes to a LeRobot v3.0 dataset, in bounded memory.
+
+    Args:
+        dataset: Directory with the HDF5 episodes.
+        output: Directory of the new dataset.
+        task: What the robot does, for episodes that do not say it themselves.
+        robot_type: Name of the robot in the new dataset.
+        codec: AV1 as lerobot writes it, or H.264, which encodes faster.
+        on_bad_episode: Stop at a broken episode, or leave it out and list it.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from acrlpd.data.sources.source import open_source
+    from acrlpd.data.tools.convert import convert_to_lerobot
+
+    source = open_source(dataset, on_bad_episode=on_bad_episode)
+    skipped = convert_to_lerobot(source, output, task=task, codec=codec, robot_type=robot_type)
+    console = Console()
+    for episode in skipped:
+        console.print(f"[yellow]skipped[/] {escape(episode.reason)}")
+    console.print(f"{output}: {len(open_source(output))} episodes, {len(skipped)} skipped", markup=False)
+
+
+def validate(
+    dataset: Dataset,
+    cache_dir: Path | None = None,
+    frames: Literal["none", "ends", "all"] = "ends",
+    json_: JsonFlag = False,
+) -> int:
+    """Check every episode, and list all that is wrong; exit code 1 if anything is.
+
+    Args:
+        dataset: Directory or hub id.
+        cache_dir: A frame cache of the dataset whose checksums to check as well.
+        frames: Which frames to decode: none, the first and last of every episode and camera, or all.
+        json_: Print JSON.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from acrlpd.data.sources.source import open_source
+    from acrlpd.data.tools.validate import validate_cache, validate_source
+
+    source = open_source(dataset)
+    problems = validate_source(source, frames=frames, show_progress=not json_)
+    if cache_dir is not None:
+        problems += validate_cache(cache_dir, source)
+    if json_:
+        print(json.dumps({"episodes": len(source), "problems": problems}, indent=2))
+    else:
+        console = Console()
+        for problem in problems:
+            console.print(f"[red]broken[/] {escape(problem)}")
+        console.print(f"{dataset}: {len(source)} episodes, {len(problems)} problems", markup=False)
+    return 1 if problems else 0
+
+
+COMMANDS = {
+    "inspect": inspect,
+    "stats": stats,
+    "cache": cache,
+    "label": label,
+    "convert": convert,
+    "validate": validate,
+}

@@ -1,0 +1,97 @@
+"""`acrlpd demos`: demonstrations by scripted experts."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+JsonFlag = Annotated[bool, tyro.conf.arg(name="json"), tyro.conf.FlagCreatePairsOff]
+
+
+def collect(
+    env: str,
+    output: Path,
+    episodes: int = 100,
+    mix: dict[str, float] | None = None,
+    success_share: float | None = None,
+    seed: int = 0,
+    max_episode_steps: int | None = None,
+    image_size: tuple[int, int] = (224, 224),
+    codec: Literal["h264", "libsvtav1"] = "h264",
+    num_workers: int | None = None,
+    timeout: float = 300.0,
+    json_: JsonFlag = False,
+) -> None:
+    """Collect a LeRobot v3.0 dataset with rewards; goes on where an interrupted collection stopped.
+
+    Args:
+        env: Name of the environment, such as cube-single-play-singletask-v0.
+        output: Directory of the new dataset.
+        episodes: Episodes in the dataset.
+        mix: Qualities of the expert and their shares, as in `--mix expert 0.2 mixed 0.8`. `acrlpd demos list`
+            shows the qualities. Default: expert.
+        success_share: Share of successes in the dataset, between 0 and 1. Default: as they come.
+        seed: Seed of everything random.
+        max_episode_steps: Steps after which an episode is cut. Default: the environment's own limit.
+        image_size: Height and width of the cameras' images.
+        codec: H.264, which encodes fast, or AV1 as lerobot writes it.
+        num_workers: Processes that collect; 0: this one. Default: one per core.
+        timeout: Seconds an episode may take before its process is restarted.
+        json_: Print JSON.
+    """
+    import json
+
+    from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
+
+    settings = DemonstrationSettings(
+        env=env,
+        num_episodes=episodes,
+        mix=mix or {"expert": 1.0},
+        success_share=success_share,
+        seed=seed,
+        max_episode_steps=max_episode_steps,
+        image_size=image_size,
+        codec=codec,
+    )
+    collection = collect_demonstrations(
+        settings, output, num_workers=num_workers, timeout_s=timeout, show_progress=not json_
+    )
+    facts = {
+        "path": str(collection.path),
+        "episodes": collection.num_episodes,
+        "successes": collection.num_successes,
+        "steps": collection.num_steps,
+        "candidates": collection.num_candidates,
+        "failures": [failure.reason for failure in collection.failures],
+    }
+    if json_:
+        print(json.dumps(facts, indent=2))
+        return
+    for failure in collection.failures:
+        print(f"warning: an environment failed and was restarted: {failure.reason}")
+    print(
+        f"{output}: {collection.num_episodes} episodes ({collection.num_successes} successes), "
+        f"{collection.num_steps} steps, {collection.num_candidates} episodes tried"
+    )
+
+
+def list_(json_: JsonFlag = False) -> None:
+    """List the environments that have a scripted expert, and its qualities.
+
+    Args:
+        json_: Print JSON.
+    """
+    import json
+
+    from acrlpd.experts.demonstrations import EXPERTS
+
+    if json_:
+        print(json.dumps(EXPERTS, indent=2))
+        return
+    for env, qualities in EXPERTS.items():
+        print(env)
+        for quality, meaning in qualities.items():
+            print(f"  {quality:<8}{meaning}")
+
+
+COMMANDS = {"collect": collect, "list": list_}

@@ -1,0 +1,239 @@
+"""`acrlpd export` and `acrlpd serve`."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import tyro
+
+from acrlpd.config.command_line import Flag
+
+if TYPE_CHECKING:
+    from acrlpd.policies.checkpoint import PolicyCheckpoint
+    from acrlpd.serving.server import PolicyServer
+    from acrlpd.serving.serving_policy import ServingPolicy
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions:
+    """What to export, and in which form."""
+
+    # A run directory (its newest checkpoint counts) or one of its checkpoints.
+    checkpoint: tyro.conf.Positional[Path]
+    # Directory to make.
+    output: Path
+    # Cost of an action chunk: denoising steps, candidates and critics.
+    level: Literal["fast", "standard", "accurate"] = "standard"
+    # Add LoRA adapters into the weights.
+    merge_lora: Flag = False
+    # Precision of the stored parameters; default: as they were trained.
+    dtype: Literal["bfloat16", "float32"] | None = None
+    # Critics to put beside the policy: as many as the level wants (the best on the run's data), all, or none.
+    critics: Literal["level", "all", "none"] = "level"
+    # Replace an earlier export.
+    overwrite: Flag = False
+
+
+def export_main(args: Sequence[str]) -> int:
+    options = tyro.cli(
+        ExportOptions,
+        args=args,
+        prog="acrlpd export",
+        description="Export a policy to a directory that openpi and acrlpd serve.",
+    )
+    from acrlpd.serving.export import export_policy
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
+    verification = export_policy(
+        options.checkpoint,
+        options.output,
+        level=options.level,
+        merge_adapters=options.merge_lora,
+        dtype=options.dtype,
+        critics=options.critics,
+        overwrite=options.overwrite,
+    )
+    print(f"exported to {options.output}; its README.md says how to serve it")
+    print(
+        f"verified: actions differ from the training policy's by {verification.mean_difference:.2g} on average and "
+        f"{verification.max_difference:.2g} at most (normalised units)"
+    )
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions:
+    """What to serve, and to whom."""
+
+    # An exported directory, a run, a checkpoint of a run, or an openpi checkpoint (with --config).
+    checkpoint: tyro.conf.Positional[Path]
+    # Address to listen on. 0.0.0.0 lets other machines in: use an API key then.
+    host: str = "127.0.0.1"
+    # Port; 0: any free one.
+    port: int = 8000
+    # Candidates per action chunk, and the most that a request may ask for; default: the checkpoint's.
+    best_of_n: int | None = None
+    # Denoising steps; the first is the default, requests may ask for the others. Default: the checkpoint's.
+    num_steps: tuple[int, ...] = ()
+    # Most requests that share one call of the policy.
+    max_batch_size: int = 8
+    # Longest time in milliseconds that a request waits for others to share a call with, or a fifth of a call where that
+    # is longer. 0: it does not wait.
+    max_wait_ms: float = 5.0
+    # Load newer checkpoints of this run as they appear.
+    follow: Path | None = None
+    # Preset or YAML file that describes an openpi checkpoint.
+    config: str | None = None
+    # File with the key that clients must send.
+    api_key_file: Path | None = None
+    # Largest message that is read, in MiB.
+    max_message_mib: int = 32
+    # Most clients at a time.
+    max_clients: int = 64
+    # Seconds for a request to be answered.
+    request_timeout_s: float = 30.0
+
+
+def serve_main(args: Sequence[str]) -> int:
+    options = tyro.cli(
+        ServeOptions,
+        args=args,
+        prog="acrlpd serve",
+        description="Serve a policy on openpi's protocol, with best-of-N under its critics.",
+    )
+    import asyncio
+
+    from acrlpd.serving.server import PolicyServer, ServerOptions
+    from acrlpd.training.compilation_cache import enable_compilation_cache
+    from acrlpd.training.experiment import setup_logging
+
+    server_options = ServerOptions(
+        host=options.host,
+        port=options.port,
+        api_key=_read_key(options.api_key_file),
+        max_wait_ms=options.max_wait_ms,
+        max_message_bytes=options.max_message_mib * 2**20,
+        max_clients=options.max_clients,
+        request_timeout_s=options.request_timeout_s,
+    )
+    server_options.check_address()
+    checkpoint = _open(options.checkpoint, options)
+    if options.follow is not None and not options.follow.expanduser().is_dir():
+        raise ValueError(f"--follow: {options.follow} is not a directory; give that of the run")
+    setup_logging()
+    enable_compilation_cache()
+    logger.info(
+        "loading %s, then compiling all that a request can ask for; a large policy takes minutes", checkpoint.directory
+    )
+    asyncio.run(_serve(PolicyServer(load_present(checkpoint, options), server_options), options))
+    if options.follow is not None:
+        # A newer checkpoint may still be being read, for minutes or from a drive that does not answer, and Python
+        # would wait for that thread. Every client has been answered and there is nothing to write.
+        os._exit(0)
+    return 0
+
+
+def _read_key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        key = path.expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--api_key_file {path} cannot be read: {error}") from error
+    if not key:
+        raise ValueError(f"--api_key_file: {path} is empty")
+    if len(key.splitlines()) > 1:
+        raise ValueError(f"--api_key_file: {path} must have one line, the key; found {len(key.splitlines())}")
+    return key
+
+
+async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
+    """Until SIGTERM or Ctrl-C; requests under way are answered first."""
+    import asyncio
+    import signal
+
+    from acrlpd.serving.follow import follow_run
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await server.start()
+    logger.info("serving on ws://%s:%d (/healthz, /metrics)", options.host, server.port)
+    if options.host not in ("127.0.0.1", "localhost", "::1") and options.api_key_file is None:
+        logger.warning("everybody who reaches %s can use this server; --api_key_file keeps others out", options.host)
+    follower = None
+    if options.follow is not None:
+        run = options.follow.expanduser().absolute()
+        limits = server.policy.limits  # what clients were told holds for later checkpoints too
+        same = dataclasses.replace(options, best_of_n=limits.best_of_n, num_steps=limits.num_steps, config=None)
+        follower = asyncio.create_task(follow_run(server, run, lambda path: _load(_open(path, same), same)))
+    await stop.wait()
+    logger.info("stopping: answering what is under way")
+    if follower is not None:
+        follower.cancel()
+    await server.drain()
+
+
+def _open(path: Path, options: ServeOptions) -> "PolicyCheckpoint":
+    from acrlpd.config.command_line import find_config
+    from acrlpd.policies.checkpoint import open_policy_checkpoint
+
+    return open_policy_checkpoint(path, None if options.config is None else find_config(options.config))
+
+
+def load_present(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
+    """Loads it. A run that trains removes its older checkpoints, also one that is being read: then its newest is."""
+    while True:
+        try:
+            return _load(checkpoint, options)
+        except Exception as error:  # whatever reading half a directory may end in
+            newest = _open(options.checkpoint, options)
+            if newest.directory == checkpoint.directory:
+                raise
+            logger.warning(
+                "%s was replaced while it was read (%s); loading %s", checkpoint.directory, error, newest.directory
+            )
+            checkpoint = newest
+
+
+def _load(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
+    """Reads, compiles and says what will be served."""
+    import time
+
+    from acrlpd.serving.serving_policy import load_serving_policy
+
+    start = time.perf_counter()
+    policy = load_serving_policy(
+        checkpoint,
+        best_of_n=_best_of_n(checkpoint, options.best_of_n),
+        num_steps=options.num_steps,
+        max_batch_size=options.max_batch_size,
+    )
+    loaded = time.perf_counter()
+    policy.warm_up()
+    logger.info(
+        "%s: best of %d, %s denoising steps; loaded in %.1f s, compiled in %.1f s",
+        checkpoint.directory,
+        policy.limits.best_of_n,
+        " or ".join(map(str, policy.limits.num_steps)),
+        loaded - start,
+        time.perf_counter() - loaded,
+    )
+    return policy
+
+
+def _best_of_n(checkpoint: "PolicyCheckpoint", wanted: int | None) -> int:
+    """Without critics there is nothing to choose by: one candidate, and a word about it."""
+    if checkpoint.has_critics:
+        return checkpoint.level.best_of_n if wanted is None else wanted
+    logger.warning(
+        "%s has no critics: one candidate per chunk, no best-of-N%s",
+        checkpoint.directory,
+        "" if wanted in (None, 1) else f" (--best_of_n {wanted} is not possible)",
+    )
+    return 1

@@ -1,1 +1,0 @@
-"""The subcommands of `acrlpd`. Each module is imported only when its command runs."""

@@ -1,0 +1,1 @@
+"""From episodes to batches: rewards, windows, transforms, norm statistics, the loader and the replay."""

@@ -1,0 +1,286 @@
+"""A config's dataset, opened: columns and rewards in memory, frames within reach, everything checked."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from acrlpd.config import DataConfig, RLTrainConfig
+from acrlpd.data.frames.store import open_frame_store
+from acrlpd.data.pipeline.norm_stats import (
+    NormStats,
+    NormStatsError,
+    NormStatsOrigin,
+    chunk_rows,
+    compute_norm_stats,
+    load_norm_stats,
+    load_norm_stats_origin,
+    save_norm_stats,
+)
+from acrlpd.data.pipeline.norm_stats_check import check_norm_stats
+from acrlpd.data.pipeline.policy_transforms import (
+    PolicyTransforms,
+    create_policy_transforms,
+    create_statistics_transform,
+    describe_statistics_transform,
+    known_delta_mask,
+)
+from acrlpd.data.pipeline.rewards import StepRewards, compute_rewards, require_success_in_time
+from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions
+from acrlpd.data.sources.labels import labels_path, load_labels
+from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, FrameStore, open_source
+from acrlpd.models.pi0_config import Pi0Config
+
+logger = logging.getLogger(__name__)
+
+FAKE = "fake"
+# Windows looked at when statistics are checked against the data.
+_CHECKED_WINDOWS = 2_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Episodes with everything that the windows of a run need."""
+
+    source: EpisodeSource
+    frames: FrameStore | None  # None: the policy is given no camera
+    table: ColumnTable  # state and action columns float32 [N, d], and those of rewards
+    rewards: StepRewards
+    prompts: np.ndarray | None  # str [distinct prompts], the default filled in; None: the policy reads none
+    transforms: PolicyTransforms
+    norm_stats: dict[str, NormStats] | None  # None only for fake data
+
+
+def open_dataset(rl_config: RLTrainConfig, source: EpisodeSource | None = None) -> Dataset:
+    """Opens the dataset of a config (or the given episodes instead) and refuses what does not fit together."""
+    config = rl_config.data
+    transforms = create_policy_transforms(rl_config)
+    source = open_config_source(rl_config) if source is None else source
+    if isinstance(rl_config.model, Pi0Config):
+        _check_cameras(source, transforms.cameras, rl_config.model)
+    origin = _origin(source, rl_config)  # statistics are those of all episodes, whichever are trained on
+    source = _filter_episodes(source, config)
+    frames = _open_frames(source, transforms, rl_config)
+    if frames is not None:
+        source = frames.source  # a cache may lack episodes that could not be decoded
+    table, rewards = _read(source, config)
+    dataset = Dataset(
+        source=source,
+        frames=frames,
+        table=table,
+        rewards=rewards,
+        prompts=fill_prompts(source, table, config) if isinstance(rl_config.model, Pi0Config) else None,
+        transforms=transforms,
+        norm_stats=load_config_norm_stats(config),
+    )
+    _check(dataset, rl_config, origin)
+    return dataset
+
+
+def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource:
+    if config.max_episodes is not None:
+        late = source.indices[config.max_episodes :]
+        source = source.without(dict.fromkeys(late, f"beyond data.max_episodes={config.max_episodes}"))
+    if config.episode_filter == "success":
+        _, rewards = _read(source, config)
+        failed = [index for index, ok in zip(source.indices, rewards.success, strict=True) if not ok]
+        if len(failed) == len(source):
+            raise DatasetError(f"{source.root}: data.episode_filter=success leaves none of {len(source)} episodes")
+        source = source.without(dict.fromkeys(failed, "no success (data.episode_filter)"))
+    return source
+
+
+def _open_frames(source: EpisodeSource, transforms: PolicyTransforms, rl_config: RLTrainConfig) -> FrameStore | None:
+    """The frame cache if there is one, else a pool of decoded episodes, else the decoder."""
+    config, model = rl_config.data, rl_config.model
+    if not transforms.cameras or not isinstance(model, Pi0Config):
+        return None
+    height, width = model.image_resolution
+    pool = config.episodes_per_memory_pool if config.frame_cache_dir is None else 0
+    return open_frame_store(
+        source,
+        height=height,
+        width=width,
+        cameras=tuple(dict.fromkeys(transforms.cameras.values())),
+        cache_dir=config.frame_cache_dir,
+        episodes_per_memory_pool=pool or None,
+    )
+
+
+def _is_fake(config: DataConfig) -> bool:
+    return config.repo_id == FAKE and config.data_dir is None
+
+
+def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
+    """The episodes that a config names."""
+    config = rl_config.data
+    if config.data_dir is not None:
+        return open_source(config.data_dir, on_bad_episode=config.on_bad_episode)
+    if _is_fake(config):
+        from acrlpd.data.sources.fake import create_fake_source
+
+        return create_fake_source(rl_config)
+    if config.repo_id is None:
+        raise DatasetError("no dataset is given: set data.data_dir to a directory or data.repo_id to a hub id")
+    return open_source(config.repo_id, on_bad_episode=config.on_bad_episode)
+
+
+def norm_stats_dir(config: DataConfig) -> Path:
+    """<assets_dir>/<asset_id>, where the norm statistics of a config lie."""
+    path = config.norm_stats_path
+    if path is None:
+        raise DatasetError("norm statistics need a name: set data.asset_id, data.data_dir or data.repo_id")
+    return path.parent
+
+
+def write_norm_stats(
+    rl_config: RLTrainConfig, source: EpisodeSource | None = None
+) -> tuple[Path, dict[str, NormStats]]:
+    """Computes the norm statistics of a config's dataset and writes them where training looks for them."""
+    source = open_config_source(rl_config) if source is None else source
+    table = read_columns(source, rl_config.data, rewards=False)
+    repack = rl_config.data.repack
+    norm_stats = compute_norm_stats(
+        table,
+        create_statistics_transform(rl_config),
+        columns=(*repack.state, *repack.actions),
+        action_columns=repack.actions,
+        action_horizon=rl_config.model.action_horizon,
+    )
+    directory = norm_stats_dir(rl_config.data)
+    save_norm_stats(directory, norm_stats, _origin(source, rl_config))
+    return directory, norm_stats
+
+
+def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepRewards]:
+    if len(source) == 0:
+        raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
+    named = config.rewards.labels_file
+    labels = load_labels(labels_path(source.root) if named is None else Path(named), source)
+    if named is not None and labels is None:
+        raise DatasetError(f"data.rewards.labels_file={named}: no such file; write it with `acrlpd data label`")
+    table = read_columns(source, config, rewards=True)
+    rewards = compute_rewards(table, source.indices, config.rewards, labels)
+    require_success_in_time(table, rewards, config.rewards)
+    return table, rewards
+
+
+def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:
+    """The columns of a config; state and actions as float32 [N, d], scalars included."""
+    values = (*config.repack.state, *config.repack.actions)
+    names = list(values)
+    if rewards:
+        named = (config.rewards.reward_column, config.rewards.success_column, config.rewards.done_column)
+        names += [name for name in named if name in source.features and name not in source.cameras]
+    table = source.read_columns(list(dict.fromkeys(names)))
+    columns = dict(table.columns)
+    for name in values:
+        columns[name] = np.ascontiguousarray(columns[name].reshape(len(columns[name]), -1), np.float32)
+    return dataclasses.replace(table, columns=columns)
+
+
+def fill_prompts(source: EpisodeSource, table: ColumnTable, config: DataConfig) -> np.ndarray:
+    """The table's distinct prompts, with the default where a step has no task: str [distinct prompts]."""
+    tasks = table.prompts if config.prompt_from_task else (None,) * len(table.prompts)
+    prompts = [task or config.default_prompt for task in tasks]
+    if None in prompts:
+        raise DatasetError(f"{source.root}: some steps have no task to make a prompt from; set data.default_prompt")
+    return np.array(prompts)
+
+
+def load_config_norm_stats(config: DataConfig) -> dict[str, NormStats] | None:
+    """The norm statistics of a config's dataset; None for fake data, which has none."""
+    if _is_fake(config):
+        return None
+    directory = norm_stats_dir(config)
+    try:
+        return load_norm_stats(directory)
+    except NormStatsError as error:
+        raise NormStatsError(f"{error} (data.assets_dir={config.assets_dir}, asset_id={directory.name})") from error
+
+
+def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) -> None:
+    """Refuses what would otherwise show up as a shape error or as a policy that does not learn."""
+    config, model = rl_config.data, rl_config.model
+    sample = _transformed_sample(dataset.table, rl_config)
+    _check_dims(sample, rl_config)
+    if dataset.norm_stats is None:
+        return
+    warnings = check_norm_stats(
+        dataset.norm_stats,
+        load_norm_stats_origin(norm_stats_dir(config)),
+        origin,
+        sample,
+        counterpart=_counterpart(sample, config),
+        use_quantiles=dataset.transforms.use_quantile_norm,
+        padded_dim=model.action_dim,
+    )
+    for warning in warnings:
+        logger.warning("%s: %s", norm_stats_dir(config), warning)
+
+
+def _check_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> None:
+    action_dim, found = rl_config.qchunking.action_dim, sample["actions"].shape[-1]
+    if found != action_dim:
+        raise DatasetError(
+            f"the actions {rl_config.data.repack.actions} have {found} dims, but qchunking.action_dim is {action_dim}"
+        )
+    state_dim = sample["state"].shape[-1]
+    wanted = getattr(rl_config.model, "state_dim", None)
+    if wanted is not None and state_dim != wanted:
+        raise DatasetError(
+            f"the state {rl_config.data.repack.state} has {state_dim} dims, but model.state_dim is {wanted}"
+        )
+
+
+def _check_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: Pi0Config) -> None:
+    for slot, camera in cameras.items():
+        if camera not in source.cameras:
+            raise DatasetError(
+                f"data.repack.{slot} names the camera {camera!r}; {source.root} has {list(source.cameras)}"
+            )
+    if model.image_keys and not cameras:
+        raise DatasetError(
+            f"the policy is given {model.image_keys}, but data.repack names no camera for any of them; "
+            f"{source.root} has {list(source.cameras)}. Without cameras set model.image_keys=()"
+        )
+    black = [slot for slot in model.image_keys if slot not in cameras]
+    if black:
+        logger.warning(
+            "no camera is given for %s: the policy computes black, masked images there. Drop them with "
+            "model.image_keys=%s to save that time",
+            black,
+            tuple(cameras),
+        )
+
+
+def _origin(source: EpisodeSource, rl_config: RLTrainConfig) -> NormStatsOrigin:
+    return NormStatsOrigin(
+        dataset=source.identity,
+        num_episodes=len(source),
+        num_frames=int(source.lengths.sum()),
+        action_horizon=rl_config.model.action_horizon,
+        transforms=describe_statistics_transform(rl_config.data),
+    )
+
+
+def _transformed_sample(table: ColumnTable, rl_config: RLTrainConfig) -> dict[str, Any]:
+    """State [n, s] and actions [n, T, a] of evenly spaced windows, before normalisation."""
+    num_rows = int(table.offsets[-1])
+    rows = np.unique(np.linspace(0, num_rows - 1, _CHECKED_WINDOWS).astype(np.int64))
+    steps = chunk_rows(table.offsets, rows, rl_config.model.action_horizon)
+    data = {name: table.columns[name][rows] for name in rl_config.data.repack.state}
+    data |= {name: table.columns[name][steps] for name in rl_config.data.repack.actions}
+    return create_statistics_transform(rl_config)(data)
+
+
+def _counterpart(sample: dict[str, Any], config: DataConfig) -> np.ndarray | None:
+    """The sample's actions made absolute if they are relative, and the reverse; None without a mask."""
+    mask = known_delta_mask(config)
+    if mask is None:
+        return None
+    toggle = AbsoluteActions(mask) if config.use_delta_joint_actions else DeltaActions(mask)
+    return toggle(sample)["actions"]

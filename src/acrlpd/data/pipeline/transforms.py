@@ -1,0 +1,253 @@
+"""openpi's transform chain, on single samples and on whole batches alike.
+
+A transform is a function from dict to dict. Every one of them works on arrays with any leading axes
+(state [..., s], actions [..., T, a], images [..., h, w, 3]), so the loader transforms a batch with a few
+numpy calls while a policy server sends single observations through the same code.
+
+Training applies repack -> data -> Normalize -> model; serving leaves the repacking out and undoes the
+rest in reverse order on the outputs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.data.pipeline.tokenizer import Tokenizer
+
+DataDict = dict[str, Any]
+DataTransformFn = Callable[[DataDict], DataDict]
+
+# Keeps the division finite where a dimension does not vary; part of openpi's normalisation.
+_EPSILON = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Transforms that belong together: what is done to inputs, and what undoes it on outputs."""
+
+    inputs: tuple[DataTransformFn, ...] = ()
+    outputs: tuple[DataTransformFn, ...] = ()
+
+    def push(self, *, inputs: Sequence[DataTransformFn] = (), outputs: Sequence[DataTransformFn] = ()) -> "Group":
+        """A group that does `inputs` last on the way in and `outputs` first on the way out."""
+        return Group((*self.inputs, *inputs), (*outputs, *self.outputs))
+
+
+def compose(transforms: Sequence[DataTransformFn]) -> DataTransformFn:
+    """One transform that applies all of them in order."""
+
+    def chain(data: DataDict) -> DataDict:
+        for transform in transforms:
+            data = transform(data)
+        return data
+
+    return chain
+
+
+@dataclasses.dataclass(frozen=True)
+class RepackTransform:
+    """Renames a dataset's columns to what the robot's transforms expect.
+
+    `structure` is the nested dict to make; a leaf names one column, or several that are concatenated
+    along their last axis.
+    """
+
+    structure: Mapping[str, Any]
+
+    def __call__(self, data: DataDict) -> DataDict:
+        repacked = self._repack(self.structure, data)
+        return {**repacked, "prompt": data["prompt"]} if "prompt" in data else repacked
+
+    def _repack(self, structure: Mapping[str, Any], data: DataDict) -> DataDict:
+        result: DataDict = {}
+        for key, leaf in structure.items():
+            if isinstance(leaf, Mapping):
+                result[key] = self._repack(leaf, data)
+            elif isinstance(leaf, str):
+                result[key] = _column(leaf, data)
+            else:
+                result[key] = np.concatenate([_column(name, data) for name in leaf], axis=-1)
+        return result
+
+
+def _column(name: str, data: DataDict) -> Any:
+    if name not in data:
+        known = ", ".join(sorted(data))
+        raise KeyError(f"the repack transform asks for {name!r}; the data has: {known}. Correct data.repack")
+    return data[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class InjectDefaultPrompt:
+    """Gives a prompt to data that has none."""
+
+    prompt: str | None
+
+    def __call__(self, data: DataDict) -> DataDict:
+        if self.prompt is None or "prompt" in data:
+            return data
+        return {**data, "prompt": self.prompt}
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize:
+    """Brings state and actions to about [-1, 1] by mean and deviation or by quantiles.
+
+    Statistics of more dims than the data has are cut: released statistics are padded to the model's width.
+    """
+
+    norm_stats: Mapping[str, NormStats] | None
+    use_quantiles: bool = False
+
+    def __call__(self, data: DataDict) -> DataDict:
+        if self.norm_stats is None:
+            return data
+        normalized = {key: self._normalize(data[key], stats) for key, stats in self._present(data)}
+        return {**data, **normalized}
+
+    def _present(self, data: DataDict) -> list[tuple[str, NormStats]]:
+        return [(key, stats) for key, stats in (self.norm_stats or {}).items() if key in data]
+
+    def _normalize(self, x: np.ndarray, stats: NormStats) -> np.ndarray:
+        dim = x.shape[-1]
+        if self.use_quantiles:
+            q01, q99 = stats.quantiles()
+            q01, q99 = q01[..., :dim], q99[..., :dim]
+            return (x - q01) / (q99 - q01 + _EPSILON) * 2.0 - 1.0
+        return (x - stats.mean[..., :dim]) / (stats.std[..., :dim] + _EPSILON)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unnormalize:
+    """Undoes `Normalize`; dims beyond the statistics (the padding) pass through unchanged."""
+
+    norm_stats: Mapping[str, NormStats] | None
+    use_quantiles: bool = False
+
+    def __call__(self, data: DataDict) -> DataDict:
+        if self.norm_stats is None:
+            return data
+        missing = [key for key in self.norm_stats if key not in data]
+        if missing:
+            raise KeyError(f"outputs lack {missing}, for which there are norm statistics; found {sorted(data)}")
+        return {**data, **{key: self._unnormalize(data[key], s) for key, s in self.norm_stats.items()}}
+
+    def _unnormalize(self, x: np.ndarray, stats: NormStats) -> np.ndarray:
+        dim = min(x.shape[-1], stats.mean.shape[-1])
+        known, rest = x[..., :dim], x[..., dim:]
+        if self.use_quantiles:
+            q01, q99 = stats.quantiles()
+            q01, q99 = q01[..., :dim], q99[..., :dim]
+            known = (known + 1.0) / 2.0 * (q99 - q01 + _EPSILON) + q01
+        else:
+            # openpi pads the deviation with 1, which scales padded dims by 1 + 1e-6.
+            known = known * (stats.std[..., :dim] + _EPSILON) + stats.mean[..., :dim]
+            rest = rest * np.float64(1.0 + _EPSILON)
+        return np.concatenate([known, rest], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaActions:
+    """Makes the masked action dims relative to the state at the chunk's first step."""
+
+    mask: tuple[bool, ...] | None
+
+    def __call__(self, data: DataDict) -> DataDict:
+        if self.mask is None or "actions" not in data:
+            return data
+        return {**data, "actions": data["actions"] - _masked_state(self.mask, data)}
+
+
+@dataclasses.dataclass(frozen=True)
+class AbsoluteActions:
+    """Undoes `DeltaActions`."""
+
+    mask: tuple[bool, ...] | None
+
+    def __call__(self, data: DataDict) -> DataDict:
+        if self.mask is None or "actions" not in data:
+            return data
+        return {**data, "actions": data["actions"] + _masked_state(self.mask, data)}
+
+
+def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
+    """The state where the mask holds and 0 elsewhere, shaped to go with actions: [..., 1, a]."""
+    state, actions = np.asarray(data["state"]), data["actions"]
+    if len(mask) > min(state.shape[-1], actions.shape[-1]):
+        raise ValueError(
+            f"the mask of relative actions has {len(mask)} dims, the state has {state.shape[-1]} and the actions "
+            f"{actions.shape[-1]}; correct data.delta_action_mask"
+        )
+    offset = np.zeros((*state.shape[:-1], actions.shape[-1]), state.dtype)
+    offset[..., : len(mask)] = np.where(mask, state[..., : len(mask)], 0)
+    return offset[..., None, :]
+
+
+@dataclasses.dataclass(frozen=True)
+class ResizeImages:
+    """Resizes every image to the model's resolution, with black borders."""
+
+    height: int
+    width: int
+
+    def __call__(self, data: DataDict) -> DataDict:
+        if "image" not in data:
+            return data
+        return {
+            **data,
+            "image": {key: resize_with_pad(x, self.height, self.width) for key, x in data["image"].items()},
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizePrompt:
+    """Replaces the prompt by its tokens; with `discrete_state_input` the state is written into it (pi0.5).
+
+    Comes after normalisation (the state is binned over [-1, 1]) and before padding.
+    """
+
+    tokenizer: Tokenizer
+    discrete_state_input: bool = False
+
+    def __call__(self, data: DataDict) -> DataDict:
+        if "prompt" not in data:
+            raise KeyError("there is no prompt: give the dataset a task, or set data.default_prompt")
+        state = np.asarray(data["state"])
+        batch_shape = state.shape[:-1]
+        prompts = np.broadcast_to(np.asarray(data["prompt"]), batch_shape).ravel()
+        if self.discrete_state_input:
+            tokens, mask = self.tokenizer.tokenize(prompts.tolist(), state.reshape(-1, state.shape[-1]))
+        else:  # a batch has few distinct prompts
+            distinct, which = np.unique(prompts, return_inverse=True)
+            tokens, mask = (x[which] for x in self.tokenizer.tokenize(distinct.tolist()))
+        rest = {key: value for key, value in data.items() if key != "prompt"}
+        return {
+            **rest,
+            "tokenized_prompt": tokens.reshape(*batch_shape, -1),
+            "tokenized_prompt_mask": mask.reshape(*batch_shape, -1),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class PadStatesAndActions:
+    """Pads state and actions with zeros to the model's width."""
+
+    model_action_dim: int
+
+    def __call__(self, data: DataDict) -> DataDict:
+        return {**data, **{key: self._pad(key, data[key]) for key in data if key in ("state", "actions")}}
+
+    def _pad(self, key: str, x: np.ndarray) -> np.ndarray:
+        missing = self.model_action_dim - x.shape[-1]
+        if missing < 0:
+            raise ValueError(f"{key} has {x.shape[-1]} dims, more than the model's action_dim {self.model_action_dim}")
+        return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+def make_bool_mask(*dims: int) -> tuple[bool, ...]:
+    """Run-length code of a mask: 6 is six times True, -1 once False; 0 is nothing."""
+    return tuple(dim > 0 for dim in dims for _ in range(abs(dim)))

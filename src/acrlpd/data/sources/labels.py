@@ -1,0 +1,260 @@
+"""Success labels of episodes, in a JSON file next to (never inside) the dataset.
+
+Most robot datasets do not say which episodes worked. `acrlpd data label` writes it down: from lists of
+episodes, by a rule over the columns, or by asking a person who is shown the first and the last frame.
+"""
+
+import dataclasses
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_FORMAT = "acrlpd episode labels"
+_PREVIEW_WIDTH = 64  # characters per camera
+
+_REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "first": lambda column: column[0],
+    "last": lambda column: column[-1],
+    "max": lambda column: column.max(axis=0),
+    "mean": lambda column: column.mean(axis=0),
+    "min": lambda column: column.min(axis=0),
+    "sum": lambda column: column.sum(axis=0),
+}
+_COMPARISONS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_RULE = re.compile(
+    r"\s*(?:(?P<length>length)"
+    r"|(?P<reduction>first|last|max|mean|min|sum)\(\s*(?P<column>[^()\[\]\s]+)\s*(?:\[(?P<dim>\d+)\])?\s*\))"
+    r"\s*(?P<comparison><=|>=|==|!=|<|>)\s*(?P<value>[-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """What is known about one episode."""
+
+    success: bool
+    length: int  # steps of the episode when it was labelled; notices when the dataset is another one
+    reward: float | None = None  # of the last step; None: made from success
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """The labels file of a dataset; keys are the dataset's own episode numbers."""
+
+    path: Path
+    episodes: dict[int, Label]
+
+    def updated(self, episodes: dict[int, Label]) -> "Labels":
+        return dataclasses.replace(self, episodes={**self.episodes, **episodes})
+
+    def save(self) -> None:
+        """Writes the file; a kill leaves either the old or the new one."""
+        entries = {
+            str(index): {k: v for k, v in dataclasses.asdict(label).items() if v is not None}
+            for index, label in sorted(self.episodes.items())
+        }
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        temporary.write_text(json.dumps({"format": _FORMAT, "episodes": entries}, indent=1) + "\n")
+        temporary.replace(self.path)
+
+
+def labels_path(dataset: Path) -> Path:
+    """`<dataset>.labels.json` next to the dataset."""
+    root = dataset.resolve()
+    return root.with_name(root.name + ".labels.json")
+
+
+def load_labels(path: Path, source: EpisodeSource) -> Labels | None:
+    """The labels at `path`; None where there is no file. Refuses labels of another dataset."""
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        if content.get("format") != _FORMAT:
+            raise ValueError(f"its format is {content.get('format')!r}, expected {_FORMAT!r}")
+        episodes = {int(index): _parse_label(index, entry) for index, entry in content["episodes"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DatasetError(f"{path} is not a labels file: {error}") from error
+    for index, length in zip(source.indices, source.lengths, strict=True):
+        label = episodes.get(index)
+        if label is not None and label.length != length:
+            raise DatasetError(
+                f"{path} labels an episode {index} of {label.length} steps, but in {source.root} it has "
+                f"{length}: the labels belong to another dataset. Move the file away and label again"
+            )
+    return Labels(path, episodes)
+
+
+def _parse_label(index: str, entry: Mapping[str, Any]) -> Label:
+    """A label from the file, which people edit too: the text "false" would count as a success."""
+    label = Label(**entry)
+    if not isinstance(label.success, bool):
+        raise ValueError(f"success of episode {index} is {label.success!r}, expected true or false")
+    if label.reward is not None and (isinstance(label.reward, bool) or not isinstance(label.reward, int | float)):
+        raise ValueError(f"reward of episode {index} is {label.reward!r}, expected a number")
+    return label
+
+
+def label_list(source: EpisodeSource, successes: Iterable[int], failures: Iterable[int]) -> dict[int, Label]:
+    """Labels from lists of the dataset's own episode numbers."""
+    lengths = dict(zip(source.indices, source.lengths.tolist(), strict=True))
+    successes, failures = list(successes), list(failures)
+    both = sorted(set(successes) & set(failures))
+    if both:
+        raise ValueError(f"episodes {both} are listed as success and as failure")
+    unknown = sorted({*successes, *failures} - lengths.keys())
+    if unknown:
+        shown = ", ".join(map(str, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        raise ValueError(f"{source.root} has no episodes {shown}; it has {len(lengths)}, up to {max(lengths)}")
+    labels = {index: Label(True, lengths[index]) for index in successes}
+    return {**labels, **{index: Label(False, lengths[index]) for index in failures}}
+
+
+def parse_indices(text: str) -> list[int]:
+    """Episode numbers from "0-9,12": ranges include both ends."""
+    indices: list[int] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None:
+            raise ValueError(f"expected episode numbers like 0-9,12; found {part!r}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"the range {part!r} ends before it begins; expected {last}-{first}")
+        indices.extend(range(first, last + 1))
+    return indices
+
+
+def label_rewards(known: Mapping[int, Label], rewards: Mapping[int, float]) -> dict[int, Label]:
+    """Labels that give the last step of an episode a reward of its own; how it ended must be known first."""
+    unknown = sorted(rewards.keys() - known.keys())
+    if unknown:
+        raise ValueError(f"episodes {unknown} have no label yet: say with --success or --failure how they ended")
+    return {index: dataclasses.replace(known[index], reward=reward) for index, reward in rewards.items()}
+
+
+def parse_rewards(text: str) -> dict[int, float]:
+    """Rewards of episodes from "0-9=1,12=0.5"."""
+    rewards: dict[int, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        indices, separator, value = part.partition("=")
+        try:
+            reward = float(value)
+        except ValueError:
+            separator = ""
+        if not separator or not math.isfinite(reward):
+            raise ValueError(f"expected episodes and their rewards like 0-9=1,12=0.5; found {part!r}")
+        rewards.update(dict.fromkeys(parse_indices(indices), reward))
+    return rewards
+
+
+def label_rule(source: EpisodeSource, rule: str) -> dict[int, Label]:
+    """Success where the rule holds, failure elsewhere.
+
+    A rule compares a number to `length` (steps of the episode) or to a reduction of a column over the
+    episode: "length < 300", "sum(next.reward) >= 1", "max(observation.state[6]) > 0.5".
+    """
+    match = _RULE.fullmatch(rule)
+    if match is None:
+        raise ValueError(
+            f"cannot read the rule {rule!r}; expected for example 'length < 300', 'sum(next.reward) >= 1' or "
+            f"'last(observation.state[6]) > 0.5' with {', '.join(_REDUCTIONS)} and {' '.join(_COMPARISONS)}"
+        )
+    values = source.lengths if match["length"] else _reduce(source, match)
+    holds = _COMPARISONS[match["comparison"]](values, float(match["value"]))
+    return {
+        index: Label(bool(success), int(length))
+        for index, success, length in zip(source.indices, holds, source.lengths, strict=True)
+    }
+
+
+def _reduce(source: EpisodeSource, match: re.Match[str]) -> np.ndarray:
+    """One number per episode."""
+    name, dim = match["column"], match["dim"]
+    known = sorted(source.features.keys() - set(source.cameras))
+    if name not in known:
+        raise ValueError(f"{source.root} has no column {name!r}; it has {', '.join(known)}")
+    table: ColumnTable = source.read_columns([name])
+    column = table.columns[name]
+    if (column.ndim == 1) != (dim is None) or (dim is not None and int(dim) >= column.shape[1]):
+        if column.ndim == 1:
+            raise ValueError(f"column {name!r} has one value per step; leave the [{dim}] out")
+        raise ValueError(f"column {name!r} has dims 0..{column.shape[1] - 1}, choose one: {name}[0]")
+    if dim is not None:
+        column = column[:, int(dim)]
+    reduce = _REDUCTIONS[match["reduction"]]
+    return np.array([reduce(column[table.rows(i)].astype(np.float64)) for i in range(len(source))])
+
+
+def label_interactively(
+    source: EpisodeSource,
+    labelled: Iterable[int],
+    *,
+    camera: str,
+    ask: Callable[[str], str],
+    console: "Console",
+) -> Iterator[tuple[int, Label]]:
+    """Shows first and last frame of each episode not yet labelled and yields what the person answers.
+
+    The caller saves after each, so that stopping at any moment loses nothing.
+    """
+    done = set(labelled)
+    todo = [i for i, index in enumerate(source.indices) if index not in done]
+    for count, i in enumerate(todo):
+        episode = source.episode(i)
+        first, last = episode.frames(camera, [0, episode.length - 1])
+        console.print(_preview([first, last]))
+        seconds = episode.length / source.fps
+        console.print(
+            f"episode {episode.index} ({count + 1} of {len(todo)}): {episode.length} steps, {seconds:.1f} s, "
+            f"{camera}, first and last frame; task: {episode.prompt or 'none'}",
+            markup=False,
+        )
+        answer = _answer(ask)
+        if answer == "q":
+            return
+        if answer != "s":
+            yield episode.index, Label(answer == "y", episode.length)
+
+
+def _answer(ask: Callable[[str], str]) -> str:
+    while True:
+        try:
+            answer = ask("success? (y)es, (n)o, (s)kip, (q)uit: ").strip().lower()[:1]
+        except EOFError:  # Ctrl-D, or the end of answers that came through a pipe
+            return "q"
+        if answer in ("y", "n", "s", "q"):
+            return answer
+
+
+def _preview(images: Sequence[np.ndarray]) -> str:
+    """Images side by side in the terminal: each character shows two pixels, one above the other."""
+    from PIL import Image
+
+    small = []
+    for image in images:
+        height = max(2, round(image.shape[0] / image.shape[1] * _PREVIEW_WIDTH) // 2 * 2)
+        small.append(np.asarray(Image.fromarray(image).resize((_PREVIEW_WIDTH, height))))
+    pixels = np.concatenate(small, axis=1)
+    lines = []
+    for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
+        cells = zip(upper.tolist(), lower.tolist(), strict=True)
+        lines.append("".join(f"[rgb({a},{b},{c}) on rgb({d},{e},{f})]▀[/]" for (a, b, c), (d, e, f) in cells))
+    return "\n".join(lines)

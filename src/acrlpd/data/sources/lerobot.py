@@ -1,0 +1,385 @@
+"""What LeRobot v2.x and v3.0 datasets share: info.json, features, parquet columns, videos and images."""
+
+import abc
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image, UnidentifiedImageError
+
+from acrlpd.data.sources.source import (
+    ColumnTable,
+    DatasetError,
+    EpisodeError,
+    EpisodeSource,
+    Feature,
+    check_columns,
+    check_frame_shape,
+)
+from acrlpd.data.sources.video import VideoError, VideoPool, read_video_frames
+
+# Row groups of columns are kept for the next episode: lerobot's converter puts all episodes of a file into one.
+_ROW_GROUPS = 2
+# Encoded images are kept for the next frame of the same episode; one holds an episode of one camera.
+_IMAGE_BLOCKS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Where the steps of an episode lie in a parquet file."""
+
+    path: Path
+    start: int
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """Where the frames of an episode lie in a video file."""
+
+    path: Path
+    start: float  # seconds
+
+
+class LeRobotSource(EpisodeSource):
+    """A LeRobot dataset; the versions differ in where an episode's rows and clips lie."""
+
+    def __init__(self, root: Path, info: dict[str, Any]) -> None:
+        self.root = root
+        self.info = info
+        self.format = f"LeRobot {info['codebase_version']}"
+        self.fps = float(info["fps"])
+        self.features = {name: _feature(spec) for name, spec in info["features"].items() if _is_read(spec)}
+        self.cameras = tuple(n for n, f in self.features.items() if f.dtype in ("video", "image"))
+        self.tasks = self._read_tasks()
+        self._videos = VideoPool()
+        self._parquet = functools.lru_cache(maxsize=256)(_read_layout)
+        self._row_groups = functools.lru_cache(maxsize=_ROW_GROUPS)(self._read_row_groups)
+        self._image_block = functools.lru_cache(maxsize=_IMAGE_BLOCKS)(self._read_image_block)
+
+    @abc.abstractmethod
+    def rows(self, index: int) -> Rows: ...
+
+    @abc.abstractmethod
+    def clip(self, index: int, camera: str) -> Clip: ...
+
+    @abc.abstractmethod
+    def episode_tasks(self, index: int) -> list[str]:
+        """The tasks that the metadata names for an episode."""
+
+    @abc.abstractmethod
+    def _read_tasks(self) -> dict[int, str]:
+        """task_index -> the task in words."""
+
+    @abc.abstractmethod
+    def _metadata_files(self) -> list[Path]:
+        """The files that say which episodes there are, and so make the dataset what it is."""
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """Hash of the metadata and of the names and sizes of all data and video files."""
+        digest = hashlib.sha256()
+        for path in self._metadata_files():
+            digest.update(path.read_bytes())
+        for folder in ("data", "videos"):
+            for path in sorted(p for p in (self.root / folder).rglob("*.*") if p.is_file()):
+                digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}\n".encode())
+        return digest.hexdigest()[:32]
+
+    def _file(self, key: str, **fields: str | int) -> Path:
+        """The file that a template of meta/info.json (data_path, video_path) names."""
+        template: Any = self.info.get(key)
+        try:
+            return self.root / template.format(**fields)
+        except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+            raise DatasetError(
+                f"{self.root}/meta/info.json: {key} is {template!r}, expected a path made of {', '.join(fields)}"
+            ) from None
+
+    def close(self) -> None:
+        self._videos.close()
+        self._parquet.cache_clear()
+        self._row_groups.cache_clear()
+        self._image_block.cache_clear()
+
+    def _column_names(self, names: Sequence[str] | None) -> list[str]:
+        wanted = names if names is not None else [n for n in self.features if n not in self.cameras]
+        return list(dict.fromkeys([*wanted, *_BOOKKEEPING]))
+
+    def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
+        rows = self.rows(index)
+        table = self._read_rows(index, rows, self._column_names(names), self._row_groups)
+        columns = self._to_columns(index, table, rows.path)
+        return self._checked(index, rows, columns, names)
+
+    def _to_columns(self, index: int, table: pa.Table, path: Path) -> dict[str, np.ndarray]:
+        columns = {}
+        for name in table.column_names:
+            try:
+                columns[name] = _to_numpy(table[name], self.features.get(name))
+            except ValueError as error:
+                raise EpisodeError(f"column {name!r} {error}", path=path, episode=index) from None
+        return columns
+
+    def _checked(
+        self, index: int, rows: Rows, columns: dict[str, np.ndarray], names: Sequence[str] | None
+    ) -> ColumnTable:
+        """The table of one episode, after every check that needs no video."""
+        self._check_bookkeeping(index, rows, columns)
+        check_columns(columns, path=rows.path, episode=index)
+        prompts, prompt_index = self._prompts(index, rows, columns)
+        if names is not None:
+            columns = {name: columns[name] for name in names}
+        return ColumnTable(columns, np.array([0, rows.length], np.int64), prompts, prompt_index)
+
+    def _check_bookkeeping(self, index: int, rows: Rows, columns: dict[str, np.ndarray]) -> None:
+        steps = np.arange(rows.length)
+        expected = {
+            "episode_index": (np.full(rows.length, index), 0.5),
+            "frame_index": (steps, 0.5),
+            "timestamp": (steps / self.fps, 0.5 / self.fps),
+        }
+        for name, (values, tolerance) in expected.items():
+            if name not in columns:
+                continue
+            wrong = np.flatnonzero(~(np.abs(columns[name] - values) < tolerance))
+            if wrong.size:
+                t = int(wrong[0])
+                raise EpisodeError(
+                    f"{name} is {columns[name][t]:g}, expected {values[t]:g}: rows and metadata disagree",
+                    path=rows.path,
+                    episode=index,
+                    frame=t,
+                )
+
+    def _prompts(
+        self, index: int, rows: Rows, columns: dict[str, np.ndarray]
+    ) -> tuple[tuple[str | None, ...], np.ndarray]:
+        if "task_index" not in columns:
+            tasks = self.episode_tasks(index)
+            return (tasks[0] if tasks else None,), np.zeros(rows.length, np.int32)
+        used, where = np.unique(columns["task_index"], return_inverse=True)
+        unknown = [task for task in used.tolist() if task not in self.tasks]
+        if unknown:
+            raise EpisodeError(
+                f"task_index {unknown[0]} is not among the {len(self.tasks)} tasks of {self.root}/meta",
+                path=rows.path,
+                episode=index,
+                frame=int(np.flatnonzero(columns["task_index"] == unknown[0])[0]),
+            )
+        return tuple(self.tasks[task] for task in used.tolist()), where.astype(np.int32)
+
+    def _read_rows(
+        self, index: int, rows: Rows, names: Sequence[str], read: Callable[[Path, int, int, tuple[str, ...]], pa.Table]
+    ) -> pa.Table:
+        """The named columns of an episode, from the row groups that hold them."""
+        try:
+            file = self._parquet(rows.path)
+            self._require_rows(index, rows, file, names)
+            first, last = file.groups(rows)
+            table = read(rows.path, first, last, tuple(name for name in names if name in file.columns))
+            return table.slice(rows.start - int(file.starts[first]), rows.length)
+        except FileNotFoundError:
+            raise EpisodeError("the data file is missing", path=rows.path, episode=index) from None
+        except (pa.ArrowException, OSError) as error:
+            raise EpisodeError(
+                f"not a readable parquet file, truncated or damaged ({error})", path=rows.path, episode=index
+            ) from None
+
+    def _read_row_groups(self, path: Path, first: int, last: int, names: tuple[str, ...]) -> pa.Table:
+        with pq.ParquetFile(path, metadata=self._parquet(path).footer) as file:
+            return file.read_row_groups(list(range(first, last)), columns=list(names), use_threads=False)
+
+    def _require_rows(self, index: int, rows: Rows, file: "ParquetLayout", names: Sequence[str]) -> None:
+        if rows.start + rows.length > file.starts[-1]:
+            raise EpisodeError(
+                f"the metadata puts its {rows.length} steps at rows {rows.start}.."
+                f"{rows.start + rows.length - 1}, the file has {file.starts[-1]} rows",
+                path=rows.path,
+                episode=index,
+            )
+        missing = [name for name in names if name not in file.columns and name not in _BOOKKEEPING]
+        if missing:
+            raise EpisodeError(
+                f"column {missing[0]!r} of meta/info.json is not in the file", path=rows.path, episode=index
+            )
+
+    def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
+        if self.features[camera].dtype == "image":
+            return self._read_images(index, camera, ts)
+        clip = self.clip(index, camera)
+        try:
+            frames = read_video_frames(self._videos, clip.path, ts, start=clip.start, fps=self.fps)
+        except VideoError as error:
+            raise EpisodeError(str(error), path=clip.path, episode=index, frame=error.step, camera=camera) from None
+        self._check_shape(frames.shape[1:], clip.path, index, camera)
+        return frames
+
+    def _check_camera(self, index: int, camera: str) -> None:
+        if self.features[camera].dtype == "image":
+            self._image_block(index, camera)
+            return
+        clip = self.clip(index, camera)
+        try:
+            with self._videos.reader(clip.path) as reader:
+                reader.check_range(clip.start, self._length(index), self.fps)
+                shape = (reader.height, reader.width, 3)
+        except VideoError as error:
+            raise EpisodeError(str(error), path=clip.path, episode=index, camera=camera) from None
+        self._check_shape(shape, clip.path, index, camera)
+
+    def _check_shape(self, shape: tuple[int, ...], path: Path, index: int, camera: str) -> None:
+        expected = self.features[camera].shape
+        check_frame_shape(shape, expected, "meta/info.json says", path=path, episode=index, camera=camera)
+
+    def _read_images(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
+        encoded, path = self._image_block(index, camera), self.rows(index).path
+        frames = np.empty((len(ts), *self.features[camera].shape), np.uint8)
+        for k, t in enumerate(ts.tolist()):
+            try:
+                image = np.asarray(Image.open(io.BytesIO(encoded[t])).convert("RGB"))
+            except (UnidentifiedImageError, OSError, SyntaxError, ValueError, TypeError) as error:
+                raise EpisodeError(
+                    f"not a readable image ({error})", path=path, episode=index, frame=t, camera=camera
+                ) from None
+            self._check_shape(image.shape, path, index, camera)
+            frames[k] = image
+        return frames
+
+    def _read_image_block(self, index: int, camera: str) -> list[bytes]:
+        """The encoded images of one episode and camera."""
+        rows = self.rows(index)
+        column = self._read_rows(index, rows, [camera], self._read_row_groups)[camera].combine_chunks()
+        if not pa.types.is_struct(column.type) or "bytes" not in [field.name for field in column.type]:
+            raise EpisodeError(
+                f"image column is {column.type}, expected struct<bytes, path>",
+                path=rows.path,
+                episode=index,
+                camera=camera,
+            )
+        return column.field("bytes").to_pylist()
+
+
+# Columns that LeRobot adds to every dataset and that say where a row belongs.
+_BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "task_index")
+_TEXT = ("string", "language")
+
+
+def open_lerobot(root: Path) -> LeRobotSource:
+    """Opens a LeRobot dataset of any supported version from its directory."""
+    from acrlpd.data.sources.lerobot_v2 import LeRobotV2Source
+    from acrlpd.data.sources.lerobot_v3 import LeRobotV3Source
+
+    info = read_info(root)
+    version = info["codebase_version"]
+    if version in ("v2.0", "v2.1"):
+        return LeRobotV2Source(root, info)
+    if version == "v3.0":
+        return LeRobotV3Source(root, info)
+    raise DatasetError(
+        f"{root}/meta/info.json: LeRobot {version} cannot be read, only v2.0, v2.1 and v3.0; "
+        "convert the dataset with lerobot's own tools"
+    )
+
+
+def read_info(root: Path) -> dict[str, Any]:
+    path = root / "meta" / "info.json"
+    try:
+        info = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path}: not valid JSON, truncated or damaged ({error})") from None
+    if not isinstance(info, dict):
+        raise DatasetError(f"{path}: expected an object with keys, found {type(info).__name__}")
+    missing = [k for k in ("codebase_version", "fps", "features", "data_path") if k not in info]
+    if missing:
+        raise DatasetError(f"{path}: the key {missing[0]!r} is missing; is this a LeRobot dataset?")
+    if not _is_positive(info["fps"]):
+        raise DatasetError(f"{path}: fps is {info['fps']!r}, expected a rate above 0")
+    if not _is_positive(info.get("chunks_size", 1000)):
+        raise DatasetError(f"{path}: chunks_size is {info['chunks_size']!r}, expected a number above 0")
+    if not isinstance(info["features"], dict):
+        raise DatasetError(f"{path}: features is {type(info['features']).__name__}, expected name: dtype and shape")
+    for name, spec in info["features"].items():
+        _check_feature(path, name, spec)
+    return info
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+def _check_feature(path: Path, name: str, spec: Any) -> None:
+    spec = spec if isinstance(spec, dict) else {}
+    dtype, shape = spec.get("dtype"), spec.get("shape")
+    if dtype in _TEXT:
+        return
+    if not isinstance(dtype, str) or not isinstance(shape, list) or not all(isinstance(n, int) for n in shape):
+        raise DatasetError(
+            f"{path}: the feature {name!r} has dtype {dtype!r} and shape {shape!r}, expected a name and whole numbers"
+        )
+    if dtype in ("video", "image") and len(shape) != 3:
+        raise DatasetError(f"{path}: the camera {name!r} has shape {shape}, expected height, width and channels")
+
+
+def _is_read(spec: dict[str, Any]) -> bool:
+    """Text columns are left out: what they say reaches the policy as the task."""
+    return spec["dtype"] not in _TEXT
+
+
+def _feature(spec: dict[str, Any]) -> Feature:
+    shape = tuple(int(n) for n in spec["shape"])
+    if spec["dtype"] in ("video", "image"):
+        names = spec.get("names")
+        named_first = isinstance(names, list) and names[:1] in (["channel"], ["channels"])
+        if named_first or (shape[0] == 3 and shape[-1] != 3):
+            shape = (*shape[1:], shape[0])
+    elif shape == (1,):
+        shape = ()
+    return Feature(spec["dtype"], shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetLayout:
+    """The footer of a parquet file, kept so that random access parses it once."""
+
+    footer: pq.FileMetaData
+    starts: np.ndarray  # int64 [row groups + 1]: the first row of each row group, and the end
+    columns: frozenset[str]
+
+    def groups(self, rows: Rows) -> tuple[int, int]:
+        """The range of row groups that hold the rows."""
+        first = int(np.searchsorted(self.starts, rows.start, side="right")) - 1
+        return first, max(first, int(np.searchsorted(self.starts, rows.start + rows.length, side="left")))
+
+
+def _read_layout(path: Path) -> ParquetLayout:
+    footer = pq.read_metadata(path)
+    sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+    columns = frozenset(footer.schema.to_arrow_schema().names)
+    return ParquetLayout(footer, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), columns)
+
+
+def _to_numpy(column: pa.ChunkedArray, feature: Feature | None) -> np.ndarray:
+    """[n] or [n, ...] from a scalar or a (nested, fixed or variable size) list column without nulls."""
+    values, rows = column.combine_chunks(), len(column)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.chunk(0) if values.num_chunks else pa.array([], column.type)
+    while True:
+        if values.null_count:
+            raise ValueError("has empty (null) values")
+        if not hasattr(values, "flatten") or not hasattr(values, "values"):
+            break
+        values = values.flatten()
+    array = values.to_numpy(zero_copy_only=False)
+    shape = feature.shape if feature is not None else ()
+    if array.size != rows * int(np.prod(shape)):
+        raise ValueError(f"has {array.size} numbers in {rows} rows, expected shape {list(shape)} per row")
+    return array.reshape(rows, *shape)

@@ -1,0 +1,319 @@
+"""Episodes on disk behind one protocol, whatever tool recorded them.
+
+A source is opened lazily: `open_source` reads metadata only. Low-dimensional columns are read without
+touching video (`EpisodeSource.read_columns`), frames are decoded only when asked for (`Episode.frames`).
+"""
+
+import abc
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, Protocol, Self
+
+import numpy as np
+
+OnBadEpisode = Literal["error", "skip"]
+
+# Threads that read column files at once; parquet decoding and file access release the GIL.
+_COLUMN_READERS = 8
+
+
+class DatasetError(ValueError):
+    """A dataset (or a cache of one) cannot be used as it is; the message names the file and the fix."""
+
+
+class EpisodeError(DatasetError):
+    """One episode cannot be used; with `on_bad_episode="skip"` it is left out and listed instead."""
+
+    def __init__(
+        self, problem: str, *, path: Path, episode: int, frame: int | None = None, camera: str | None = None
+    ) -> None:
+        where = f"{path}: episode {episode}"
+        where += "" if frame is None else f", frame {frame}"
+        where += "" if camera is None else f", camera {camera!r}"
+        super().__init__(f"{where}: {problem}")
+        self.problem = problem
+        self.path = path
+        self.episode = episode
+        self.frame = frame
+        self.camera = camera
+
+
+@dataclasses.dataclass(frozen=True)
+class SkippedEpisode:
+    """An episode that was left out because of `on_bad_episode="skip"`."""
+
+    index: int  # the dataset's own episode index
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """What a dataset declares about one of its columns or cameras."""
+
+    dtype: str  # numpy name; "video" or "image" for a camera
+    shape: tuple[int, ...]  # of one step; () for a scalar; a camera: (height, width, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """One recorded episode: columns in memory, frames on demand."""
+
+    index: int  # the dataset's own episode index, which error messages, labels and caches use
+    length: int
+    prompt: str | None  # the task of the first step; None when the dataset says nothing
+    columns: dict[str, np.ndarray]  # name -> [length, ...]; features of shape (1,) are [length]
+    read_frames: Callable[[str, np.ndarray], np.ndarray]  # (camera, ts) -> uint8 [n, h, w, 3]
+
+    def frame(self, camera: str, t: int) -> np.ndarray:
+        """The frame of `camera` at step t: uint8 [h, w, 3]."""
+        return self.frames(camera, [t])[0]
+
+    def frames(self, camera: str, ts: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The frames at steps `ts`, in that order: uint8 [n, h, w, 3]. Sorted runs decode fastest."""
+        return self.read_frames(camera, np.asarray(ts, np.int64))
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnTable:
+    """Low-dimensional columns of episodes end to end; episode i is rows offsets[i]:offsets[i + 1]."""
+
+    columns: dict[str, np.ndarray]  # name -> [N, ...]; features of shape (1,) are [N]
+    offsets: np.ndarray  # int64 [episodes + 1]
+    prompts: tuple[str | None, ...]  # the distinct prompts
+    prompt_index: np.ndarray  # int32 [N] into prompts: the task may change within an episode
+
+    def rows(self, i: int) -> slice:
+        """The rows of the episode at position i."""
+        return slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+
+
+class EpisodeSource(abc.ABC):
+    """A dataset as a sequence of episodes.
+
+    Positions 0..len-1 address the usable episodes. `indices[i]` is the dataset's own number of the episode
+    at position i, which differs from i once bad episodes were skipped.
+    """
+
+    root: Path
+    format: str  # e.g. "LeRobot v3.0"
+    fps: float
+    cameras: tuple[str, ...]
+    features: dict[str, Feature]  # columns and cameras
+    indices: tuple[int, ...]
+    on_bad_episode: OnBadEpisode = "error"
+    skipped: tuple[SkippedEpisode, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Episode]:
+        return (self.episode(i) for i in range(len(self)))
+
+    @property
+    @abc.abstractmethod
+    def identity(self) -> str:
+        """A hash of the dataset that does not depend on where it lies; keys caches and labels."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [len]: steps per episode, from metadata alone."""
+        return np.array([self._length(index) for index in self.indices], np.int64)
+
+    def episode(self, i: int) -> Episode:
+        """The episode at position i; raises EpisodeError when it is broken."""
+        index = self.indices[i]
+        table = self._read_episode(index, None)
+        length = int(table.offsets[-1])
+        return Episode(
+            index=index,
+            length=length,
+            prompt=table.prompts[table.prompt_index[0]] if length else None,
+            columns=table.columns,
+            read_frames=lambda camera, ts: self.read_frames(index, camera, ts),
+        )
+
+    def read_columns(self, names: Sequence[str] | None = None) -> ColumnTable:
+        """Low-dimensional columns (all, or those named) of all episodes; never touches video."""
+        self._require_columns(names)
+        with ThreadPoolExecutor(_COLUMN_READERS) as pool:
+            tables = list(pool.map(lambda index: self._read_episode(index, names), self.indices))
+        return concatenate_tables(tables)
+
+    def read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
+        """Frames at steps ts of the episode with the dataset's own number `index`: uint8 [n, h, w, 3]."""
+        if camera not in self.cameras:
+            raise DatasetError(f"{self.root}: no camera {camera!r}; it has {list(self.cameras)}")
+        length = self._length(index)
+        if ts.size and (ts.min() < 0 or ts.max() >= length):
+            raise IndexError(f"episode {index} has steps 0..{length - 1}, asked for {ts.min()}..{ts.max()}")
+        return self._read_frames(index, camera, ts)
+
+    def check(self, index: int) -> int:
+        """Raises EpisodeError when columns or file headers of an episode are broken; gives its length."""
+        table = self._read_episode(index, None)
+        for camera in self.cameras:
+            self._check_camera(index, camera)
+        return int(table.offsets[-1])
+
+    def without(self, bad: Mapping[int, str]) -> Self:
+        """The same source less the episodes with the given dataset indices (index -> reason)."""
+        if not bad:
+            return self
+        rest = copy.copy(self)
+        rest.indices = tuple(index for index in self.indices if index not in bad)
+        rest.skipped = self.skipped + tuple(SkippedEpisode(i, bad[i]) for i in self.indices if i in bad)
+        return rest
+
+    def why_skipped(self) -> str:
+        """How many episodes were left out and what was wrong with the first, for the end of a message."""
+        if not self.skipped:
+            return ""
+        return f"; {len(self.skipped)} were left out, the first because: {self.skipped[0].reason}"
+
+    def close(self) -> None:  # noqa: B027 - most formats hold nothing open
+        """Closes file handles and decoders; the source may be used again and reopens them."""
+
+    @abc.abstractmethod
+    def _length(self, index: int) -> int:
+        """Steps of an episode, from metadata."""
+
+    @abc.abstractmethod
+    def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
+        """The checked columns of one episode."""
+
+    @abc.abstractmethod
+    def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
+        """Frames of one episode; camera and ts are known to exist."""
+
+    @abc.abstractmethod
+    def _check_camera(self, index: int, camera: str) -> None:
+        """Raises EpisodeError when the frames of a camera cannot all be there; decodes nothing."""
+
+    def _require_columns(self, names: Sequence[str] | None) -> None:
+        known = [name for name in self.features if name not in self.cameras]
+        missing = [name for name in names or () if name not in known]
+        if missing:
+            raise DatasetError(f"{self.root}: no column {missing[0]!r}; it has {known}")
+
+
+class FrameStore(Protocol):
+    """Where a loader gets frames at the model's resolution: a frame cache, the decoder, a memory pool.
+
+    `acrlpd.data.frames.store.open_frame_store` makes one.
+    """
+
+    source: EpisodeSource  # the episodes it serves; positions below are positions in this source
+    cameras: tuple[str, ...]
+    height: int
+    width: int
+
+    @property
+    def episodes(self) -> np.ndarray:
+        """int64 [k]: sorted positions that can be read now (a memory pool holds only some at a time)."""
+
+    def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
+        """Frame ts[k] of `camera` in episode episodes[k] -> out[k]; out is uint8 [n, h, w, 3], C order.
+
+        Safe to call from several threads at once.
+        """
+
+    def close(self) -> None: ...
+
+
+def require_steps(lengths: np.ndarray, episodes: np.ndarray, ts: np.ndarray) -> None:
+    """Raises IndexError where a step lies outside its episode; a store would read a neighbour's frame."""
+    outside = np.flatnonzero((ts < 0) | (ts >= lengths[episodes]))
+    if outside.size:
+        k = int(outside[0])
+        length = lengths[episodes[k]]
+        raise IndexError(f"the episode at position {episodes[k]} has steps 0..{length - 1}, asked for {ts[k]}")
+
+
+def concatenate_tables(tables: Sequence[ColumnTable]) -> ColumnTable:
+    """Joins the tables of several episodes into one, with each distinct prompt once."""
+    if not tables:
+        return ColumnTable({}, np.zeros(1, np.int64), (), np.zeros(0, np.int32))
+    prompts: dict[str | None, int] = {}
+    prompt_index = []
+    for table in tables:
+        renumber = np.array([prompts.setdefault(prompt, len(prompts)) for prompt in table.prompts], np.int32)
+        prompt_index.append(renumber[table.prompt_index])
+    lengths = np.concatenate([np.diff(table.offsets) for table in tables])
+    return ColumnTable(
+        columns={name: np.concatenate([t.columns[name] for t in tables]) for name in tables[0].columns},
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        prompts=tuple(prompts),
+        prompt_index=np.concatenate(prompt_index),
+    )
+
+
+def open_source(path_or_repo_id: str | Path, *, on_bad_episode: OnBadEpisode = "error") -> EpisodeSource:
+    """Opens a LeRobot v2.x / v3.0, ALOHA HDF5 or DROID dataset from a directory or a hub id.
+
+    With "error" (the default) opening stays lazy and a broken episode raises when it is read. With "skip"
+    every episode's columns and file headers are checked now; `source.skipped` lists what was left out.
+    """
+    from acrlpd.data.sources import aloha_hdf5, hub, lerobot
+    from acrlpd.data.sources import droid_hdf5 as droid
+
+    root = hub.resolve(path_or_repo_id)
+    source: EpisodeSource
+    if (root / "meta" / "info.json").is_file():
+        source = lerobot.open_lerobot(root)
+    elif any(root.glob("*.hdf5")):
+        source = aloha_hdf5.AlohaHdf5Source(root)
+    elif droid.is_droid(root):
+        source = droid.DroidSource(root)
+    else:
+        raise DatasetError(
+            f"{root}: found neither meta/info.json (LeRobot), *.hdf5 (ALOHA) nor trajectory.h5 (DROID); "
+            "give the directory that holds one of these"
+        )
+    source.on_bad_episode = on_bad_episode
+    if on_bad_episode == "skip":
+        return source.without(find_bad_episodes(source))
+    return source
+
+
+def find_bad_episodes(source: EpisodeSource) -> dict[int, str]:
+    """Dataset index -> reason for every episode whose columns or file headers are broken."""
+
+    def problem(index: int) -> str | None:
+        try:
+            source.check(index)
+        except EpisodeError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(_COLUMN_READERS) as pool:
+        problems = pool.map(problem, source.indices)
+        return {index: reason for index, reason in zip(source.indices, problems, strict=True) if reason}
+
+
+def check_columns(columns: Mapping[str, np.ndarray], *, path: Path, episode: int) -> None:
+    """Raises EpisodeError without steps, and at the first NaN or infinity, which poison statistics and losses."""
+    fix = "repair the episode or open the dataset with on_bad_episode=skip"
+    for name, values in columns.items():
+        if not len(values):
+            raise EpisodeError(f"it has no steps; {fix}", path=path, episode=episode)
+        if not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
+            continue
+        t = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
+        raise EpisodeError(
+            f"column {name!r} is not finite: {np.array2string(values[t], threshold=20)}; {fix}",
+            path=path,
+            episode=episode,
+            frame=t,
+        )
+
+
+def check_frame_shape(
+    found: tuple[int, ...], expected: tuple[int, ...], says: str, *, path: Path, episode: int, camera: str
+) -> None:
+    """Raises EpisodeError where frames have another size than `says` says."""
+    if found != expected:
+        message = f"frames are {list(found)}, {says} {list(expected)}"
+        raise EpisodeError(message, path=path, episode=episode, camera=camera)

@@ -1,0 +1,118 @@
+"""Converts HDF5 episodes (ALOHA, DROID) to LeRobot v3.0, a block of frames at a time."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import rich.progress
+
+from acrlpd.data.sources.labels import Labels, labels_path, load_labels
+from acrlpd.data.sources.lerobot import LeRobotSource
+from acrlpd.data.sources.source import DatasetError, Episode, EpisodeError, EpisodeSource, Feature, SkippedEpisode
+from acrlpd.data.tools.lerobot_writer import LeRobotWriter
+from acrlpd.files import only_one
+
+# Frames of each camera in memory at once.
+_BLOCK = 32
+# LeRobot numbers rows itself.
+_NUMBERING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+
+
+def convert_to_lerobot(
+    source: EpisodeSource,
+    output: Path,
+    *,
+    task: str | None = None,
+    codec: str = "libsvtav1",
+    robot_type: str | None = None,
+    show_progress: bool = True,
+) -> list[SkippedEpisode]:
+    """Writes the source as a LeRobot v3.0 dataset; returns the episodes left out.
+
+    The result appears under `output` when it is complete. `task` is the prompt of episodes that have none.
+    Columns whose name LeRobot does not allow (DROID's HDF5 paths) are left out: what openpi's configs use of
+    them has columns of its own. A bad episode raises, or is left out with on_bad_episode=skip. Labels go along,
+    under the new episode numbers.
+    """
+    if isinstance(source, LeRobotSource):
+        raise DatasetError(f"{source.root}: is {source.format} already, which is read as it is")
+    if output.exists() and any(output.iterdir()):
+        raise DatasetError(f"{output}: not empty; convert into a new directory")
+    labels, new_labels = load_labels(labels_path(source.root), source), labels_path(output)
+    if labels is not None and new_labels.exists():
+        raise DatasetError(f"{new_labels}: exists, and {labels.path} would replace it; move one of them away")
+    work = output.with_name(f".{output.name}.partial")
+    work.mkdir(parents=True, exist_ok=True)
+    with only_one(work, f"converting to {output}", DatasetError):
+        partial = work / "dataset"
+        shutil.rmtree(partial, ignore_errors=True)  # of a conversion that stopped
+        skipped = _convert(source, partial, task, codec, robot_type, show_progress)
+        if len(skipped) == len(source) + len(source.skipped):
+            reason = f"; the first: {skipped[0].reason}" if skipped else ""
+            raise DatasetError(f"{source.root}: none of {len(skipped)} episodes could be converted{reason}")
+        if output.exists():
+            output.rmdir()
+        partial.replace(output)
+        if labels is not None:
+            left_out = {episode.index for episode in skipped}
+            kept = [index for index in source.indices if index not in left_out]
+            found = {new: labels.episodes[old] for new, old in enumerate(kept) if old in labels.episodes}
+            Labels(new_labels, found).save()
+    shutil.rmtree(work, ignore_errors=True)  # nothing is left but the lock
+    return skipped
+
+
+def _convert(
+    source: EpisodeSource, output: Path, task: str | None, codec: str, robot_type: str | None, show_progress: bool
+) -> list[SkippedEpisode]:
+    features = _writable_features(source)
+    skipped = list(source.skipped)
+    with LeRobotWriter(output, fps=source.fps, features=features, robot_type=robot_type, codec=codec) as writer:
+        episodes = rich.progress.track(range(len(source)), "converting episodes", disable=not show_progress)
+        for i in episodes:
+            try:
+                _copy_episode(source, i, writer, features, task)
+            except EpisodeError as error:
+                if source.on_bad_episode == "error":
+                    raise
+                writer.discard_episode()
+                skipped.append(SkippedEpisode(source.indices[i], str(error)))
+    return skipped
+
+
+def _writable_features(source: EpisodeSource) -> dict[str, Feature]:
+    features = {}
+    for name, feature in source.features.items():
+        if name in source.cameras:
+            features[name] = Feature("video", feature.shape)
+        elif "/" not in name and name not in _NUMBERING:
+            features[name] = feature
+    return features
+
+
+def _copy_episode(
+    source: EpisodeSource, i: int, writer: LeRobotWriter, features: dict[str, Feature], task: str | None
+) -> None:
+    episode = source.episode(i)
+    prompt = episode.prompt or task
+    if prompt is None:
+        raise DatasetError(f"{source.root}: episode {episode.index} has no prompt; say what the robot does with --task")
+    for start in range(0, episode.length, _BLOCK):
+        _copy_block(source, episode, np.arange(start, min(start + _BLOCK, episode.length)), writer, features)
+    writer.end_episode(prompt)
+
+
+def _copy_block(
+    source: EpisodeSource,
+    episode: Episode,
+    ts: np.ndarray,
+    writer: LeRobotWriter,
+    features: dict[str, Feature],
+) -> None:
+    frames = {camera: episode.frames(camera, ts) for camera in source.cameras}
+    columns = [name for name in features if name not in source.cameras]
+    for k, t in enumerate(ts.tolist()):
+        writer.add_step(
+            {name: episode.columns[name][t] for name in columns},
+            {camera: block[k] for camera, block in frames.items()},
+        )

@@ -1,0 +1,1 @@
+"""Scripted experts, and the demonstrations they give."""

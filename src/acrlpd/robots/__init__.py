@@ -1,0 +1,1 @@
+"""Robots: one file each, with everything the project knows about that robot."""

@@ -1,0 +1,1 @@
+"""The directory of a run: names of its files, its metrics, its record. Knows neither training nor monitoring."""

@@ -1,0 +1,342 @@
+"""Checkpoints: written while training goes on, complete or not there at all, never at the run's expense.
+
+A save takes a copy of the state on the devices, which the next step may not touch, and hands it to a
+thread that moves it to the host and to disk. The step directory appears under its name only when
+everything is in it; only then are older ones removed.
+"""
+
+import concurrent.futures
+import contextlib
+import copy
+import logging
+import math
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from acrlpd.agents import Agent
+from acrlpd.config import RLTrainConfig
+from acrlpd.config.tree import from_dict
+from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
+from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.runs.directory import saved_steps
+from acrlpd.training.checkpoints.items import (
+    ASSETS,
+    PARAMS,
+    RUN,
+    RUN_FILE,
+    TRAIN_STATE,
+    AgentArrays,
+    AssetsSave,
+    join_agent,
+    served_field,
+    split_agent,
+)
+from acrlpd.training.checkpoints.metadata import (
+    CheckpointError,
+    create_checkpoint_metadata,
+    load_checkpoint_metadata,
+)
+from acrlpd.training.checkpoints.storage import SCORE, array_handler, create_manager, save_arrays
+from acrlpd.training.distributed import problems_elsewhere
+from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
+
+logger = logging.getLogger(__name__)
+
+
+class SaveFailedError(OSError):
+    """Checkpoints could not be written too many times in a row."""
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one run, one at a time, in a thread.
+
+    A save that fails is shown and counted, and training goes on; `max_failures` in a row end the run.
+    """
+
+    def __init__(self, directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
+        self.directory = directory
+        self.newest_step: int | None = None  # that is complete on disk
+        self.num_failures = 0  # over the run
+        self._failures_in_a_row = 0
+        self._max_failures = rl_config.checkpoints.max_failures
+        self._model = rl_config.model
+        self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
+        self._config = rl_config.checkpoints
+        self._manager = create_manager(directory, self._config)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
+        self._num_saves = 0
+        self._running: tuple[int, concurrent.futures.Future[None]] | None = None
+        self._on_device: bool | None = None
+        self._copy_on_devices: jax.stages.Compiled | None = None
+
+    def prepare(self, arrays: AgentArrays) -> None:
+        """Compiles what a save needs, so that the first one does not hold up training."""
+        self._copy_on_devices = _compile_copy((arrays.params, arrays.train_state))
+
+    def save(
+        self,
+        step: int,
+        arrays: AgentArrays,
+        metadata: Mapping[str, Any],
+        assets: Mapping[str, bytes],
+        score: float | None = None,
+    ) -> None:
+        """Starts writing; returns when arrays and metadata may be changed. Waits for a save still under way."""
+        self.wait()
+        copied, told = self._copy(arrays), copy.deepcopy(dict(metadata))
+        self._num_saves += 1
+        self._running = step, self._thread.submit(self._write, step, copied, told, assets, score)
+
+    def poll(self) -> None:
+        """Looks whether a save has ended, without waiting; raises after too many failures in a row."""
+        if self._running is None or not self._running[1].done():
+            return
+        step, future = self._running
+        self._running = None
+        error = future.exception()
+        if error is None:
+            self._failures_in_a_row = 0
+            self.newest_step = step
+            logger.info("saved checkpoint %s", self.directory / str(step))
+            return
+        if not isinstance(error, Exception):
+            raise error
+        self.num_failures += 1
+        self._failures_in_a_row += 1
+        self._remove_leftovers()
+        steps = saved_steps(self.directory)
+        kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
+        message = f"the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); {kept}"
+        if self._failures_in_a_row >= self._max_failures:
+            raise SaveFailedError(
+                f"{message}. That was failure {self._failures_in_a_row} in a row "
+                f"(checkpoints.max_failures={self._max_failures}): stopping"
+            ) from error
+        logger.error("%s; training goes on", message)
+
+    def wait(self) -> None:
+        """Waits for a save under way; raises as `poll`."""
+        if self._running is not None:
+            concurrent.futures.wait([self._running[1]])
+            self.poll()
+
+    def close(self) -> None:
+        """Waits for a save under way and lets go of everything; an error of that save is logged."""
+        try:
+            self.wait()
+        except SaveFailedError as error:
+            logger.error("%s", error)
+        self._thread.shutdown()
+        self._manager.close()
+
+    def _write(
+        self,
+        step: int,
+        arrays: AgentArrays,
+        metadata: dict[str, Any],
+        assets: Mapping[str, bytes],
+        score: float | None,
+    ) -> None:
+        with _one_outcome(f"save {self._num_saves}"):
+            if self.num_failures:
+                self._begin_anew()
+            items: dict[str, Any] = {
+                PARAMS: save_arrays(arrays.params),
+                TRAIN_STATE: save_arrays(arrays.train_state),
+                RUN: ocp.args.JsonSave(metadata),
+            }
+            if assets:
+                items[ASSETS] = AssetsSave(assets)
+            metrics = None if score is None else {SCORE: score}
+            self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
+            if self._verify and isinstance(self._model, Pi0Config):
+                report = verify_openpi_checkpoint_compatibility(self.directory / str(step), self._model)
+                if not report:
+                    raise CheckpointError("openpi would not load it:\n  " + "\n  ".join(report.problems))
+                self._verify = False  # the names do not change within a run
+
+    def _copy(self, arrays: AgentArrays) -> AgentArrays:
+        """The same arrays where the next step, which is given the originals to write on, does no harm.
+
+        A copy on the devices takes no time; where it does not fit beside a step, the copy goes to the host.
+        """
+        tree = (arrays.params, arrays.train_state)
+        if self._on_device is None:
+            fits = _fits_beside_a_step(tree)
+            if jax.process_count() > 1:  # all processes must run the same program
+                fits = bool(multihost_utils.broadcast_one_to_all(np.asarray(fits)))
+            self._on_device = fits
+        if self._on_device:
+            if self._copy_on_devices is None:
+                self._copy_on_devices = _compile_copy(tree)
+            try:
+                return AgentArrays(*self._copy_on_devices(tree))
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error) or jax.process_count() > 1:
+                    raise
+                self._on_device = False  # something else has grown since
+        tree = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), tree)
+        return AgentArrays(*jax.block_until_ready(tree))
+
+    def _remove_leftovers(self) -> None:
+        """Of failed saves: they may be what fills the disk."""
+        if jax.process_index() == 0:
+            for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)  # parts may still be under way; there is a next time
+
+    def _begin_anew(self) -> None:
+        """Looks at the disk again, with a manager whose processes have waited for each other equally often."""
+        self._remove_leftovers()
+        old, self._manager = self._manager, create_manager(self.directory, self._config, self.num_failures)
+        old.close()
+
+
+@contextlib.contextmanager
+def _one_outcome(name: str) -> Iterator[None]:
+    """What fails on one process fails on all: they must have the same idea of what is saved, or they part company."""
+    try:
+        yield
+    except Exception as error:
+        problems_elsewhere(name, f"{type(error).__name__}: {error}")
+        raise
+    if problems := problems_elsewhere(name, None):
+        process, problem = next(iter(problems.items()))
+        raise CheckpointError(f"process {process} could not write its part: {problem}")
+
+
+def _compile_copy(tree: Any) -> jax.stages.Compiled:
+    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree)).lower(tree).compile()
+
+
+def _fits_beside_a_step(tree: Any) -> bool:
+    """Whether a copy fits on the devices while a step runs; the first step has shown what that takes."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return True
+    shards = (x.addressable_shards for x in jax.tree.leaves(tree))
+    needed = sum(shard.data.nbytes for leaf in shards for shard in leaf if shard.device == device)
+    return stats["bytes_limit"] - stats["peak_bytes_in_use"] > needed
+
+
+def save_acrlpd_checkpoint(
+    writer: CheckpointWriter,
+    agent: Agent,
+    rl_config: RLTrainConfig,
+    step: int,
+    *,
+    rng: jax.Array,
+    assets: Mapping[str, bytes],
+    state: Mapping[str, Any],
+    score: float | None = None,
+) -> None:
+    """Starts to write the complete run at `step`: what openpi serves, and what a resume needs.
+
+    `assets` are files for openpi by their path below assets/; `state` is what the caller wants to find
+    again in run.json; a higher `score` is a better policy.
+    """
+    served = served_field(agent, rl_config)
+    metadata = create_checkpoint_metadata(rl_config, step, rng=rng, served=served, assets=assets, state=state)
+    writer.save(step, split_agent(agent, served), metadata, assets, score)
+
+
+def restore_agent(step_directory: pathlib.Path, abstract_agent: Agent, served: str) -> Agent:
+    """Reads the arrays of a checkpoint straight into the places of `abstract_agent`.
+
+    The devices may be others than those it was saved from.
+    """
+    if getattr(abstract_agent, served) is None:
+        raise CheckpointError(
+            f"{step_directory} holds a moving average of the policy, for which this config has no place: set "
+            f"acrlpd.ema_decay"
+        )
+    wanted = split_agent(abstract_agent, served)
+    items = {PARAMS: wanted.params, TRAIN_STATE: wanted.train_state}
+    restored = {name: _restore_item(step_directory / name, tree) for name, tree in items.items()}
+    return join_agent(abstract_agent, AgentArrays(restored[PARAMS], restored[TRAIN_STATE]), served)
+
+
+def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    with ocp.Checkpointer(array_handler()) as checkpointer:
+        try:
+            metadata = checkpointer.metadata(directory).item_metadata
+            if metadata is None:
+                raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
+            stored = _leaves(metadata.tree)
+            _check_arrays(directory, stored, _leaves(wanted))
+            restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
+            return checkpointer.restore(directory, ocp.args.PyTreeRestore(wanted, restore_args))
+        except (CheckpointError, jax.errors.JaxRuntimeError):  # it does not fit the config, or the devices
+            raise
+        except Exception as error:  # Orbax raises plain Exception around what tensorstore found
+            reason = str(error).splitlines()[0].partition(". See full")[0]
+            raise CheckpointError(
+                f"{directory} is damaged or incomplete: {reason}. Without {directory.parent} "
+                "the run goes on from the checkpoint before it"
+            ) from error
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))[0]
+    return {"/".join(str(getattr(key, "key", key)) for key in path): leaf for path, leaf in flat}
+
+
+def _check_arrays(directory: pathlib.Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
+    problems += [f"{name}: no place for it in this run" for name in stored if name not in wanted]
+    problems += [
+        f"{name}: shape {tuple(stored[name].shape)} in the checkpoint, {tuple(leaf.shape)} in this run"
+        for name, leaf in wanted.items()
+        if name in stored and tuple(stored[name].shape) != tuple(leaf.shape)
+    ]
+    if problems:
+        shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else [])
+        raise CheckpointError(f"{directory} does not fit this config:\n  " + "\n  ".join(shown))
+
+
+def copy_checkpoint(step_directory: pathlib.Path, directory: pathlib.Path) -> None:
+    """A complete checkpoint into another run's directory, whole or not at all."""
+    target = directory / step_directory.name
+    temporary = directory / f"{step_directory.name}.copy"
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(step_directory, temporary)
+    temporary.replace(target)
+
+
+def newest_step_directory(path: pathlib.Path) -> pathlib.Path:
+    """`path` if it is a step directory, else the newest complete one in it."""
+    if (path / RUN / RUN_FILE).exists():
+        return path
+    steps = saved_steps(path)
+    if not steps:
+        raise CheckpointError(f"{path} has no complete checkpoint: expected a run directory or one of its steps")
+    return path / str(steps[-1])
+
+
+def load_checkpoint_agent(
+    path: str | pathlib.Path,
+    rl_config: RLTrainConfig | None = None,
+    sharding: FSDPSharding | None = None,
+) -> tuple[Agent, int]:
+    """The agent and the step of a checkpoint: a step directory, or the newest of a run directory.
+
+    Without a config, the one that the checkpoint was written with; without a sharding, as much of that of
+    the config as the devices that are here allow.
+    """
+    directory = newest_step_directory(pathlib.Path(path).expanduser().absolute())
+    metadata = load_checkpoint_metadata(directory)
+    rl_config = rl_config or from_dict(RLTrainConfig, metadata["config"])
+    if sharding is None:
+        mesh = create_fsdp_mesh(math.gcd(rl_config.fsdp.fsdp_devices, jax.device_count()))
+        sharding = FSDPSharding(mesh, rl_config.fsdp.min_size_mib)
+    agent = restore_agent(directory, abstract_train_state(rl_config, sharding), metadata["served"])
+    return agent, metadata["step"]

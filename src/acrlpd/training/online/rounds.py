@@ -1,0 +1,209 @@
+"""Rounds: a few whole episodes played with one policy, kept in the replay before anybody learns from them.
+
+Everything about a round follows from the run's seed, the round's number and the policy. Its episodes are on
+disk as soon as each is over, its record when all are. So a run that was interrupted takes the rounds that
+are there instead of playing them again, and plays one that was cut off to the same end.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.data.pipeline.replay import Replay, ReplayError
+from acrlpd.data.sources.source import Feature
+from acrlpd.envs.env import EnvSpec
+from acrlpd.envs.episodes import rollout_features
+from acrlpd.envs.errors import EnvError
+from acrlpd.envs.pool import EnvPool
+from acrlpd.envs.rollouts import ChunkPolicy, rollouts
+from acrlpd.files import write_atomically
+
+REPLAY = "replay"
+REWARD, SUCCESS = "next.reward", "next.success"
+# So many lost episodes without one that came to its end are the environment's fault, and no bad luck.
+_MAX_LOST_IN_A_ROW = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What came of a round, episode by episode in the order of their numbers."""
+
+    number: int
+    episodes: tuple[int, ...]  # their numbers in the replay; one that was lost is missing
+    lengths: tuple[int, ...]
+    successes: tuple[bool, ...]
+    returns: tuple[float, ...]  # of the environment's own reward
+    lost_episodes: int  # to crashes and time-outs of the environment
+    policy_step: int  # updates of the policy that played
+
+    @property
+    def env_steps(self) -> int:
+        return sum(self.lengths)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers to follow over a run."""
+        metrics = {
+            "episodes": float(len(self.episodes)),
+            "lost_episodes": float(self.lost_episodes),
+            "policy_step": float(self.policy_step),
+        }
+        if self.episodes:
+            metrics |= {
+                "success_rate": float(np.mean(self.successes)),
+                "episode_reward_mean": float(np.mean(self.returns)),
+                "episode_length_mean": float(np.mean(self.lengths)),
+            }
+        return metrics
+
+
+class RoundPlayer:
+    """Plays the rounds of a run into its replay."""
+
+    def __init__(self, rl_config: RLTrainConfig, envs: EnvPool, replay: Replay, replan_steps: int) -> None:
+        self._envs = envs
+        self._replay = replay
+        self._replan_steps = replan_steps
+        self._seed = rl_config.seed
+        self._size = episodes_per_round(rl_config)
+        self._action_column = action_column(rl_config)
+        self._lost_in_a_row = 0
+        self._firsts = [0]  # first episode of each round
+
+    def play(self, number: int, policy: ChunkPolicy, policy_step: int) -> Round:
+        """Plays a round to its end; every episode is safe as soon as it is over.
+
+        Episodes that are on disk already, from before an interruption, stay as they are. They are played
+        once more all the same: the noise of the others depends on them.
+        """
+        first = self._first_episode(number)
+        seeds = {episode_seed(self._seed, first + i): first + i for i in range(self._size)}
+        on_disk = set(self._replay.scan())
+        for rollout in rollouts(
+            self._envs,
+            policy,
+            seeds,
+            replan_steps=self._replan_steps,
+            policy_seed=_policy_seed(self._seed, number),
+            record=True,
+        ):
+            episode = seeds[rollout.seed]
+            if episode not in on_disk:
+                self._replay.write(episode, rollout.columns(self._action_column), rollout.prompt)
+        played = self._record(number, policy_step)
+        self._give_up_on(played)
+        write_round(self._replay.root, played)
+        return played
+
+    def _first_episode(self, number: int) -> int:
+        """After those of the rounds before, which may have had another size before the run was resumed."""
+        while len(self._firsts) <= number:
+            before = read_round(self._replay.root, len(self._firsts) - 1)
+            size = self._size if before is None else len(before.episodes) + before.lost_episodes
+            self._firsts.append(self._firsts[-1] + size)
+        return self._firsts[number]
+
+    def _record(self, number: int, policy_step: int) -> Round:
+        """What is on disk of a round that is over."""
+        on_disk = set(self._replay.scan())
+        first = self._first_episode(number)
+        episodes = [i for i in range(first, first + self._size) if i in on_disk]
+        lived = [self._replay.columns(i, (REWARD, SUCCESS)) for i in episodes]
+        return Round(
+            number=number,
+            episodes=tuple(episodes),
+            lengths=tuple(len(columns[REWARD]) for columns in lived),
+            successes=tuple(bool(columns[SUCCESS].any()) for columns in lived),
+            returns=tuple(float(columns[REWARD].sum(dtype=np.float64)) for columns in lived),
+            lost_episodes=self._size - len(episodes),
+            policy_step=policy_step,
+        )
+
+    def _give_up_on(self, played: Round) -> None:
+        """A lost episode is counted and the run goes on; it ends when nothing but losses come."""
+        self._lost_in_a_row = 0 if played.episodes else self._lost_in_a_row + played.lost_episodes
+        if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
+            raise EnvError(
+                f"the last {self._lost_in_a_row} episodes in {self._envs.name!r} were all lost, up to round "
+                f"{played.number}; the last one: {self._envs.failures[-1].reason}"
+            )
+
+
+def episodes_per_round(rl_config: RLTrainConfig) -> int:
+    return rl_config.online.episodes_per_round or rl_config.env.num_envs
+
+
+def acting_candidates(rl_config: RLTrainConfig) -> int | None:
+    """Candidates per chunk when acting online; None: the agent's own number."""
+    return rl_config.online.best_of_n or rl_config.evaluation.best_of_n
+
+
+def action_column(rl_config: RLTrainConfig) -> str:
+    """The column of the dataset that holds what an environment executes."""
+    names = rl_config.data.repack.actions
+    if len(names) != 1:
+        raise ConfigError(
+            f"an online phase needs actions in one column of the dataset; data.repack.actions names {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    return names[0]
+
+
+def open_replay(directory: pathlib.Path, rl_config: RLTrainConfig, spec: EnvSpec) -> Replay:
+    """The replay of the run in `directory`, with the columns of its environment."""
+    features: Mapping[str, Feature] = rollout_features(
+        dataclasses.replace(spec, action_column=action_column(rl_config))
+    )
+    return Replay(directory / REPLAY, features, spec.fps)
+
+
+def write_round(directory: pathlib.Path, played: Round) -> None:
+    content = json.dumps(dataclasses.asdict(played)).encode()
+    try:
+        write_atomically(_round_file(directory, played.number), lambda file: file.write(content))
+    except OSError as error:
+        raise ReplayError(
+            f"{directory}: the record of round {played.number} could not be written ({error.strerror or error}). Its "
+            f"episodes are complete; free some space and go on with --resume"
+        ) from error
+
+
+def read_round(directory: pathlib.Path, number: int) -> Round | None:
+    """The record of a round that was played to its end; None if there is none."""
+    path = _round_file(directory, number)
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+        return Round(**fields)
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ReplayError(f"{path} is damaged ({error}); restore it or start the run again with --overwrite") from error
+
+
+def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
+    """The records of the rounds from `first` on that are there now, up to the first that is missing."""
+    there = {path.name for path in directory.glob("round-*.json")}
+    rounds: list[Round] = []
+    while _round_file(directory, first + len(rounds)).name in there:
+        played = read_round(directory, first + len(rounds))
+        assert played is not None
+        rounds.append(played)
+    return rounds
+
+
+def _round_file(directory: pathlib.Path, number: int) -> pathlib.Path:
+    return directory / f"round-{number:06d}.json"
+
+
+def episode_seed(seed: int, episode: int) -> int:
+    """Far from the seeds of evaluations, which count up from evaluation.seed."""
+    return int(np.random.SeedSequence([seed, 0, episode]).generate_state(1)[0] | 0x4000_0000) & 0x7FFF_FFFF
+
+
+def _policy_seed(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([seed, 1, number]).generate_state(1)[0])
