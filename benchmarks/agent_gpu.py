@@ -42,12 +42,12 @@ from acrlpd.agents.best_of_n import take_candidate
 from acrlpd.agents.critic_networks import create_critic_networks
 from acrlpd.agents.joint_loss import joint_loss
 from acrlpd.agents.loss_functions import td_loss
-from acrlpd.agents.optimizers import create_optimizer
+from acrlpd.agents.optimizers.base import create_optimizer
 from acrlpd.batch import Batch
 from acrlpd.config import ACRLPDHyperparams, CriticConfig, QChunkingConfig, RLTrainConfig, get_config
 from acrlpd.config.create_agent import create_agent
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.observation import Observation
-from acrlpd.models.pi0_config import Pi0Config
 
 HORIZON, REAL_DIM = 20, 14
 SCANNED = 200  # updates per call of the state-space rows

@@ -26,7 +26,7 @@ from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.data.pipeline.norm_stats import compute_norm_stats
 from acrlpd.data.pipeline.policy_transforms import create_statistics_transform
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 HORIZON = 50
 DIM = 14

@@ -33,8 +33,8 @@ from websockets.sync.client import connect
 from acrlpd.config import CriticConfig, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.policies.served_model import ServedModel
 from acrlpd.serving.message_format import packb, unpackb
 from acrlpd.serving.server import PolicyServer, ServerOptions

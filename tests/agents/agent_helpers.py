@@ -19,9 +19,9 @@ from acrlpd.config import (
     RLTrainConfig,
     TrainingConfig,
 )
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
-from acrlpd.models.pi0_config import Pi0Config
 
 # Here it is compiling that takes the time, so XLA is asked to try less hard; the numbers are the same.
 QUICK = {"xla_backend_optimization_level": 0}

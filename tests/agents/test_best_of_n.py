@@ -9,7 +9,7 @@ from agent_helpers import make_config, quick_jit, random_like, tiny_pi0
 from acrlpd.agents.best_of_n import candidate_bytes, candidates_at_once, mean_distance, select
 from acrlpd.config import BestOfNConfig
 from acrlpd.config.create_agent import create_agent
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 N = 12
 

@@ -12,7 +12,7 @@ from acrlpd.agents import train_steps
 from acrlpd.batch import Batch
 from acrlpd.config import LossWeights, QChunkingConfig
 from acrlpd.config.create_agent import create_agent
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
 
 GOAL, DISCOUNT = 4, 0.8

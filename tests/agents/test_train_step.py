@@ -28,7 +28,7 @@ from acrlpd.agents.joint_loss import ALL_TERMS, draw
 from acrlpd.agents.metrics import loss_info
 from acrlpd.config import ConstantSchedule, LossWeights
 from acrlpd.config.create_agent import create_agent
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 KEY = jax.random.key(5)
 INFO_KEYS = {

@@ -26,6 +26,6 @@ def test_what_is_older_than_a_field_gets_its_default() -> None:
 
 def test_a_kind_of_section_that_this_version_does_not_have() -> None:
     data = to_dict(get_config("debug"))
-    data["model"]["type"] = "Pi1Config"
-    with pytest.raises(ConfigError, match=r"model is of type 'Pi1Config'; this version knows Pi0Config, StateFlow"):
+    data["model"]["type"] = "pi1"
+    with pytest.raises(ConfigError, match=r"model must be one of pi0, state_flow, or module:Name .*; found 'pi1'"):
         from_dict(RLTrainConfig, data)

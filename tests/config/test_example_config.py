@@ -11,7 +11,7 @@ import pytest
 from acrlpd.cli.main import COMMANDS, main
 from acrlpd.config import apply_config_overrides, load_config, validate_config
 from acrlpd.config.yaml_files import parse_config
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "my_aloha.yaml"

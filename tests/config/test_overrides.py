@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from acrlpd.config import ConfigError, apply_config_overrides, cli, config_hash, config_to_yaml, get_config, to_dict
 from acrlpd.config.overrides import ALIASES, field_names, resolve_alias
-from acrlpd.config.tree import NOT_HASHED, TYPE_KEY, dataclass_options, field_types, flatten, type_options
+from acrlpd.config.tree import NOT_HASHED, TYPE_KEY, field_types, flatten, section_class, type_options
 from acrlpd.config.yaml_files import parse_config
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 ALOHA = get_config("aloha")
 
@@ -63,7 +63,11 @@ def test_integers_become_floats_but_not_the_other_way():
         ("loss_weights.bc_weight", None, "loss_weights.bc_weight must be a finite number; found None"),
         ("critic", 3, "critic is a section; set its fields (num_critics"),
         ("seed.x", 3, "seed is a plain value and has no fields"),
-        ("model.type", "Pi0Confg", "one of Pi0Config, StateFlowPolicyConfig; found 'Pi0Confg'; did you mean"),
+        (
+            "model.type",
+            "state_flo",
+            "one of pi0, state_flow, or module:Name of your own; found 'state_flo'; did you mean",
+        ),
         ("model.paligemma_variant", "gemma_3b", "model: paligemma_variant must be one of"),
         ("model.state_dim", 3, "unknown key 'model.state_dim'; model (Pi0Config) has dtype, "),
         ("model.zzz", 3, "unknown key 'model.zzz'; model (Pi0Config) has dtype, "),
@@ -86,7 +90,7 @@ def test_all_mistakes_in_one_message():
 def test_switching_to_another_class_takes_its_defaults():
     config = apply_config_overrides(
         ALOHA,
-        {"model.state_dim": 9, "model.type": "StateFlowPolicyConfig", "actor_lr_schedule.type": "RsqrtDecaySchedule"},
+        {"model.state_dim": 9, "model.type": "state_flow", "actor_lr_schedule.type": "rsqrt"},
     )
     assert config.model == StateFlowPolicyConfig(state_dim=9)
     assert config.actor_lr_schedule.timescale == 10_000
@@ -157,10 +161,11 @@ def _strategy(annotation: object) -> st.SearchStrategy:
 
 
 def _leaf_type(name: str) -> object:
-    cls: type = type(ALOHA)
+    cls, data = type(ALOHA), to_dict(ALOHA)
     *sections, leaf = name.split(".")
     for section in sections:
-        (cls, *_) = dataclass_options(field_types(cls)[section])
+        data = data[section]
+        cls = section_class(field_types(cls)[section], data, section)
     return field_types(cls)[leaf]
 
 
@@ -190,6 +195,4 @@ def test_resolve_alias_takes_the_longest_prefix():
 def test_an_unknown_key_of_a_schedule_is_told_the_keys_of_that_schedule() -> None:
     for key in ("value", "warmup_steps"):  # nobody has the first, only other schedules have the second
         with pytest.raises(ConfigError, match=r"critic_lr_schedule \(ConstantSchedule\) has peak_lr$"):
-            apply_config_overrides(
-                ALOHA, {"critic_lr_schedule.type": "ConstantSchedule", f"critic_lr_schedule.{key}": 3}
-            )
+            apply_config_overrides(ALOHA, {"critic_lr_schedule.type": "constant", f"critic_lr_schedule.{key}": 3})

@@ -8,7 +8,7 @@ from plan_helpers import batch_spec, trace_agent
 
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.plan.flops import policy_flops, step_flops
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 # Sizes at which neither the context nor a chunk needs padding, since padding is not counted.
 TINY = apply_config_overrides(
@@ -39,7 +39,7 @@ def test_full_size_pi0_matches_the_published_counts():
         {},
         {"model.pi05": True, "model.max_token_len": 64},
         {"model.paligemma_variant": "dummy_lora", "model.action_expert_variant": "dummy_lora"},
-        {"model.type": "StateFlowPolicyConfig", "model.action_dim": 7},
+        {"model.type": "state_flow", "model.action_dim": 7},
     ],
 )
 def test_policy_forward(changes):
@@ -69,7 +69,7 @@ def test_policy_forward(changes):
         {"model.remat_policy": "none"},
         {"model.remat_policy": "dots"},
         {"acrlpd.num_action_samples": 8, "critic.feature_fusion_method": "mlp"},
-        {"model.type": "StateFlowPolicyConfig", "model.action_dim": 7, "acrlpd.num_action_samples": 16},
+        {"model.type": "state_flow", "model.action_dim": 7, "acrlpd.num_action_samples": 16},
     ],
 )
 def test_whole_update(changes):

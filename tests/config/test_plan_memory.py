@@ -27,7 +27,7 @@ def _size(tree) -> int:
         {"freeze_pi0_backbone": True, "critic.num_critics": 5},
         {"model.paligemma_variant": "dummy_lora"},
         {"acrlpd.ema_decay": None},
-        {"model.type": "StateFlowPolicyConfig", "model.action_dim": 7},
+        {"model.type": "state_flow", "model.action_dim": 7},
     ],
 )
 def test_state_is_exactly_the_agents(changes):

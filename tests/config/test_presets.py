@@ -21,7 +21,7 @@ from acrlpd.config import (
 )
 from acrlpd.config.registry import describe_config
 from acrlpd.config.yaml_files import parse_config
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 REQUIRED = {
     *("droid", "aloha", "libero", "aloha_fold", "aloha_sim", "aloha_pi05", "libero_pi05", "droid_pi05"),

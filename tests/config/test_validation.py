@@ -50,7 +50,7 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"critic_optimizer.eps": 0.0}, "critic_optimizer.eps must be above 0; found 0.0"),
         ({"actor_optimizer.weight_decay": -1e-4}, "actor_optimizer.weight_decay must be at least 0"),
         (
-            {"actor_lr_schedule.type": "RsqrtDecaySchedule", "actor_lr_schedule.timescale": 0.0},
+            {"actor_lr_schedule.type": "rsqrt", "actor_lr_schedule.timescale": 0.0},
             "actor_lr_schedule.timescale must be above 0",
         ),
         ({"data.repack.state": []}, "data.repack.state names no column"),
@@ -70,8 +70,8 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"data.prompt_from_task": False, "data.default_prompt": None}, "no prompt"),
         ({"freeze_pi0_backbone": True, "acrlpd.critic_gradient_to_policy": True}, "critic_gradient_to_policy"),
         ({"freeze_pi0_backbone": True, "model.paligemma_variant": "dummy_lora"}, "adapters included"),
-        ({"model.type": "StateFlowPolicyConfig"}, "qchunking.action_dim 7 must equal model.action_dim 5"),
-        ({"model.type": "StateFlowPolicyConfig", "freeze_pi0_backbone": True}, "has no backbone"),
+        ({"model.type": "state_flow"}, "qchunking.action_dim 7 must equal model.action_dim 5"),
+        ({"model.type": "state_flow", "freeze_pi0_backbone": True}, "has no backbone"),
     ],
 )
 def test_errors(changes, message):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from acrlpd.data.pipeline.loader import create_data_loader
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 H, T = 4, 6
 SIZE = 128

@@ -17,7 +17,7 @@ from acrlpd.data.pipeline.dataset import write_norm_stats
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.data.pipeline.norm_stats import NormStatsError, load_norm_stats
 from acrlpd.data.sources.source import DatasetError, open_source
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 
 def test_every_field_of_a_batch(config):

@@ -21,8 +21,8 @@ from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.pipeline.replay_dataset import ReplayDataset
 from acrlpd.data.pipeline.tokenizer import create_tokenizer
 from acrlpd.data.sources.source import Feature
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 H, T = 4, 6
 SIZE = 24

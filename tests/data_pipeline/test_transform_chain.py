@@ -20,7 +20,7 @@ from acrlpd.data.pipeline.transforms import (
     compose,
     make_bool_mask,
 )
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 HORIZON = 4
 ROBOTS = {"aloha": (14, 14), "droid": (8, 8), "libero": (8, 7), "generic": (9, 9)}

@@ -19,8 +19,8 @@ from acrlpd.config import (
 )
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 NORM_STATS = {
     "state": NormStats(np.array([0.5, 5.0, 1.0]), np.array([0.3, 3.0, 1.0])),

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.pi0 import Pi0
-from acrlpd.models.pi0_config import Pi0Config
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import FlowPolicy
 
@@ -134,5 +134,5 @@ def test_wrong_shapes_are_named(policy):
 
 
 def test_config_does_not_import_jax():
-    code = "import sys, acrlpd.models.flow_policy_config; assert 'jax' not in sys.modules"
+    code = "import sys, acrlpd.models.families.state_flow; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

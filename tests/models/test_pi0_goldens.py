@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 from model_goldens import GOLDENS, load_golden, tiny_config, with_params
 
+from acrlpd.models.families.pi0 import GEMMA_VARIANTS, GemmaConfig
 from acrlpd.models.observation import IMAGE_KEYS
 from acrlpd.models.pi0 import Pi0
-from acrlpd.models.pi0_config import GEMMA_VARIANTS, GemmaConfig
 
 F32 = {"atol": 2e-5, "rtol": 1e-5}
 BF16_ACTIVATIONS = {"atol": 8e-2, "rtol": 0}

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from model_goldens import GOLDENS, tiny_config
 
-from acrlpd.models.pi0_config import GEMMA_VARIANTS, GemmaConfig, LoRAConfig, Pi0Config
+from acrlpd.models.families.pi0 import GEMMA_VARIANTS, GemmaConfig, LoRAConfig, Pi0Config
 
 FULL_SIZE = {
     "pi0": (Pi0Config(), 50, 3_238_048_528),

@@ -12,7 +12,7 @@ import jax
 from acrlpd.batch import Batch
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config
 from acrlpd.data.pipeline.loader import create_data_loader
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.runs.metrics_log import read_metrics
 from acrlpd.training.sharding import create_sharding
 from acrlpd.training.trainer import Trainer

@@ -27,7 +27,7 @@ from acrlpd.agents import Agent
 from acrlpd.config import CriticConfig, DataConfig, RepackConfig, RLTrainConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.norm_stats import save_norm_stats
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.policies.served_model import ServedModel
 from acrlpd.serving.message_format import packb, unpackb
 from acrlpd.serving.server import PolicyServer, ServerOptions

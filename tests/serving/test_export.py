@@ -30,8 +30,8 @@ from acrlpd.cli.serve import export_main
 from acrlpd.config import DataConfig, EvaluationConfig, RLTrainConfig, get_config
 from acrlpd.config.run import OpenPICompatibilityConfig
 from acrlpd.data.pipeline.norm_stats import save_norm_stats
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
-from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.policies.checkpoint import PolicyCheckpoint, open_policy_checkpoint
 from acrlpd.policies.levels import Level, ServingLevel, serving_level, trained_level
 from acrlpd.serving.critic_ranking import rank_critics

@@ -13,7 +13,7 @@ from toy_agent import NORM_STATS
 from acrlpd.agents import Agent, Algorithm
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, get_config
 from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.policies.served_model import ServedModel, choose_actions
 from acrlpd.serving.requests import RequestError
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy

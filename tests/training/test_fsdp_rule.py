@@ -17,7 +17,7 @@ from training_helpers import state_config
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.loader import create_data_loader
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.training.sharding import (
     FSDPSharding,
     compile_train_step,

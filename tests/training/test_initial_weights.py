@@ -12,8 +12,8 @@ from flax import nnx
 from training_helpers import pi0_config
 
 from acrlpd.config import ConfigError, RLTrainConfig, WeightLoaderConfig
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.openpi_checkpoint import OpenPICheckpointError
-from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.training.experiment import run_experiment
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.sharding import create_sharding

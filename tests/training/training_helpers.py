@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config, save_config
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.monitoring.run_monitor import MEMORY
 from acrlpd.runs.directory import run_directory
 from acrlpd.runs.metrics_log import TIMING, read_metrics

@@ -8,7 +8,7 @@ from acrlpd.agents.best_of_n import BestOfN
 from acrlpd.agents.create import assemble_agent
 from acrlpd.agents.critic_networks import CriticEnsemble, CriticNetworks, create_critic_networks
 from acrlpd.agents.loss_functions import Algorithm
-from acrlpd.agents.optimizers import Optimizer, create_lr_schedule, create_optimizer
+from acrlpd.agents.optimizers.base import Optimizer, create_optimizer
 from acrlpd.agents.temperature import TemperatureModule, estimate_entropy
 from acrlpd.agents.train_state import TrainState
 
@@ -23,7 +23,6 @@ __all__ = [
     "TrainState",
     "assemble_agent",
     "create_critic_networks",
-    "create_lr_schedule",
     "create_optimizer",
     "estimate_entropy",
     "train_step",

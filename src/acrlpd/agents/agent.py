@@ -28,7 +28,7 @@ from acrlpd.agents.joint_loss import (
 )
 from acrlpd.agents.loss_functions import Algorithm
 from acrlpd.agents.metrics import Info, global_norm, loss_info
-from acrlpd.agents.optimizers import Optimizer
+from acrlpd.agents.optimizers.base import Optimizer
 from acrlpd.agents.temperature import within_bounds
 from acrlpd.agents.train_state import TrainState
 from acrlpd.batch import Batch
@@ -172,20 +172,19 @@ class Agent(flax.struct.PyTreeNode):
         """Steps every optimizer that has a gradient, targets and average; nothing if a gradient is not finite."""
         norms = {name: global_norm(getattr(grads, name)) for name in ("policy", "critic", "temperature")}
         finite = jnp.isfinite(sum(norms.values()))
-        step = functools.partial(_step, enabled=finite)
         changed: dict[str, Any] = {}
         if params.policy is not None:
-            changed["policy_params"], changed["policy_opt_state"] = step(
-                self.policy_optimizer, grads.policy, self.policy_opt_state, params.policy
+            changed["policy_params"], changed["policy_opt_state"] = self.policy_optimizer.step(
+                grads.policy, self.policy_opt_state, params.policy, enabled=finite
             )
         online = self.critics.online
         if params.critic is not None:
-            online, changed["critic_opt_state"] = step(
-                self.critic_optimizer, grads.critic, self.critic_opt_state, params.critic
+            online, changed["critic_opt_state"] = self.critic_optimizer.step(
+                grads.critic, self.critic_opt_state, params.critic, enabled=finite
             )
         if params.temperature is not None:
-            temperature, changed["temperature_opt_state"] = step(
-                self.temperature_optimizer, grads.temperature, self.temperature_opt_state, params.temperature
+            temperature, changed["temperature_opt_state"] = self.temperature_optimizer.step(
+                grads.temperature, self.temperature_opt_state, params.temperature, enabled=finite
             )
             changed["temperature_params"] = within_bounds(temperature)
         agent = self.replace(
@@ -333,13 +332,6 @@ def _like(state: nnx.State | None, template: nnx.State) -> nnx.State:
     assert state is not None
     flat = dict(nnx.to_flat_state(state))
     return nnx.from_flat_state({path: flat[path] for path, _ in nnx.to_flat_state(template)})
-
-
-def _step(
-    optimizer: Optimizer, grads: Any, opt_state: optax.OptState, params: Any, *, enabled: jax.Array
-) -> tuple[Any, optax.OptState]:
-    updates, opt_state = optimizer.tx.update(grads, opt_state, params, enabled=enabled)
-    return optax.apply_updates(params, updates), opt_state
 
 
 @functools.partial(jax.jit, static_argnames="update_policy", donate_argnames="agent")

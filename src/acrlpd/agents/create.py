@@ -10,8 +10,9 @@ from flax import nnx, traverse_util
 from acrlpd.agents.agent import Agent
 from acrlpd.agents.critic_networks import CriticNetworks
 from acrlpd.agents.loss_functions import Algorithm
-from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule
-from acrlpd.agents.optimizers import Optimizer, create_optimizer
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.optimizers.base import Optimizer, create_optimizer
+from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.agents.temperature import TemperatureModule
 from acrlpd.models.policy import FlowPolicy
 

@@ -12,13 +12,11 @@ from acrlpd.agents.hyperparams import (
     LossWeights,
     QChunkingConfig,
 )
-from acrlpd.agents.optimizer_configs import (
-    AdamW,
-    ConstantSchedule,
-    CosineDecaySchedule,
-    LRSchedule,
-    RsqrtDecaySchedule,
-)
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.schedules.base import LRSchedule
+from acrlpd.agents.schedules.constant import ConstantSchedule
+from acrlpd.agents.schedules.cosine import CosineDecaySchedule
+from acrlpd.agents.schedules.rsqrt import RsqrtDecaySchedule
 from acrlpd.config.data import DataConfig, DemonstrationsConfig, RepackConfig, RewardConfig
 from acrlpd.config.environments import load_training_config
 from acrlpd.config.overrides import apply_config_overrides

@@ -5,10 +5,9 @@ import pathlib
 from collections.abc import Iterator
 from typing import Literal
 
-from acrlpd.agents.optimizer_configs import ConstantSchedule, CosineDecaySchedule, LRSchedule, RsqrtDecaySchedule
-from acrlpd.config.findings import Finding, at_least, error, warning
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.findings import Finding, at_least, error, warning
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 # Action dims that a robot's transforms produce.
 ROBOT_ACTION_DIM = {"aloha": 14, "droid": 8, "libero": 7}
@@ -193,29 +192,8 @@ def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
 
 
 def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
-    schedules: dict[str, LRSchedule] = {
-        "actor_lr_schedule": config.actor_lr_schedule,
-        "critic_lr_schedule": config.critic_lr_schedule,
-        "temperature_lr_schedule": config.temperature_lr_schedule,
-    }
-    for name, schedule in schedules.items():
-        if schedule.peak_lr <= 0:
-            yield error(f"{name}.peak_lr must be above 0; found {schedule.peak_lr}")
-        if not isinstance(schedule, ConstantSchedule):
-            yield from at_least(0, **{f"{name}.warmup_steps": schedule.warmup_steps})
-            if schedule.warmup_steps >= max(config.num_train_steps, 1):
-                yield warning(
-                    f"{name}.warmup_steps {schedule.warmup_steps} is not over within the {config.num_train_steps} steps"
-                )
-        if isinstance(schedule, RsqrtDecaySchedule) and schedule.timescale <= 0:
-            yield error(f"{name}.timescale must be above 0; found {schedule.timescale}")
-        if isinstance(schedule, CosineDecaySchedule):
-            if schedule.decay_steps <= schedule.warmup_steps:
-                yield error(
-                    f"{name}.decay_steps {schedule.decay_steps} must exceed warmup_steps {schedule.warmup_steps}"
-                )
-            if not 0 <= schedule.decay_lr <= schedule.peak_lr:
-                yield error(f"{name}.decay_lr {schedule.decay_lr} must lie between 0 and peak_lr {schedule.peak_lr}")
+    for name in ("actor_lr_schedule", "critic_lr_schedule", "temperature_lr_schedule"):
+        yield from getattr(config, name).check(name, config.num_train_steps)
     if config.weight_loader.kind != "none" and config.actor_lr_schedule.peak_lr > 1e-4:
         yield warning(
             f"actor peak_lr {config.actor_lr_schedule.peak_lr} is high for pretrained weights; openpi "
@@ -225,18 +203,6 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
         yield warning(
             f"critic peak_lr {config.critic_lr_schedule.peak_lr} is high; 1e-4 to 1e-3 is usual (--critic_lr)"
         )
-
-
-def check_optimizers(config: RLTrainConfig) -> Iterator[Finding]:
-    for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer"):
-        optimizer = getattr(config, name)
-        for field in ("clip_gradient_norm", "eps"):
-            if getattr(optimizer, field) <= 0:
-                yield error(f"{name}.{field} must be above 0; found {getattr(optimizer, field)}")
-        for field in ("b1", "b2"):
-            if not 0.0 <= getattr(optimizer, field) < 1.0:
-                yield error(f"{name}.{field} must lie in [0, 1); found {getattr(optimizer, field)}")
-        yield from at_least(0, **{f"{name}.weight_decay": optimizer.weight_decay})
 
 
 def check_training(config: RLTrainConfig) -> Iterator[Finding]:

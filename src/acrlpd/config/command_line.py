@@ -13,9 +13,9 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from acrlpd.agents.optimizer_configs import CosineDecaySchedule, LRSchedule
+from acrlpd.choice import kind_names
 from acrlpd.config.environments import load_training_config
-from acrlpd.config.overrides import apply_config_overrides
+from acrlpd.config.overrides import apply_config_overrides, families, resolve_alias
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, diff_configs, flatten, to_dict
 from acrlpd.config.yaml_files import load_config
@@ -86,7 +86,9 @@ def parse_config_args(
         description += "\n\nEvery field of the config is a flag too: `--config NAME --help` lists them."
         _parse(args, prog, description, own=options, flags=ConfigFlags)
     assert name is not None
-    base = find_config(name, _peek(args, "--environment") or "production")
+    chosen, args = _take_choices(args)
+    base = apply_config_overrides(find_config(name, _peek(args, "--environment") or "production"), chosen)
+    description += "\n\nSections of which there are several kinds, or your own as module:Name:\n" + _describe_choices()
     parsed = _parse(args, prog, description, default=base, own=options, flags=ConfigFlags, fields=RLTrainConfig)
     fields, flags = parsed["fields"], parsed["flags"]
     # All at once: what was not given may depend on what was.
@@ -150,9 +152,11 @@ def _flag_changes(config: RLTrainConfig, flags: ConfigFlags) -> dict[str, Any]:
         name: value for name, value in dataclasses.asdict(flags).items() if value is not None and name not in _NOT_PLAIN
     }
     if flags.pi0_lr is not None:
-        changes |= _scaled("actor_lr_schedule", config.actor_lr_schedule, flags.pi0_lr)
+        scaled = config.actor_lr_schedule.scaled_to(flags.pi0_lr)
+        changes |= {f"actor_lr_schedule.{name}": value for name, value in scaled.items()}
     if flags.critic_lr is not None:
-        changes |= _scaled("critic_lr_schedule", config.critic_lr_schedule, flags.critic_lr)
+        scaled = config.critic_lr_schedule.scaled_to(flags.critic_lr)
+        changes |= {f"critic_lr_schedule.{name}": value for name, value in scaled.items()}
     if flags.no_wandb:
         changes["logging.wandb"] = "disabled"
     if flags.async_actor:
@@ -169,11 +173,29 @@ def limit_steps(config: RLTrainConfig, max_steps: int) -> RLTrainConfig:
     return apply_config_overrides(config, offline_steps=offline, online_steps=online)
 
 
-def _scaled(name: str, schedule: LRSchedule, peak_lr: float) -> dict[str, float]:
-    changes = {f"{name}.peak_lr": peak_lr}
-    if isinstance(schedule, CosineDecaySchedule):
-        changes[f"{name}.decay_lr"] = schedule.decay_lr * peak_lr / schedule.peak_lr
-    return changes
+def _take_choices(args: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The sections whose class the command line names, such as `--improvement best_of_n`, and the other arguments.
+
+    They are taken before the real parse, because the class of a section decides which flags the section has.
+    """
+    chosen: dict[str, str] = {}
+    rest: list[str] = []
+    values = iter(args)
+    for arg in values:
+        flag, equals, value = arg.partition("=")
+        section = resolve_alias(flag.removeprefix("--").replace("-", "_"))
+        if not flag.startswith("--") or section not in families():
+            rest.append(arg)
+            continue
+        value = value if equals else next(values, "")
+        if not value:
+            raise ConfigError(f"{flag} needs a name: {', '.join(kind_names(families()[section]))}, or module:Name")
+        chosen[section] = value
+    return chosen, rest
+
+
+def _describe_choices() -> str:
+    return "\n".join(f"--{section} {{{','.join(kind_names(family))}}}" for section, family in families().items())
 
 
 def _peek(args: Sequence[str], flag: str) -> str | None:

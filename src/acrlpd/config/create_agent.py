@@ -11,7 +11,7 @@ from acrlpd.agents.agent import Agent
 from acrlpd.agents.create import assemble_agent, check_sizes, load_policy_params
 from acrlpd.agents.critic_networks import create_critic_networks
 from acrlpd.agents.loss_functions import Algorithm
-from acrlpd.agents.optimizers import create_optimizer
+from acrlpd.agents.optimizers.base import create_optimizer
 from acrlpd.agents.temperature import TemperatureModule
 from acrlpd.config.train_config import RLTrainConfig
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from acrlpd.config.overrides import apply_config_overrides, hint
+from acrlpd.choice import hint
+from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.registry import get_config
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from acrlpd.config.findings import Finding, at_least, error
 from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.findings import Finding, at_least, error
 
 
 def check_online(config: RLTrainConfig, level: Literal["error", "warning"]) -> Iterator[Finding]:

@@ -9,14 +9,16 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from acrlpd.choice import Choice, find_kind, hint, is_family, kind_name, kind_names
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import (
     TYPE_KEY,
     ConfigError,
-    dataclass_options,
     field_types,
     flatten,
     from_dict,
+    is_section,
+    section_class,
     to_dict,
     type_options,
 )
@@ -79,8 +81,8 @@ def apply_config_overrides(
 
 
 def assign(config: RLTrainConfig, assignments: Iterable[Assignment]) -> RLTrainConfig:
-    """Applies assignments in order; a `type` comes first, because it decides which fields there are."""
-    ordered = sorted(assignments, key=lambda a: a.key.rpartition(".")[2] != TYPE_KEY)
+    """Applies assignments in order; the choice of a class comes first, because the class decides which fields exist."""
+    ordered = sorted(assignments, key=lambda a: resolve_alias(a.key).removesuffix(f".{TYPE_KEY}") not in families())
     data = to_dict(config)
     problems: list[str] = []
     for assignment in ordered:
@@ -114,39 +116,32 @@ def _set(data: dict[str, Any], path: str, assignment: Assignment) -> None:
         known = field_types(cls)
         if part not in known:
             raise ConfigError(_unknown(assignment.key, parts, depth, cls))
-        rest = parts[depth + 1 :]
-        options = dataclass_options(known[part])
-        if not options:
+        annotation, rest = known[part], parts[depth + 1 :]
+        if not is_section(annotation):
             if rest:
                 raise ConfigError(f"{'.'.join(parts[: depth + 1])} is a plain value and has no fields")
-            data[part] = check_value(assignment.key, known[part], assignment.value)
+            data[part] = check_value(assignment.key, annotation, assignment.value)
+            return
+        if is_family(annotation) and rest in ([], [TYPE_KEY]):
+            data[part] = _choose(data[part], annotation, assignment)
             return
         if not rest:
-            names = ", ".join(field_types(_current_type(data[part], options)))
+            names = ", ".join(field_types(annotation))
             raise ConfigError(f"{assignment.key} is a section; set its fields ({names})")
-        if rest == [TYPE_KEY] and len(options) > 1:
-            _choose_type(data, part, options, assignment)
-            return
         data = data[part]
-        cls = _current_type(data, options)
+        cls = section_class(annotation, data, ".".join(parts[: depth + 1]))
 
 
-def _current_type(data: dict[str, Any], options: tuple[type, ...]) -> type:
-    name = data.get(TYPE_KEY, options[0].__name__)
-    return next(option for option in options if option.__name__ == name)
-
-
-def _choose_type(data: dict[str, Any], part: str, options: tuple[type, ...], assignment: Assignment) -> None:
-    """Switches a field to another of its classes, with that class's defaults."""
-    chosen = next((o for o in options if o.__name__ == assignment.value), None)
-    if chosen is None:
-        names = [option.__name__ for option in options]
-        raise ConfigError(
-            f"{assignment.key} must be one of {', '.join(names)}; found {assignment.value!r}"
-            + hint(str(assignment.value), names)
-        )
-    if data[part][TYPE_KEY] != chosen.__name__:
-        data[part] = {TYPE_KEY: chosen.__name__, **to_dict(chosen())}
+def _choose(data: dict[str, Any], family: type, assignment: Assignment) -> dict[str, Any]:
+    """The section of the class that was named, with the defaults of that class; the same class keeps its values."""
+    if not isinstance(assignment.value, str):
+        raise ConfigError(f"{assignment.key} is named by text; found {assignment.value!r}")
+    try:
+        chosen = find_kind(family, assignment.value)
+    except ValueError as error:
+        raise ConfigError(f"{assignment.key} {error}") from error
+    name = kind_name(chosen)
+    return data if data[TYPE_KEY] == name else {TYPE_KEY: name} | to_dict(chosen())
 
 
 def _refresh_model_defaults(config: RLTrainConfig, data: dict[str, Any], keys: set[str]) -> None:
@@ -170,19 +165,34 @@ def _drop_other_dataset(data: dict[str, Any], keys: set[str]) -> None:
 
 @functools.cache
 def field_names() -> tuple[str, ...]:
-    """Dotted names of all leaves, over all classes that a field may hold."""
+    """Dotted names of all leaves, over all of the project's own classes that a field may hold."""
 
     def walk(cls: type, prefix: str) -> Iterable[str]:
         for name, annotation in field_types(cls).items():
-            options = dataclass_options(annotation)
-            if len(options) > 1:
-                yield f"{prefix}{name}.{TYPE_KEY}"
-            for option in options:
-                yield from walk(option, f"{prefix}{name}.")
-            if not options:
+            if not is_section(annotation):
                 yield f"{prefix}{name}"
+            elif is_family(annotation):
+                yield f"{prefix}{name}.{TYPE_KEY}"
+                for kind in kind_names(annotation):
+                    yield from walk(find_kind(annotation, kind), f"{prefix}{name}.")
+            else:
+                yield from walk(annotation, f"{prefix}{name}.")
 
     return tuple(dict.fromkeys(walk(RLTrainConfig, "")))
+
+
+@functools.cache
+def families() -> dict[str, type[Choice]]:
+    """Sections that hold one of several classes, by dotted name."""
+
+    def walk(cls: type, prefix: str) -> Iterable[tuple[str, type[Choice]]]:
+        for name, annotation in field_types(cls).items():
+            if is_family(annotation):
+                yield f"{prefix}{name}", annotation
+            elif is_section(annotation):
+                yield from walk(annotation, f"{prefix}{name}.")
+
+    return dict(walk(RLTrainConfig, ""))
 
 
 def _unknown(written: str, parts: list[str], depth: int, section: type) -> str:
@@ -208,12 +218,6 @@ def _unknown(written: str, parts: list[str], depth: int, section: type) -> str:
     else:
         tail = "`acrlpd configs show NAME` lists all keys"
     return f"unknown key {written!r}; {tail}"
-
-
-def hint(word: str, known: Iterable[str]) -> str:
-    """The nearest known name as the end of a sentence, or nothing."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    return f"; did you mean {match[0]!r}?" if match else ""
 
 
 def check_value(key: str, annotation: Any, value: Any) -> Any:

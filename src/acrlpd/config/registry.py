@@ -5,8 +5,8 @@ import importlib
 import pkgutil
 import types
 
+from acrlpd.choice import hint
 from acrlpd.config import presets
-from acrlpd.config.overrides import hint
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 

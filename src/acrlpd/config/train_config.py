@@ -3,7 +3,11 @@
 import dataclasses
 
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, QChunkingConfig
-from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule, CosineDecaySchedule, LRSchedule
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.optimizers.base import OptimizerConfig
+from acrlpd.agents.schedules.base import LRSchedule
+from acrlpd.agents.schedules.constant import ConstantSchedule
+from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.data import DataConfig
 from acrlpd.config.run import (
     CheckpointConfig,
@@ -16,8 +20,12 @@ from acrlpd.config.run import (
     TrainingConfig,
     WeightLoaderConfig,
 )
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.base import PolicyConfig
+from acrlpd.models.families.pi0 import Pi0Config
+
+
+def _critic_adamw() -> AdamW:
+    return AdamW(b2=0.999, weight_decay=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +42,7 @@ class RLTrainConfig:
     batch_size: int = 32
 
     # The policy network.
-    model: Pi0Config | StateFlowPolicyConfig = dataclasses.field(default_factory=Pi0Config)
+    model: PolicyConfig = dataclasses.field(default_factory=Pi0Config)
     # Where the policy's weights start from.
     weight_loader: WeightLoaderConfig = dataclasses.field(default_factory=WeightLoaderConfig)
     # Train only the action expert and the projections; image encoder and 2B expert stay fixed in bfloat16.
@@ -48,11 +56,11 @@ class RLTrainConfig:
 
     # Policy, critics and temperature each have their own learning rate and optimizer.
     actor_lr_schedule: LRSchedule = dataclasses.field(default_factory=CosineDecaySchedule)
-    actor_optimizer: AdamW = dataclasses.field(default_factory=AdamW)
+    actor_optimizer: OptimizerConfig = dataclasses.field(default_factory=AdamW)
     critic_lr_schedule: LRSchedule = dataclasses.field(default_factory=ConstantSchedule)
-    critic_optimizer: AdamW = dataclasses.field(default_factory=lambda: AdamW(b2=0.999, weight_decay=0.0))
+    critic_optimizer: OptimizerConfig = dataclasses.field(default_factory=_critic_adamw)
     temperature_lr_schedule: LRSchedule = dataclasses.field(default_factory=ConstantSchedule)
-    temperature_optimizer: AdamW = dataclasses.field(default_factory=lambda: AdamW(b2=0.999, weight_decay=0.0))
+    temperature_optimizer: OptimizerConfig = dataclasses.field(default_factory=_critic_adamw)
 
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
     env: EnvConfig = dataclasses.field(default_factory=EnvConfig)

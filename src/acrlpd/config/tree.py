@@ -9,9 +9,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from acrlpd.choice import find_kind, is_family, kind_name
 from acrlpd.config.train_config import RLTrainConfig
 
-# Names the class where a field may hold one of several, for example `model: {type: Pi0Config, ...}`.
+# Names the member of a family that a section holds, for example `model: {type: pi0, ...}`.
 TYPE_KEY = "type"
 
 # Where results go and what is shown does not change what is computed: a run may be moved or renamed.
@@ -29,10 +30,9 @@ def field_types(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def dataclass_options(annotation: Any) -> tuple[type, ...]:
-    """The dataclasses that a field of this type may hold; empty for a plain value."""
-    options = type_options(annotation)
-    return tuple(o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o))
+def is_section(annotation: Any) -> bool:
+    """Whether a field of this type has fields of its own."""
+    return is_family(annotation) or (isinstance(annotation, type) and dataclasses.is_dataclass(annotation))
 
 
 def type_options(annotation: Any) -> tuple[Any, ...]:
@@ -48,11 +48,9 @@ def to_dict(config: Any) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, annotation in field_types(cls).items():
         value = getattr(config, name)
-        if dataclasses.is_dataclass(value):
-            nested = to_dict(value)
-            if len(dataclass_options(annotation)) > 1:
-                nested = {TYPE_KEY: type(value).__name__, **nested}
-            result[name] = nested
+        if is_section(annotation):
+            kind = {TYPE_KEY: kind_name(value)} if is_family(annotation) else {}
+            result[name] = kind | to_dict(value)
         else:
             result[name] = list(value) if isinstance(value, tuple) else value
     return result
@@ -68,19 +66,24 @@ def from_dict(cls: type, data: dict[str, Any], path: str = "") -> Any:
         if name not in data:
             continue
         value = data[name]
-        options = dataclass_options(annotation)
-        if options:
-            known = {option.__name__: option for option in options}
-            kind = value[TYPE_KEY] if len(options) > 1 else options[0].__name__
-            if kind not in known:
-                raise ConfigError(f"{path}{name} is of type {kind!r}; this version knows {', '.join(known)}")
-            kwargs[name] = from_dict(known[kind], value, f"{path}{name}.")
+        if is_section(annotation):
+            kwargs[name] = from_dict(section_class(annotation, value, f"{path}{name}"), value, f"{path}{name}.")
         else:
             kwargs[name] = tuple(value) if isinstance(value, list) else value
     try:
         return cls(**kwargs)
     except ValueError as error:
         raise ConfigError(f"{path.rstrip('.') or cls.__name__}: {error}") from error
+
+
+def section_class(annotation: Any, data: dict[str, Any], key: str) -> type:
+    """The class of a section whose content is `data`."""
+    if not is_family(annotation):
+        return annotation
+    try:
+        return find_kind(annotation, data[TYPE_KEY])
+    except ValueError as error:
+        raise ConfigError(f"{key} {error}") from error
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

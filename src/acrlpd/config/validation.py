@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 
 from acrlpd.config import checks, online_checks
-from acrlpd.config.findings import Finding
+from acrlpd.config.bounds import check_bounds
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
+from acrlpd.findings import Finding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +41,13 @@ def validate_config(
         ready_to_train: dataset and norm statistics must be there; otherwise their absence is a warning.
     """
     findings = [
+        *check_bounds(config),
         *checks.check_batch(config, num_devices),
         *checks.check_chunks(config),
         *checks.check_algorithm(config),
         *checks.check_critic(config),
         *checks.check_policy(config),
         *checks.check_learning_rates(config),
-        *checks.check_optimizers(config),
         *checks.check_training(config),
         *online_checks.check_online(config, "error" if ready_to_train else "warning"),
         *online_checks.check_baselines(config),

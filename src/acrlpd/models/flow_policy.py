@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import Context, FlowPolicy
 

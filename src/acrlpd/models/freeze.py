@@ -4,7 +4,7 @@ import re
 
 from flax import nnx
 
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 _PROJECTIONS = re.compile(r"(state_proj|action_in_proj|action_out_proj|action_time_mlp_.*|time_mlp_.*)/.*")
 _LLM = re.compile(r".*llm.*")

@@ -17,7 +17,7 @@ from flax import nnx
 from acrlpd.models import lora
 from acrlpd.models.activation_sharding import split_by_sample
 from acrlpd.models.attention import multi_query_attention, shared_context_attention
-from acrlpd.models.pi0_config import GemmaConfig, RematPolicy
+from acrlpd.models.families.pi0 import GemmaConfig, RematPolicy
 from acrlpd.models.remat import rematerialise
 
 LayerWeights = dict[str, Any]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.pi0_config import LoRAConfig
+from acrlpd.models.families.pi0 import LoRAConfig
 
 _init_lora = nnx.initializers.normal(stddev=0.01)
 

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
 
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 logger = logging.getLogger(__name__)
 

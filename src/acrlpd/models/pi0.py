@@ -8,10 +8,10 @@ import numpy as np
 from flax import nnx
 
 from acrlpd.models.activation_sharding import weights_are_split
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.gemma import Gemma, LayerWeights
 from acrlpd.models.image_preprocessing import preprocess_observation
 from acrlpd.models.observation import Observation, to_float_image
-from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.models.policy import Context, FlowPolicy
 from acrlpd.models.siglip import Siglip
 

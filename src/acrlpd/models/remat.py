@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from acrlpd.models.pi0_config import RematPolicy
+from acrlpd.models.families.pi0 import RematPolicy
 
 
 def rematerialise(layer: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:

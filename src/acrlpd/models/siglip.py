@@ -6,7 +6,7 @@ from flax import nnx
 
 from acrlpd.models.activation_sharding import split_by_sample
 from acrlpd.models.attention import full_attention
-from acrlpd.models.pi0_config import RematPolicy, SiglipConfig
+from acrlpd.models.families.pi0 import RematPolicy, SiglipConfig
 from acrlpd.models.remat import rematerialise
 
 _xavier = nnx.initializers.xavier_uniform(in_axis=-2, out_axis=-1, batch_axis=0)

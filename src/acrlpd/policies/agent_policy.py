@@ -22,8 +22,8 @@ from acrlpd.data.pipeline.transforms import DataDict, DataTransformFn, Normalize
 from acrlpd.envs.env import RENAME, Columns, EnvSpec
 from acrlpd.envs.errors import EnvError
 from acrlpd.envs.rollouts import Chunks
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.observation import Observation
-from acrlpd.models.pi0_config import Pi0Config
 
 
 @dataclasses.dataclass(frozen=True)

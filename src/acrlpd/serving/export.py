@@ -13,8 +13,8 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from acrlpd.config import RLTrainConfig, to_dict
+from acrlpd.models.families.pi0 import DType, Pi0Config
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
-from acrlpd.models.pi0_config import DType, Pi0Config
 from acrlpd.policies.checkpoint import (
     CRITIC,
     CRITICS_IN_TREE,

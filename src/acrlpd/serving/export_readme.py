@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.policy_transforms import delta_action_mask
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.policies.checkpoint import EXPORT_FILE, PolicyCheckpoint
 from acrlpd.policies.levels import Level
 from acrlpd.robots import (

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.pi0_config import LoRAConfig, Pi0Config
+from acrlpd.models.families.pi0 import LoRAConfig, Pi0Config
 
 Path = tuple[str, ...]
 

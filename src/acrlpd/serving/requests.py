@@ -14,8 +14,8 @@ import numpy as np
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.policy_transforms import PolicyTransforms, repack_structure
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.robots import aloha as aloha_transforms
 
 _MAX_IMAGE_SIDE = 4096

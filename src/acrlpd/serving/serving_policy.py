@@ -14,8 +14,8 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.policy_transforms import create_policy_transforms
 from acrlpd.data.pipeline.transforms import DataDict, DataTransformFn
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.observation import Observation
-from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.policies.checkpoint import PolicyCheckpoint
 from acrlpd.policies.served_model import Choice, ServedModel, choose_actions
 from acrlpd.serving.requests import (

@@ -7,8 +7,8 @@ import dataclasses
 import itertools
 
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import GemmaConfig, Pi0Config, SiglipConfig
+from acrlpd.models.families.pi0 import GemmaConfig, Pi0Config, SiglipConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 
 @dataclasses.dataclass(frozen=True)

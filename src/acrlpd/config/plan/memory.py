@@ -12,8 +12,8 @@ import math
 from typing import Any
 
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import GemmaConfig, Pi0Config, RematPolicy, SiglipConfig
+from acrlpd.models.families.pi0 import GemmaConfig, Pi0Config, RematPolicy, SiglipConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 _FLOAT32 = 4
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}

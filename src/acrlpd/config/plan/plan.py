@@ -15,7 +15,7 @@ from acrlpd.config.plan.chips import (
 from acrlpd.config.plan.flops import StepFlops, step_flops
 from acrlpd.config.plan.memory import Memory, estimate_memory
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.pi0_config import GEMMA_VARIANTS, Pi0Config
+from acrlpd.models.families.pi0 import GEMMA_VARIANTS, Pi0Config
 
 _GIB = 2**30
 

@@ -9,11 +9,12 @@ Differs from the numbers it was first written down with: 32 padded action dims i
 """
 
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
-from acrlpd.agents.optimizer_configs import AdamW, CosineDecaySchedule
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
 from acrlpd.config.run import FSDPConfig, OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 ALIASES = ("rl_fold_box",)
 

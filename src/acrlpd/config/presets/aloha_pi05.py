@@ -7,7 +7,7 @@ import dataclasses
 
 from acrlpd.config.presets import aloha
 from acrlpd.config.run import OpenPICompatibilityConfig, WeightLoaderConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 CONFIG = dataclasses.replace(
     aloha.CONFIG,

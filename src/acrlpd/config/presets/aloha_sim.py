@@ -8,11 +8,13 @@ Rendering needs EGL.
 """
 
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
-from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule, CosineDecaySchedule
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.schedules.constant import ConstantSchedule
+from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.data import DataConfig, DemonstrationsConfig, RepackConfig, RewardConfig
 from acrlpd.config.run import CheckpointConfig, EnvConfig, EvaluationConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 CONFIG = RLTrainConfig(
     name="aloha_sim",

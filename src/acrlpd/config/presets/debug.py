@@ -7,7 +7,7 @@ from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, QChunking
 from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.run import TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 CONFIG = RLTrainConfig(
     name="debug",

@@ -13,11 +13,12 @@ A full fine-tune needs about 65 GB of state: one 80 GB card holds it at a small 
 """
 
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
-from acrlpd.agents.optimizer_configs import AdamW, CosineDecaySchedule
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.run import OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 ALIASES = ("rl_droid",)
 

@@ -11,11 +11,12 @@ with: `validate_config` warns, and `--pi0_lr 5e-5` is the careful choice.
 """
 
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
-from acrlpd.agents.optimizer_configs import AdamW, CosineDecaySchedule
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.run import EnvConfig, OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 ALIASES = ("rl_libero",)
 

@@ -7,10 +7,10 @@ The critic keeps chunks of 5.
 
 import dataclasses
 
-from acrlpd.agents.optimizer_configs import CosineDecaySchedule
+from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.presets import libero
 from acrlpd.config.run import OpenPICompatibilityConfig, WeightLoaderConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 CONFIG = dataclasses.replace(
     libero.CONFIG,

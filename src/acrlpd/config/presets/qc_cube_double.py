@@ -10,11 +10,12 @@ candidates are not clipped to [-1, 1] before the critics see them, and states an
 """
 
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
-from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.run import EnvConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 # Adam as the paper has it: no decay, and a clip that never acts.
 _ADAM = AdamW(b2=0.999, weight_decay=0.0, clip_gradient_norm=1e6)

@@ -8,11 +8,12 @@ and with more offline RL. Two cores, no GPU, no download.
 """
 
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
-from acrlpd.agents.optimizer_configs import AdamW, ConstantSchedule
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.config.data import DataConfig, DemonstrationsConfig, RewardConfig
 from acrlpd.config.run import CheckpointConfig, EnvConfig, EvaluationConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 CONFIG = RLTrainConfig(
     name="quickstart",

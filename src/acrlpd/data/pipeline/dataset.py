@@ -32,7 +32,7 @@ from acrlpd.data.pipeline.rewards import StepRewards, compute_rewards, require_s
 from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions
 from acrlpd.data.sources.labels import labels_path, load_labels
 from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, FrameStore, open_source
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 
 logger = logging.getLogger(__name__)
 
@@ -228,9 +228,8 @@ def _check_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> N
         raise DatasetError(
             f"the actions {rl_config.data.repack.actions} have {found} dims, but qchunking.action_dim is {action_dim}"
         )
-    state_dim = sample["state"].shape[-1]
-    wanted = getattr(rl_config.model, "state_dim", None)
-    if wanted is not None and state_dim != wanted:
+    state_dim, wanted = sample["state"].shape[-1], rl_config.model.state_dim
+    if state_dim != wanted and not rl_config.model.pads_actions:
         raise DatasetError(
             f"the state {rl_config.data.repack.state} has {state_dim} dims, but model.state_dim is {wanted}"
         )

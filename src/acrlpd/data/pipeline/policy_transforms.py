@@ -23,8 +23,8 @@ from acrlpd.data.pipeline.transforms import (
     compose,
     make_bool_mask,
 )
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
-from acrlpd.models.pi0_config import Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.robots import (
     aloha as aloha_transforms,
 )

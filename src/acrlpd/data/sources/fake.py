@@ -7,7 +7,7 @@ import numpy as np
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature
-from acrlpd.models.flow_policy_config import StateFlowPolicyConfig
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 _NUM_EPISODES = 8
 _FRAME_SIZE = (48, 64)

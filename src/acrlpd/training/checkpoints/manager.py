@@ -24,8 +24,8 @@ from jax.experimental import multihost_utils
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.tree import from_dict
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
-from acrlpd.models.pi0_config import Pi0Config
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints.items import (
     ASSETS,

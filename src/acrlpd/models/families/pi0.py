@@ -1,13 +1,14 @@
 """What a pi0 / pi0.5 network is, as plain data: cheap to import, no JAX until something is built."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from acrlpd.models.families.base import PolicyConfig
 
 if TYPE_CHECKING:
     import jax
     from flax import nnx
 
-    from acrlpd.models.observation import Observation
     from acrlpd.models.pi0 import Pi0
 
 DType = Literal["bfloat16", "float32"]
@@ -75,7 +76,7 @@ _IMAGE_KEYS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 
 @dataclasses.dataclass(frozen=True)
-class Pi0Config:
+class Pi0Config(PolicyConfig):
     """openpi's Pi0Config, and what it leaves hard-coded."""
 
     # Compute precision; parameters are float32 unless frozen.
@@ -104,6 +105,9 @@ class Pi0Config:
     image_keys: tuple[str, ...] = _IMAGE_KEYS
     # What the backward pass recomputes: "full" saves memory, "none" saves time, "dots" keeps matrix products.
     remat_policy: RematPolicy = "full"
+
+    in_openpi: ClassVar[bool] = True
+    pads_actions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.max_token_len is None:
@@ -162,6 +166,11 @@ class Pi0Config:
         assert self.max_token_len is not None
         return self.max_token_len
 
+    @property
+    def use_quantile_norm(self) -> bool:
+        """openpi normalises pi0.5 by quantiles."""
+        return self.pi05
+
     def create(self, rng: "jax.Array") -> "Pi0":
         """A freshly initialised model; under `jax.eval_shape` or `jit` with shardings nothing is copied."""
         from flax import nnx
@@ -169,33 +178,6 @@ class Pi0Config:
         from acrlpd.models.pi0 import Pi0
 
         return Pi0(self, rngs=nnx.Rngs(rng))
-
-    def inputs_spec(self, batch_size: int = 1) -> "tuple[Observation, jax.Array]":
-        """Shapes and dtypes of an (observation, actions) pair with float images."""
-        import jax
-
-        return jax.eval_shape(lambda: (self.fake_obs(batch_size), self.fake_act(batch_size)))
-
-    def fake_obs(self, batch_size: int = 1) -> "Observation":
-        """An observation of ones, for shape checks and compile-time warm-up."""
-        import jax.numpy as jnp
-
-        from acrlpd.models.observation import Observation
-
-        image = (batch_size, *self.image_resolution, 3)
-        return Observation(
-            images={key: jnp.ones(image, jnp.float32) for key in self.image_keys},
-            image_masks={key: jnp.ones(batch_size, jnp.bool_) for key in self.image_keys},
-            state=jnp.ones((batch_size, self.action_dim), jnp.float32),
-            tokenized_prompt=jnp.ones((batch_size, self.prompt_len), jnp.int32),
-            tokenized_prompt_mask=jnp.ones((batch_size, self.prompt_len), jnp.bool_),
-        )
-
-    def fake_act(self, batch_size: int = 1) -> "jax.Array":
-        """Actions of ones, to go with `fake_obs`."""
-        import jax.numpy as jnp
-
-        return jnp.ones((batch_size, self.action_horizon, self.action_dim), jnp.float32)
 
     def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
         """Selects the parameters that do not train.

@@ -1,4 +1,4 @@
-"""What a check of a config finds, and how it says so."""
+"""What a check of a config finds, and how the finding is said."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -24,3 +24,8 @@ def at_least(minimum: float, **values: float) -> Iterator[Finding]:
     for name, value in values.items():
         if value < minimum:
             yield error(f"{name.replace('__', '.')} must be at least {minimum}; found {value}")
+
+
+def check_warmup(name: str, warmup_steps: int, num_train_steps: int) -> Iterator[Finding]:
+    if warmup_steps >= max(num_train_steps, 1):
+        yield warning(f"{name}.warmup_steps {warmup_steps} is not over within the {num_train_steps} steps")

@@ -3,16 +3,17 @@
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+from acrlpd.models.families.base import PolicyConfig
+
 if TYPE_CHECKING:
     import jax
     from flax import nnx
 
     from acrlpd.models.flow_policy import StateFlowPolicy
-    from acrlpd.models.observation import Observation
 
 
 @dataclasses.dataclass(frozen=True)
-class StateFlowPolicyConfig:
+class StateFlowPolicyConfig(PolicyConfig):
     """An MLP vector field over state and action chunk, for low-dimensional benchmarks."""
 
     # Compute precision; parameters are float32.
@@ -39,26 +40,6 @@ class StateFlowPolicyConfig:
         from acrlpd.models.flow_policy import StateFlowPolicy
 
         return StateFlowPolicy(self, rngs=nnx.Rngs(rng))
-
-    def inputs_spec(self, batch_size: int = 1) -> "tuple[Observation, jax.Array]":
-        """Shapes and dtypes of an (observation, actions) pair."""
-        import jax
-
-        return jax.eval_shape(lambda: (self.fake_obs(batch_size), self.fake_act(batch_size)))
-
-    def fake_obs(self, batch_size: int = 1) -> "Observation":
-        """An observation of ones, for shape checks and compile-time warm-up."""
-        import jax.numpy as jnp
-
-        from acrlpd.models.observation import Observation
-
-        return Observation(images={}, image_masks={}, state=jnp.ones((batch_size, self.state_dim), jnp.float32))
-
-    def fake_act(self, batch_size: int = 1) -> "jax.Array":
-        """Actions of ones, to go with `fake_obs`."""
-        import jax.numpy as jnp
-
-        return jnp.ones((batch_size, self.action_horizon, self.action_dim), jnp.float32)
 
     def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
         """Selects the parameters that do not train: none, there is no backbone here to freeze."""

@@ -1,0 +1,78 @@
+"""Sections that hold one of several classes: ours by short name, a user's own by module:Name."""
+
+import sys
+
+import pytest
+
+from acrlpd.agents.schedules.base import LRSchedule
+from acrlpd.choice import find_kind, kind_name, kind_names
+from acrlpd.config import ConfigError, apply_config_overrides, cli, config_to_yaml, get_config
+from acrlpd.config.yaml_files import parse_config
+
+OWN = """
+import dataclasses
+from acrlpd.agents.schedules.base import LRSchedule
+
+@dataclasses.dataclass(frozen=True)
+class Stairs(LRSchedule):
+    peak_lr: float = 1e-3
+    every: int = 100
+
+    def create(self):
+        return lambda count: self.peak_lr / (1 + count // self.every)
+
+class NoDataclass(LRSchedule):
+    peak_lr = 1e-3
+
+    def create(self): ...
+
+class Stranger: ...
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_schedules.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "own_schedules"
+    sys.modules.pop("own_schedules", None)
+
+
+def test_members_are_the_modules_of_the_package():
+    assert kind_names(LRSchedule) == ("constant", "cosine", "rsqrt")
+    assert all(kind_name(find_kind(LRSchedule, name)) == name for name in kind_names(LRSchedule))
+
+
+def test_an_own_class_is_named_in_files_on_the_command_line_and_in_code(own_module):
+    by_code = apply_config_overrides(get_config("debug"), {"critic_lr_schedule": f"{own_module}:Stairs"})
+    assert by_code.critic_lr_schedule.create()(250) == pytest.approx(1e-3 / 3)
+    by_file = parse_config(
+        f"base_config: debug\ncritic_lr_schedule: {{type: {own_module}:Stairs, every: 10}}\n", "mine.yaml"
+    )
+    assert by_file.critic_lr_schedule.create()(25) == pytest.approx(1e-3 / 3)
+    args = ["--config", "debug", "--critic_lr_schedule", f"{own_module}:Stairs", "--critic_lr_schedule.every", "10"]
+    assert cli(args) == by_file
+    assert parse_config(config_to_yaml(by_file)) == by_file
+
+
+def test_naming_the_class_that_is_there_keeps_its_values():
+    config = apply_config_overrides(get_config("debug"), {"actor_lr_schedule.peak_lr": 0.5})
+    same = kind_name(config.actor_lr_schedule)
+    assert apply_config_overrides(config, {"actor_lr_schedule": same}) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cosin", "critic_lr_schedule must be one of constant, cosine, rsqrt, or module:Name .* did you mean 'cosine'"),
+        ("nowhere_to_be_found:X", "cannot import 'nowhere_to_be_found'"),
+        ("own_schedules:Missing", "has no 'Missing'"),
+        ("own_schedules:Stranger", "must be a class that inherits from acrlpd.agents.schedules.base.LRSchedule"),
+        ("own_schedules:NoDataclass", "must be a dataclass"),
+        (".own:X", "not of the form module:Name"),
+        (3, "is named by text; found 3"),
+    ],
+)
+def test_mistakes(own_module, name, message):
+    with pytest.raises(ConfigError, match=message):
+        apply_config_overrides(get_config("debug"), {"critic_lr_schedule": name})
