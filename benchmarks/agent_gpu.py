@@ -44,7 +44,7 @@ from acrlpd.agents.joint_loss import joint_loss
 from acrlpd.agents.loss_functions import td_loss
 from acrlpd.agents.optimizers.base import create_optimizer
 from acrlpd.batch import Batch
-from acrlpd.config import ACRLPDHyperparams, CriticConfig, QChunkingConfig, RLTrainConfig, get_config
+from acrlpd.config import ACRLPDHyperparams, MLPCritics, QChunkingConfig, RLTrainConfig, get_config
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.observation import Observation
@@ -70,8 +70,8 @@ def pi0_config(tiny: bool, *, frozen: bool, remat: str = "full") -> RLTrainConfi
         name="benchmark",
         model=model,
         freeze_pi0_backbone=frozen,
-        critic=CriticConfig(num_critics=10, hidden_dims=(512, 512, 512)),
-        acrlpd=ACRLPDHyperparams(actor_loss="awr", num_action_samples=4, sampling_steps=10),
+        critic=MLPCritics(num_critics=10, hidden_dims=(512, 512, 512)),
+        acrlpd=ACRLPDHyperparams(num_action_samples=4, sampling_steps=10),
         qchunking=QChunkingConfig(horizon_length=HORIZON, action_dim=REAL_DIM),
     )
 

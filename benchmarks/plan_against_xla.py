@@ -30,7 +30,7 @@ FULL = {
     "frozen backbone": {"freeze_pi0_backbone": True},
     "frozen backbone, batch 16": {"freeze_pi0_backbone": True, "batch_size": 16},
     "pi0.5, batch 16": {"model.pi05": True, "batch_size": 16},
-    "policy_gradient, batch 8": {"acrlpd.actor_loss": "policy_gradient", "batch_size": 8},
+    "policy_gradient, batch 8": {"improvement": "policy_gradient", "batch_size": 8},
 }
 SMALL = {
     "tiny pi0, batch 32": {},

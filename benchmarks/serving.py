@@ -30,7 +30,7 @@ from flax import nnx
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
-from acrlpd.config import CriticConfig, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config
+from acrlpd.config import MLPCritics, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.models.families.pi0 import Pi0Config
@@ -62,7 +62,7 @@ def small_config() -> RLTrainConfig:
     return RLTrainConfig(
         name="small",
         model=StateFlowPolicyConfig(state_dim=14, action_dim=14, action_horizon=10, hidden_dims=(64,)),
-        critic=CriticConfig(num_critics=2, hidden_dims=(64,), use_pi0_features=False),
+        critic=MLPCritics(num_critics=2, hidden_dims=(64,), use_pi0_features=False),
         qchunking=QChunkingConfig(horizon_length=10, action_dim=14),
     )
 

@@ -32,7 +32,6 @@ def is_family(annotation: Any) -> bool:
     return isinstance(annotation, type) and Choice in annotation.__bases__
 
 
-@functools.cache
 def kind_names(family: type[Choice]) -> tuple[str, ...]:
     """Short names of our own members."""
     spec = importlib.util.find_spec(family.package)
@@ -50,7 +49,7 @@ def kind_name(member: "Choice | type[Choice]") -> str:
 @functools.cache
 def find_kind(family: type[Family], name: str) -> type[Family]:
     """The member of this name; a ValueError says what the name may be."""
-    known = kind_names(family)  # type: ignore[arg-type]
+    known = kind_names(family)
     if name in known:
         module = importlib.import_module(f"{family.package}.{name}")
         [member] = [c for c in vars(module).values() if _is_member(c, family) and c.__module__ == module.__name__]

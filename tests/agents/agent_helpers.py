@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from acrlpd.agents.improvements.base import Improvement
 from acrlpd.batch import Batch
+from acrlpd.choice import find_kind
 from acrlpd.config import (
     ACRLPDHyperparams,
     AdamW,
     ConstantSchedule,
-    CriticConfig,
     LossWeights,
+    MLPCritics,
     QChunkingConfig,
     RLTrainConfig,
     TrainingConfig,
@@ -46,6 +48,7 @@ def make_config(
     accumulation: int = 1,
     learning_rate: float = 1e-3,
     freeze_pi0_backbone: bool = False,
+    improvement: str | Improvement = "awr",
     **hyperparams: Any,
 ) -> RLTrainConfig:
     """A config whose defaults exercise every loss term."""
@@ -61,8 +64,9 @@ def make_config(
         name="test",
         model=model,
         freeze_pi0_backbone=freeze_pi0_backbone,
-        critic=CriticConfig(**critic),
+        critic=MLPCritics(**critic),
         acrlpd=ACRLPDHyperparams(**hyperparams),
+        improvement=find_kind(Improvement, improvement)() if isinstance(improvement, str) else improvement,
         qchunking=qchunking,
         actor_lr_schedule=ConstantSchedule(learning_rate),
         actor_optimizer=AdamW(b2=0.999, weight_decay=0.0),

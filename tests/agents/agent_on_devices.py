@@ -10,7 +10,7 @@ from acrlpd.config.create_agent import create_agent
 
 def main() -> None:
     assert jax.device_count() == 8
-    config = make_config(actor_loss="awr", accumulation=2)
+    config = make_config(improvement="awr", accumulation=2)
     batch = make_batch(config, 16)
     results = {}
     for count in (1, 2, 8):

@@ -7,7 +7,8 @@ import pytest
 from agent_helpers import assert_trees_close, make_batch, make_config, quick_jit, random_like
 from flax import nnx
 
-from acrlpd.agents.joint_loss import Draws, draw
+from acrlpd.agents.draws import Draws, draw
+from acrlpd.agents.improvements.awr import AWR
 from acrlpd.agents.temperature import estimate_entropy
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
@@ -71,7 +72,7 @@ def test_critic_loss_trains_the_online_critics_alone(critic_config):
 
 @pytest.mark.parametrize("kind", ["awr", "best_of_n", "policy_gradient"])
 def test_actor_loss_trains_the_policy_alone(kind):
-    config = make_config(actor_loss=kind)
+    config = make_config(improvement=kind)
     [grads] = gradients(build(config), make_batch(config, 8), "compute_actor_loss")
     assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads["policy_params"]))
     for name in ("critics", "ema_params", "temperature_params"):
@@ -96,7 +97,7 @@ def test_joint_gradient_is_the_weighted_sum_of_the_parts():
 
 def test_awr_with_equal_advantages_is_cloning():
     """Critics that value every chunk alike: weights are equal, and so are the losses and gradients."""
-    config = make_config(actor_loss="awr")
+    config = make_config(improvement="awr")
     agent, batch = build(config), make_batch(config, 8)
     constant = jax.tree.map(jnp.zeros_like, agent.critics.online)
     agent = agent.replace(critics=agent.critics.replace(online=constant))
@@ -108,7 +109,7 @@ def test_awr_with_equal_advantages_is_cloning():
 
 
 def test_awr_is_cloning_weighted_by_exponentiated_advantage():
-    config = make_config(actor_loss="awr", awr_weight_clip=1.5)
+    config = make_config(improvement=AWR(weight_clip=1.5))
     agent, batch = build(config), make_batch(config, 16)
     louder = jax.tree.map(lambda x: 3 * x, agent.critics.online)  # so that advantages matter
     agent = agent.replace(critics=agent.critics.replace(online=louder))
@@ -136,7 +137,7 @@ def test_awr_is_cloning_weighted_by_exponentiated_advantage():
     np.testing.assert_allclose(info["actor_loss"], expected, rtol=1e-5)
     np.testing.assert_allclose(info["awr_weight_max"], 1.5, rtol=1e-6)
     np.testing.assert_allclose(info["awr_effective_ratio"], weights.mean() ** 2 / (weights**2).mean(), rtol=1e-5)
-    important = make_config(actor_loss="awr", awr_weight_clip=1.5, bc_importance_weighting=True)
+    important = make_config(improvement=AWR(weight_clip=1.5), bc_importance_weighting=True, bc_importance_clip=1.5)
     cloning, _ = evaluate(agent.replace(algorithm=build(important).algorithm), batch, "compute_bc_loss")
     np.testing.assert_allclose(cloning, expected, rtol=1e-5)  # the same weights
 
@@ -163,7 +164,7 @@ def test_cloning_ignores_steps_outside_the_episode():
 
 
 def test_policy_gradient_matches_finite_differences():
-    config = make_config(actor_loss="policy_gradient", critic={"activation": "tanh"})
+    config = make_config(improvement="policy_gradient", critic={"activation": "tanh"})
     agent, batch = build(config), make_batch(config, 4)
 
     def loss(params):
@@ -185,7 +186,7 @@ def test_policy_gradient_matches_finite_differences():
 
 
 def test_best_of_n_clones_the_best_candidate():
-    config = make_config(actor_loss="best_of_n")
+    config = make_config(improvement="best_of_n")
     agent, batch = build(config), make_batch(config, 6)
 
     def by_hand(agent):

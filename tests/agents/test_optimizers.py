@@ -1,5 +1,6 @@
 """Schedules, AdamW and the moving average against numbers that openpi itself produced."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -7,13 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from agent_helpers import make_config, random_like
+from agent_helpers import assert_trees_identical, make_config, random_like
 
-from acrlpd.agents import (
-    create_lr_schedule,
-    create_optimizer,
-)
+from acrlpd.agents import create_optimizer
 from acrlpd.agents.metrics import global_norm
+from acrlpd.agents.optimizers.base import OptimizerConfig
 from acrlpd.config import AdamW, ConstantSchedule, CosineDecaySchedule, RsqrtDecaySchedule
 from acrlpd.config.create_agent import create_agent
 
@@ -35,7 +34,7 @@ def golden() -> dict[str, np.ndarray]:
     ],
 )
 def test_schedules_are_openpis(golden, name, config):
-    schedule = create_lr_schedule(config)
+    schedule = config.create()
     rates = [float(schedule(jnp.asarray(step))) for step in golden["steps"]]
     np.testing.assert_allclose(rates, golden[name], rtol=2e-6)
 
@@ -56,7 +55,7 @@ def test_adamw_is_openpis(golden, name, config, schedule):
     opt_state = optimizer.tx.init(params)
     for i in range(5):
         assert float(optimizer.learning_rate(opt_state)) == pytest.approx(
-            float(create_lr_schedule(schedule)(jnp.asarray(i))), rel=1e-6
+            float(schedule.create()(jnp.asarray(i))), rel=1e-6
         )
         grads = tree("grads", i)
         np.testing.assert_allclose(
@@ -79,6 +78,30 @@ def test_moving_average_is_openpis(golden):
         average = agent.replace(ema_params=average, policy_params=new).update_ema_parameters().ema_params
         for name in "ab":
             np.testing.assert_allclose(average[name], golden[f"{prefix}/ema{i}/{name}"], rtol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Momentum(OptimizerConfig):
+    """An optimizer of a user's own: a transformation of optax as it comes."""
+
+    decay: float = 0.9
+    clip_gradient_norm: float = 1.0
+
+    def transformations(self):
+        return (optax.trace(self.decay),)
+
+
+def test_an_optimizer_as_optax_has_it_stands_still_where_an_update_is_skipped():
+    optimizer = create_optimizer(Momentum(), ConstantSchedule(0.1))
+    params, grads = {"a": jnp.asarray([1.0, 2.0])}, {"a": jnp.asarray([0.3, -0.4])}
+    state = optimizer.tx.init(params)
+    params, state = optimizer.step(grads, state, params, enabled=jnp.asarray(True))
+    np.testing.assert_allclose(params["a"], [0.97, 2.04], rtol=1e-6)
+    broken = {"a": jnp.asarray([jnp.nan, jnp.inf])}
+    same, same_state = optimizer.step(broken, state, params, enabled=jnp.asarray(False))
+    assert_trees_identical((same, same_state), (params, state))
+    params, state = optimizer.step(grads, state, params, enabled=jnp.asarray(True))
+    np.testing.assert_allclose(params["a"], [0.97 - 0.1 * 0.57, 2.04 + 0.1 * 0.76], rtol=1e-6)
 
 
 def test_equal_configs_give_the_same_optimizer():

@@ -23,9 +23,11 @@ from acrlpd.agents import (
     train_step,
     train_steps,
 )
-from acrlpd.agents.accumulation import Params, compute_gradients
-from acrlpd.agents.joint_loss import ALL_TERMS, draw
+from acrlpd.agents.accumulation import compute_gradients
+from acrlpd.agents.algorithm import JointLoss
+from acrlpd.agents.draws import draw
 from acrlpd.agents.metrics import loss_info
+from acrlpd.agents.networks import Params
 from acrlpd.config import ConstantSchedule, LossWeights
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
@@ -165,11 +167,11 @@ def test_targets_and_average_follow(agent, batch):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"actor_loss": "awr", "bc_importance_weighting": True, "bc_difficulty_weighting": True},
-        {"actor_loss": "best_of_n"},
-        {"actor_loss": "policy_gradient"},
+        {"improvement": "awr", "bc_importance_weighting": True, "bc_difficulty_weighting": True},
+        {"improvement": "best_of_n"},
+        {"improvement": "policy_gradient"},
     ],
-    ids=lambda changes: changes["actor_loss"],
+    ids=lambda changes: changes["improvement"],
 )
 def test_accumulated_gradients_equal_the_large_batch(changes):
     """Windows of unequal length and weight, critics with dropout: the normalisers must be the batch's."""
@@ -180,10 +182,9 @@ def test_accumulated_gradients_equal_the_large_batch(changes):
 
     @functools.partial(quick_jit, static_argnums=1)
     def gradients(params, parts):
-        loss, record, norm, grads = compute_gradients(
-            agent.algorithm, agent.networks, params, agent.loss_weights, batch, draws, KEY, ALL_TERMS, parts
-        )
-        return loss, loss_info(agent.algorithm, batch, record, norm, jnp.ones(()), ALL_TERMS), grads
+        joint = JointLoss(agent, agent.loss_weights, KEY, trains_policy=True, trains_critics=True)
+        loss, whole, targets, grads = compute_gradients(joint, params, (batch, draws), parts)
+        return loss, loss_info(agent.algorithm, batch, *whole, targets, jnp.ones(())), grads
 
     assert_trees_close(gradients(params, 3), gradients(params, 1), rtol=2e-4, atol=2e-6)
 

@@ -26,7 +26,7 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"acrlpd.target_update_tau": 0.0}, "acrlpd.target_update_tau must be above 0"),
         ({"acrlpd.ema_decay": 1.0}, "acrlpd.ema_decay must lie in [0, 1)"),
         ({"acrlpd.best_of_n.top_k": 3}, "top_k 3 exceeds the 2 candidates"),
-        ({"acrlpd.num_action_samples": 1, "acrlpd.actor_loss": "best_of_n"}, "clones the policy itself"),
+        ({"acrlpd.num_action_samples": 1, "improvement": "best_of_n"}, "clones the policy itself"),
         ({"acrlpd.num_action_samples": 1}, "learned temperature needs"),
         ({"acrlpd.loss_weights.bc_weight": -1.0}, "acrlpd.loss_weights.bc_weight must be at least 0"),
         ({"acrlpd.initial_temperature": 0.0}, "acrlpd.initial_temperature must be above 0"),
@@ -101,7 +101,7 @@ def test_released_weights_are_checked_against_the_model(changes, message):
         ({"acrlpd.num_action_samples": 128}, "num_action_samples 128 costs more than the rest"),
         ({"critic.num_critics": 20}, "critic.num_critics 20 is unusual"),
         (
-            {"freeze_pi0_backbone": True, "acrlpd.actor_loss": "policy_gradient"},
+            {"freeze_pi0_backbone": True, "improvement": "policy_gradient"},
             "policy_gradient with a frozen backbone",
         ),
         ({"critic_lr_schedule.peak_lr": 0.1}, "critic peak_lr 0.1 is high"),

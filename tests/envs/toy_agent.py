@@ -9,10 +9,10 @@ import numpy as np
 from acrlpd.agents import Agent
 from acrlpd.config import (
     ACRLPDHyperparams,
-    CriticConfig,
     DataConfig,
     EnvConfig,
     EvaluationConfig,
+    MLPCritics,
     QChunkingConfig,
     RepackConfig,
     RLTrainConfig,
@@ -33,7 +33,7 @@ def toy_config(**changes: Any) -> RLTrainConfig:
     fields: dict[str, Any] = {
         "name": "toy",
         "model": StateFlowPolicyConfig(state_dim=3, action_dim=2, action_horizon=4, hidden_dims=(16,)),
-        "critic": CriticConfig(num_critics=2, hidden_dims=(16,), use_pi0_features=False),
+        "critic": MLPCritics(num_critics=2, hidden_dims=(16,), use_pi0_features=False),
         "acrlpd": ACRLPDHyperparams(num_action_samples=4, sampling_steps=2),
         "qchunking": QChunkingConfig(horizon_length=3, action_dim=2),
         "data": DataConfig(data_dir="toy", default_prompt="go right", tokenizer="byte"),

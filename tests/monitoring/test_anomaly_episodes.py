@@ -103,7 +103,7 @@ def test_an_end_that_comes_after_the_checkpoint_is_reported_once(tmp_path: pathl
 
 @pytest.mark.parametrize(("kind", "is_trouble"), [("awr", True), ("policy_gradient", False)])
 def test_minus_a_value_is_no_loss_that_explodes(kind: str, is_trouble: bool, tmp_path: pathlib.Path) -> None:
-    watch = AnomalyDetector(state_config(tmp_path, acrlpd__actor_loss=kind), None)
+    watch = AnomalyDetector(state_config(tmp_path, improvement=kind), None)
     for step in range(20):
         watch.check(line(step, actor_loss=0.1 if step < 10 else 5.0))
     assert ("loss_explosion" in watch.open) == is_trouble

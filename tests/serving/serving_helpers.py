@@ -24,7 +24,7 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from acrlpd.agents import Agent
-from acrlpd.config import CriticConfig, DataConfig, RepackConfig, RLTrainConfig
+from acrlpd.config import DataConfig, MLPCritics, RepackConfig, RLTrainConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.norm_stats import save_norm_stats
 from acrlpd.models.families.pi0 import Pi0Config
@@ -53,7 +53,7 @@ def state_config(**changes: Any) -> RLTrainConfig:
     """The smallest thing that can be served: no image, no prompt. Five critics, so that some can be left out."""
     fields: dict[str, Any] = {
         "name": "small",
-        "critic": CriticConfig(num_critics=5, hidden_dims=(16,), use_pi0_features=False),
+        "critic": MLPCritics(num_critics=5, hidden_dims=(16,), use_pi0_features=False),
         "data": DataConfig(repo_id="fake", asset_id="robot", tokenizer="byte"),
     }
     return toy_config(**(fields | changes))
@@ -68,7 +68,7 @@ def pi0_config(**changes: Any) -> RLTrainConfig:
         default_prompt="go",
         tokenizer="byte",
     )
-    critic = CriticConfig(num_critics=5, hidden_dims=(16,))
+    critic = MLPCritics(num_critics=5, hidden_dims=(16,))
     return toy_pi0_config(**({"name": "small", "data": data, "critic": critic} | changes))
 
 

@@ -49,10 +49,10 @@ CLONING = {"acrlpd__loss_weights__critic_weight": 0.0, "online_steps": 0, "evalu
             {"offline_steps": 0, "evaluation__baselines": ["offline_continued"]},
             "needs both training.offline_steps and training.online_steps; found 0 and 15",
         ),
-        (CLONING | {"acrlpd__loss_weights__actor_weight": 1.0}, "which actor_loss awr needs"),
+        (CLONING | {"acrlpd__loss_weights__actor_weight": 1.0}, "which a policy improvement needs"),
         (
-            CLONING | {"acrlpd__loss_weights__actor_weight": 1.0, "acrlpd__actor_loss": "best_of_n"},
-            "which actor_loss best_of_n needs",
+            CLONING | {"acrlpd__loss_weights__actor_weight": 1.0, "improvement": "best_of_n"},
+            "which a policy improvement needs",
         ),
         (CLONING | {"online_steps": 5}, "cloning one's own episodes improves nothing"),
         (CLONING | {"evaluation__best_of_n": None}, "could choose among 2 candidates: set evaluation.best_of_n 1"),

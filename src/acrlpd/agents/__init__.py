@@ -4,10 +4,11 @@ Knows nothing of files, devices, loggers or environments.
 """
 
 from acrlpd.agents.agent import Agent, train_step, train_steps
+from acrlpd.agents.algorithm import Algorithm
 from acrlpd.agents.best_of_n import BestOfN
 from acrlpd.agents.create import assemble_agent
-from acrlpd.agents.critic_networks import CriticEnsemble, CriticNetworks, create_critic_networks
-from acrlpd.agents.loss_functions import Algorithm
+from acrlpd.agents.critics.base import CriticEnsemble
+from acrlpd.agents.networks import CriticNetworks, create_critic_networks
 from acrlpd.agents.optimizers.base import Optimizer, create_optimizer
 from acrlpd.agents.temperature import TemperatureModule, estimate_entropy
 from acrlpd.agents.train_state import TrainState

@@ -1,108 +1,79 @@
-"""Gradients of the joint loss, in one piece or over micro-batches with the same result."""
+"""Gradients of a loss over a batch, in one piece or over micro-batches, with the same result."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import flax.struct
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from acrlpd.agents.hyperparams import LossWeights
-from acrlpd.agents.joint_loss import (
-    CRITIC_TERMS,
-    POLICY_TERMS,
-    Draws,
-    Networks,
-    Record,
-    Targets,
-    Terms,
-    compute_sample_weights,
-    compute_targets,
-    flow_losses,
-    joint_loss,
-)
-from acrlpd.agents.loss_functions import (
-    Algorithm,
-    Normalizers,
-    SampleWeights,
-    neutral_weights,
-    normalizers,
-)
-from acrlpd.batch import Batch
-
+Params = TypeVar("Params")
 _Tree = TypeVar("_Tree")
 
 
-@flax.struct.dataclass
-class Params:
-    """What gradients are taken of; a part that is None does not learn in this update."""
+class BatchLoss(Protocol):
+    """A loss in the pieces between which a batch may be split. Samples lie along the first axis of all arrays.
 
-    policy: nnx.State | None = None
-    critic: nnx.State | None = None
-    temperature: nnx.State | None = None
+    The loss is a sum over samples that is divided by numbers of the whole batch, so that the gradient of a batch is the
+    sum of the gradients of its micro-batches, exactly.
+    """
+
+    def targets(self, params: Any, inputs: Any) -> Any:
+        """Numbers for each sample that are computed first; nothing of them is kept for the backward pass."""
+
+    def view(self, params: Any, inputs: Any) -> Any:
+        """What `weigh` and `loss` share of the samples; each part is computed when it is first needed."""
+
+    def weigh(self, view: Any) -> Any:
+        """Numbers for each sample that must be known of the whole batch before the first loss; not differentiated."""
+
+    def normalize(self, inputs: Any, weights: Any) -> Any:
+        """What sums are divided by: numbers of the whole batch."""
+
+    def loss(self, view: Any, targets: Any, weights: Any, norm: Any) -> tuple[jax.Array, Any]:
+        """The loss, and a record of each sample."""
+
+
+def loss_in_one_piece(loss: BatchLoss, params: Any, inputs: Any, targets: Any) -> tuple[jax.Array, Any]:
+    """The loss of a whole batch, and (record, weights, norm)."""
+    view = loss.view(params, inputs)
+    weights = jax.lax.stop_gradient(loss.weigh(view))
+    norm = loss.normalize(inputs, weights)
+    value, record = loss.loss(view, targets, weights, norm)
+    return value, jax.lax.stop_gradient((record, weights, norm))
 
 
 def compute_gradients(
-    algorithm: Algorithm,
-    networks_at: Callable[[Params], Networks],
-    params: Params,
-    loss_weights: LossWeights,
-    batch: Batch,
-    draws: Draws,
-    subset_rng: jax.Array,
-    terms: Terms,
-    num_micro_batches: int,
-) -> tuple[jax.Array, Record, Normalizers, Params]:
-    """Loss, per-sample record, normalizers and gradients of one update.
+    loss: BatchLoss, params: Params, inputs: Any, num_micro_batches: int
+) -> tuple[jax.Array, Any, Any, Params]:
+    """Loss, (record, weights, norm) of the whole batch, targets and gradients.
 
-    The targets are computed first and outside of what is differentiated, so nothing of them is stored
-    for the backward pass.
-
-    With micro-batches, weights that are normalised over the batch must be known before the first
-    gradient, so they get a pass of their own without gradient: one more prefix per observation, only
-    when micro-batches and such weights meet.
+    With micro-batches, all samples are weighed in a pass of their own. That pass costs what the weights depend on:
+    nothing where they do not depend on the networks, and otherwise the encoding of each sample once more.
     """
-
-    def targets_of(batch: Batch, draws: Draws) -> Targets | None:
-        if not terms & CRITIC_TERMS:
-            return None
-        return compute_targets(algorithm, networks_at(params), batch, draws, subset_rng)
-
-    def gradients_of(
-        batch: Batch, draws: Draws, targets: Targets | None, given: tuple[SampleWeights, Normalizers] | None
-    ) -> Any:
-        def loss(params: Params) -> tuple[jax.Array, tuple[Record, Normalizers]]:
-            networks = networks_at(params)
-            return joint_loss(algorithm, networks, loss_weights, batch, draws, targets, terms, given)
-
-        return jax.value_and_grad(loss, has_aux=True)(params)
-
     if num_micro_batches == 1:
-        (loss, (record, norm)), grads = gradients_of(batch, draws, targets_of(batch, draws), None)
-        return loss, record, norm, grads
+        targets = loss.targets(params, inputs)
+        value_and_grad = jax.value_and_grad(lambda p: loss_in_one_piece(loss, p, inputs, targets), has_aux=True)
+        (value, whole), grads = value_and_grad(params)
+        return value, whole, targets, grads
 
-    def first_pass(micro: tuple[Batch, Draws]) -> tuple[Targets | None, SampleWeights]:
-        batch, draws = micro
-        weights = neutral_weights(batch)
-        if terms & POLICY_TERMS and algorithm.needs_batch_weights:
-            networks = networks_at(params)
-            context = networks.encode(batch.observations)
-            flow_loss = flow_losses(networks.policy, context, batch, draws)
-            weights = compute_sample_weights(algorithm, networks, batch, draws, context, flow_loss)
-        return targets_of(batch, draws), weights
+    def first_pass(micro: Any) -> tuple[Any, Any]:
+        return loss.targets(params, micro), loss.weigh(loss.view(params, micro))
 
-    def second_pass(carry: tuple[jax.Array, Params], micro: Any) -> tuple[tuple[jax.Array, Params], Record]:
-        batch, draws, targets, weights = micro
-        (loss, (record, _)), grads = gradients_of(batch, draws, targets, (weights, norm))
-        return jax.tree.map(jnp.add, carry, (loss, grads)), record
+    def second_pass(carry: tuple[jax.Array, Params], micro: Any) -> tuple[tuple[jax.Array, Params], Any]:
+        inputs, targets, weights = micro
 
-    micro = split_batch((batch, draws), num_micro_batches)
+        def of_params(p: Params) -> tuple[jax.Array, Any]:
+            return loss.loss(loss.view(p, inputs), targets, weights, norm)
+
+        (value, record), grads = jax.value_and_grad(of_params, has_aux=True)(params)
+        return jax.tree.map(jnp.add, carry, (value, grads)), jax.lax.stop_gradient(record)
+
+    micro = split_batch(inputs, num_micro_batches)
     targets, weights = jax.lax.map(first_pass, micro)
-    norm = normalizers(algorithm, batch, merge_batch(weights))
+    whole_weights = merge_batch(weights)
+    norm = loss.normalize(inputs, whole_weights)
     zero = jax.tree.map(jnp.zeros_like, (jnp.zeros((), jnp.float32), params))
-    (loss, grads), record = jax.lax.scan(second_pass, zero, (*micro, targets, weights))
-    return loss, merge_batch(record), norm, grads
+    (value, grads), record = jax.lax.scan(second_pass, zero, (micro, targets, weights))
+    return value, (merge_batch(record), whole_weights, norm), merge_batch(targets), grads
 
 
 def split_batch(tree: _Tree, parts: int) -> _Tree:

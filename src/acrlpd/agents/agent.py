@@ -1,8 +1,6 @@
 """The agent: policy, critics, temperature and their optimizers as one immutable pytree, and its one step."""
 
-import dataclasses
 import functools
-from typing import Any
 
 import flax.struct
 import jax
@@ -10,26 +8,13 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from acrlpd.agents.accumulation import Params, compute_gradients
-from acrlpd.agents.best_of_n import BestOfN, sample_candidates, select
-from acrlpd.agents.critic_networks import CriticNetworks
+from acrlpd.agents import algorithm
+from acrlpd.agents.algorithm import Algorithm
+from acrlpd.agents.best_of_n import BestOfN, select
 from acrlpd.agents.hyperparams import LossWeights
-from acrlpd.agents.joint_loss import (
-    ALL_TERMS,
-    CRITIC_TERMS,
-    NO_TERMS,
-    POLICY_TERMS,
-    Draws,
-    Networks,
-    Terms,
-    compute_targets,
-    draw,
-    joint_loss,
-)
-from acrlpd.agents.loss_functions import Algorithm
-from acrlpd.agents.metrics import Info, global_norm, loss_info
+from acrlpd.agents.improvements.base import Info
+from acrlpd.agents.networks import CriticNetworks, Networks, Params
 from acrlpd.agents.optimizers.base import Optimizer
-from acrlpd.agents.temperature import within_bounds
 from acrlpd.agents.train_state import TrainState
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Observation
@@ -57,10 +42,14 @@ class Agent(flax.struct.PyTreeNode):
     temperature_params: nnx.State
     temperature_opt_state: optax.OptState
 
+    improvement_params: nnx.State  # of the improvement's own networks; empty for most improvements
+    improvement_opt_state: optax.OptState
+
     loss_weights: LossWeights  # float32 [] each; replace them to follow a schedule
 
     policy_def: nnx.GraphDef = flax.struct.field(pytree_node=False)
     temperature_def: nnx.GraphDef = flax.struct.field(pytree_node=False)
+    improvement_def: nnx.GraphDef | None = flax.struct.field(pytree_node=False)
     algorithm: Algorithm = flax.struct.field(pytree_node=False)
     policy_optimizer: Optimizer = flax.struct.field(pytree_node=False)
     critic_optimizer: Optimizer = flax.struct.field(pytree_node=False)
@@ -70,155 +59,55 @@ class Agent(flax.struct.PyTreeNode):
     # -- networks ------------------------------------------------------------------------------------
 
     def policy(self, *, use_ema: bool = False) -> FlowPolicy:
-        """The policy as a module; the moving average where there is one and it is asked for."""
-        average = use_ema and self.ema_params is not None
-        params = self.ema_params if average else self.policy_params
+        """The policy as a module; its moving average where there is an average and the caller asks for it."""
+        params = self.ema_params if use_ema and self.ema_params is not None else self.policy_params
         return nnx.merge(self.policy_def, params, self.frozen_params)
 
-    def networks(self, params: Params | None = None) -> Networks:
+    def networks(self, params: Params | None = None, *, use_ema: bool = False) -> Networks:
         """The networks as modules, at the given parameters; a part that is None keeps the agent's own."""
         params = params or Params()
-        policy = self.policy_params if params.policy is None else params.policy
+        policy = self.policy(use_ema=use_ema)
+        if params.policy is not None:
+            policy = nnx.merge(self.policy_def, params.policy, self.frozen_params)
         critic = self.critics.online if params.critic is None else params.critic
         temperature = self.temperature_params if params.temperature is None else params.temperature
+        improvement = self.improvement_params if params.improvement is None else params.improvement
         return Networks(
-            policy=nnx.merge(self.policy_def, policy, self.frozen_params),
+            policy=policy,
             critics=self.critics.replace(online=critic),
             temperature=nnx.merge(self.temperature_def, temperature),
+            improvement=None if self.improvement_def is None else nnx.merge(self.improvement_def, improvement),
         )
 
-    # -- losses --------------------------------------------------------------------------------------
+    # -- learning: algorithm.py ----------------------------------------------------------------------
 
     def compute_critic_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
         """TD loss of the critics at the logged chunks."""
-        return self._compute_loss(batch, rng, frozenset({"critic"}))
+        return algorithm.compute_loss(self, batch, rng, LossWeights(1.0, 0.0, 0.0, 0.0))
 
     def compute_actor_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """Policy improvement: the config's `actor_loss`."""
-        return self._compute_loss(batch, rng, frozenset({"actor"}))
+        """The loss of the policy improvement."""
+        return algorithm.compute_loss(self, batch, rng, LossWeights(0.0, 1.0, 0.0, 0.0))
 
     def compute_bc_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
         """Flow matching on the logged actions."""
-        return self._compute_loss(batch, rng, frozenset({"bc"}))
+        return algorithm.compute_loss(self, batch, rng, LossWeights(0.0, 0.0, 1.0, 0.0))
 
     def compute_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
         """The joint loss of an update; equal keys give the same noise as `train_step`."""
-        return self._compute_loss(batch, rng, ALL_TERMS, self.loss_weights)
-
-    def _compute_loss(
-        self, batch: Batch, rng: jax.Array, terms: Terms, loss_weights: LossWeights | None = None
-    ) -> tuple[jax.Array, Info]:
-        networks = self.networks()
-        batch, draws, subset_rng = self._prepare(batch, rng)
-        targets = None
-        if terms & CRITIC_TERMS:
-            targets = compute_targets(self.algorithm, networks, batch, draws, subset_rng)
-        loss_weights = loss_weights or LossWeights(1.0, 1.0, 1.0, 1.0)
-        loss, (record, norm) = joint_loss(self.algorithm, networks, loss_weights, batch, draws, targets, terms)
-        info = loss_info(self.algorithm, batch, record, norm, networks.temperature(), terms)
-        return loss, info | {"total_loss": loss}
-
-    @jax.named_scope("policy")
-    def _prepare(self, batch: Batch, rng: jax.Array) -> tuple[Batch, Draws, jax.Array]:
-        """Observations as the policy wants them, and all random numbers of the update.
-
-        Only the current observation is augmented: the next one is a target, which is better without noise.
-        """
-        augment_rng, draw_rng, subset_rng = jax.random.split(rng, 3)
-        policy, augment = self.policy(), self.algorithm.augment_images
-        batch = dataclasses.replace(
-            batch,
-            observations=policy.preprocess(augment_rng, batch.observations, train=augment),
-            next_observations=policy.preprocess(None, batch.next_observations, train=False),
-        )
-        return batch, draw(draw_rng, batch, self.algorithm.acrlpd.num_action_samples), subset_rng
-
-    # -- the update ----------------------------------------------------------------------------------
+        return algorithm.compute_loss(self, batch, rng, self.loss_weights)
 
     def train_step(self, batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple["Agent", Info]:
-        """One update of policy, critics, temperature, targets and moving average. Pure.
-
-        Without `update_policy` (critic warm-up, or a policy with nothing to train) only critics and
-        temperature learn, and the policy's backward pass is not computed. Where the config gives the TD
-        loss no weight, only the policy learns, and nothing about next observations is computed.
-        """
-        update_policy = update_policy and bool(jax.tree.leaves(self.policy_params))
-        terms = POLICY_TERMS if update_policy else NO_TERMS
-        terms |= CRITIC_TERMS if self.algorithm.has_critic else NO_TERMS
-        params = Params(
-            policy=self.policy_params if update_policy else None,
-            critic=self.critics.online if self.algorithm.has_critic else None,
-            temperature=self.temperature_params if self.algorithm.acrlpd.learnable_temperature else None,
-        )
-        batch, draws, subset_rng = self._prepare(batch, rng)
-        loss, record, norm, grads = compute_gradients(
-            self.algorithm,
-            self.networks,
-            params,
-            self.loss_weights,
-            batch,
-            draws,
-            subset_rng,
-            terms,
-            self.gradient_accumulation_steps,
-        )
-        agent, update_info = self._apply_gradients(params, grads)
-        alpha = nnx.merge(self.temperature_def, self.temperature_params)()
-        info = loss_info(self.algorithm, batch, record, norm, alpha, terms)
-        return agent, info | update_info | {"total_loss": loss}
-
-    @jax.named_scope("optimizer")
-    def _apply_gradients(self, params: Params, grads: Params) -> tuple["Agent", Info]:
-        """Steps every optimizer that has a gradient, targets and average; nothing if a gradient is not finite."""
-        norms = {name: global_norm(getattr(grads, name)) for name in ("policy", "critic", "temperature")}
-        finite = jnp.isfinite(sum(norms.values()))
-        changed: dict[str, Any] = {}
-        if params.policy is not None:
-            changed["policy_params"], changed["policy_opt_state"] = self.policy_optimizer.step(
-                grads.policy, self.policy_opt_state, params.policy, enabled=finite
-            )
-        online = self.critics.online
-        if params.critic is not None:
-            online, changed["critic_opt_state"] = self.critic_optimizer.step(
-                grads.critic, self.critic_opt_state, params.critic, enabled=finite
-            )
-        if params.temperature is not None:
-            temperature, changed["temperature_opt_state"] = self.temperature_optimizer.step(
-                grads.temperature, self.temperature_opt_state, params.temperature, enabled=finite
-            )
-            changed["temperature_params"] = within_bounds(temperature)
-        agent = self.replace(
-            step=self.step + 1,
-            skipped_updates=self.skipped_updates + (1 - finite.astype(jnp.int32)),
-            critics=self.critics.replace(online=online),
-            **changed,
-        )
-        if params.critic is not None:
-            agent = agent.update_target_networks(enabled=finite)
-        if params.policy is not None:
-            agent = agent.update_ema_parameters(enabled=finite)
-        return agent, self._update_info(agent, norms, finite)
-
-    def _update_info(self, agent: "Agent", norms: dict[str, jax.Array], finite: jax.Array) -> Info:
-        return {
-            **{f"{name}_grad_norm": norm for name, norm in norms.items()},
-            "policy_param_norm": global_norm(agent.policy_params),
-            "critic_param_norm": global_norm(agent.critics.online),
-            "policy_lr": self.policy_optimizer.learning_rate(self.policy_opt_state),
-            "critic_lr": self.critic_optimizer.learning_rate(self.critic_opt_state),
-            "temperature_lr": self.temperature_optimizer.learning_rate(self.temperature_opt_state),
-            "bc_weight": jnp.asarray(self.loss_weights.bc_weight, jnp.float32),
-            "update_skipped": 1.0 - finite.astype(jnp.float32),
-            "skipped_updates": agent.skipped_updates,
-        }
+        """One update of everything that learns; see `algorithm.update`."""
+        return algorithm.update(self, batch, rng, update_policy=update_policy)
 
     def update_target_networks(self, *, enabled: jax.Array | bool = True) -> "Agent":
-        """Moves the target critics a little towards the online ones."""
+        """Qtarget <- (1 - tau) Qtarget + tau Q."""
         tau = jnp.where(enabled, self.algorithm.acrlpd.target_update_tau, 0.0)
         return self.replace(critics=self.critics.soft_update_target_networks(tau))
 
     def update_ema_parameters(self, *, enabled: jax.Array | bool = True) -> "Agent":
-        """Moves the policy's moving average towards its parameters, if there is one."""
+        """EMA <- d EMA + (1 - d) policy, if the agent keeps an average."""
         decay = self.algorithm.acrlpd.ema_decay
         if decay is None or self.ema_params is None:
             return self
@@ -250,30 +139,21 @@ class Agent(flax.struct.PyTreeNode):
         use_ema: bool = True,
     ) -> BestOfN:
         """As `sample_actions`, with all candidates and their values."""
-        hyperparams = self.algorithm.acrlpd
-        policy = self.policy(use_ema=use_ema)
+        setting, networks = self.algorithm, self.networks(use_ema=use_ema)
+        policy = networks.policy
         noise_rng, select_rng = jax.random.split(rng)
         observation = policy.preprocess(None, observation, train=False)
-        context = policy.encode(observation, features=self.critics.uses_features)
-        n = hyperparams.num_action_samples if num_samples is None else num_samples
+        context = networks.encode(observation)
+        n = setting.acrlpd.num_action_samples if num_samples is None else num_samples
         noise = draw_noise(noise_rng, (observation.state.shape[0], n, policy.action_horizon, policy.action_dim))
-        candidates = sample_candidates(
-            policy,
-            context,
-            noise,
-            num_steps=hyperparams.sampling_steps if num_steps is None else num_steps,
-            config=hyperparams.best_of_n,
-            data_shards=self.algorithm.data_shards,
-        )
-        online, chunks = self.critics.online_ensemble, self.algorithm.critic_chunks(candidates)
-        q_values = online.aggregate(online(context.features, jnp.asarray(observation.state), chunks))
+        candidates = setting.candidates(networks, context, observation, noise, num_steps=num_steps)
         return select(
             candidates,
-            q_values,
+            setting.values(networks, context, observation, candidates),
             rng=select_rng,
-            config=hyperparams.best_of_n,
-            temperature=nnx.merge(self.temperature_def, self.temperature_params)(),
-            critic_chunks=chunks,
+            config=setting.acrlpd.best_of_n,
+            temperature=networks.temperature(),
+            critic_chunks=setting.critic_chunks(candidates),
         )
 
     # -- openpi's view -------------------------------------------------------------------------------
@@ -323,6 +203,8 @@ _RL_FIELDS = (
     "critic_opt_state",
     "temperature_params",
     "temperature_opt_state",
+    "improvement_params",
+    "improvement_opt_state",
     "loss_weights",
 )
 

@@ -1,4 +1,4 @@
-"""Agents from configs."""
+"""An agent from its parts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,58 +8,61 @@ import jax.numpy as jnp
 from flax import nnx, traverse_util
 
 from acrlpd.agents.agent import Agent
-from acrlpd.agents.critic_networks import CriticNetworks
-from acrlpd.agents.loss_functions import Algorithm
+from acrlpd.agents.algorithm import Algorithm
+from acrlpd.agents.networks import CriticNetworks
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.optimizers.base import Optimizer, create_optimizer
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.agents.temperature import TemperatureModule
 from acrlpd.models.policy import FlowPolicy
 
-_DEFAULT_OPTIMIZER = (AdamW(), ConstantSchedule())
-
 
 def assemble_agent(
-    pi0_model: FlowPolicy,
-    critic_networks: CriticNetworks,
+    policy: FlowPolicy,
+    critics: CriticNetworks,
     algorithm: Algorithm,
     *,
     freeze_filter: nnx.filterlib.Filter | None = None,
     policy_optimizer: Optimizer | None = None,
     critic_optimizer: Optimizer | None = None,
     temperature_optimizer: Optimizer | None = None,
+    improvement_rng: jax.Array | None = None,
     gradient_accumulation_steps: int = 1,
 ) -> Agent:
     """An agent at step 0 from a policy and critics. Parameters that match `freeze_filter` never change.
 
-    The agent takes the policy's and the critics' arrays over: a donating step uses them up.
+    The agent takes the policy's and the critics' arrays over: a donating step uses them up. `improvement_rng` draws the
+    initial parameters of an improvement that has networks of its own.
     """
-    check_sizes(algorithm, pi0_model)
     acrlpd = algorithm.acrlpd
-    policy_optimizer = policy_optimizer or create_optimizer(*_DEFAULT_OPTIMIZER)
-    critic_optimizer = critic_optimizer or create_optimizer(*_DEFAULT_OPTIMIZER)
-    temperature_optimizer = temperature_optimizer or create_optimizer(*_DEFAULT_OPTIMIZER)
+    usual = create_optimizer(AdamW(), ConstantSchedule())
+    policy_optimizer, critic_optimizer = policy_optimizer or usual, critic_optimizer or usual
+    temperature_optimizer = temperature_optimizer or usual
 
-    frozen_filter = nnx.Nothing() if freeze_filter is None else freeze_filter
-    policy_def, frozen, *rest = nnx.split(pi0_model, frozen_filter, ...)
+    improvement_rng = jax.random.key(0) if improvement_rng is None else improvement_rng
+    own_networks = algorithm.improvement.create_networks(policy, algorithm, nnx.Rngs(improvement_rng))
+    improvement_def, improvement = (None, nnx.State({})) if own_networks is None else nnx.split(own_networks)
+    policy_def, frozen, *rest = nnx.split(policy, nnx.Nothing() if freeze_filter is None else freeze_filter, ...)
     [trainable] = rest
     frozen = jax.tree.map(lambda x: x.astype(jnp.bfloat16), frozen)
     temperature_def, temperature = nnx.split(TemperatureModule(acrlpd.initial_temperature))
-    zero = jnp.zeros((), jnp.int32)
     return Agent(
-        step=zero,
-        skipped_updates=jnp.copy(zero),
+        step=jnp.zeros((), jnp.int32),
+        skipped_updates=jnp.zeros((), jnp.int32),
         policy_params=trainable,
         frozen_params=frozen,
         ema_params=None if acrlpd.ema_decay is None else jax.tree.map(jnp.copy, trainable),
         policy_opt_state=policy_optimizer.tx.init(trainable),
-        critics=critic_networks,
-        critic_opt_state=critic_optimizer.tx.init(critic_networks.online),
+        critics=critics,
+        critic_opt_state=critic_optimizer.tx.init(critics.online),
         temperature_params=temperature,
         temperature_opt_state=temperature_optimizer.tx.init(temperature),
+        improvement_params=improvement,
+        improvement_opt_state=() if own_networks is None else critic_optimizer.tx.init(improvement),
         loss_weights=jax.tree.map(lambda weight: jnp.asarray(weight, jnp.float32), acrlpd.loss_weights),
         policy_def=policy_def,
         temperature_def=temperature_def,
+        improvement_def=improvement_def,
         algorithm=algorithm,
         policy_optimizer=policy_optimizer,
         critic_optimizer=critic_optimizer,
@@ -69,7 +72,7 @@ def assemble_agent(
 
 
 def load_policy_params(policy: FlowPolicy, params: Mapping[str, Any]) -> None:
-    """Overwrites initial parameters by given ones, which must exist in the policy with the same shape."""
+    """Overwrites initial parameters of a policy; the given ones must exist there with the same shape."""
     state = nnx.state(policy)
     known = dict(nnx.to_flat_state(state))
     for path, value in traverse_util.flatten_dict(dict(params)).items():
@@ -80,29 +83,3 @@ def load_policy_params(policy: FlowPolicy, params: Mapping[str, Any]) -> None:
             raise ValueError(f"policy_params {name} must have shape {known[path].shape}; found {value.shape}")
         known[path] = known[path].replace(jnp.asarray(value, known[path].dtype))
     nnx.update(policy, nnx.from_flat_state(known))
-
-
-def check_sizes(algorithm: Algorithm, policy: FlowPolicy) -> None:
-    """Refuses sizes that cannot work, before anything is compiled."""
-    acrlpd, qchunking = algorithm.acrlpd, algorithm.qchunking
-    if qchunking.horizon_length > policy.action_horizon:
-        raise ValueError(
-            f"qchunking.horizon_length {qchunking.horizon_length} exceeds the policy's action_horizon "
-            f"{policy.action_horizon}: shorten the chunk or lengthen the policy's"
-        )
-    if algorithm.critic_action_horizon > qchunking.horizon_length:
-        raise ValueError(
-            f"qchunking.critic_action_horizon {algorithm.critic_action_horizon} exceeds horizon_length "
-            f"{qchunking.horizon_length}"
-        )
-    if qchunking.action_dim > policy.action_dim:
-        raise ValueError(
-            f"qchunking.action_dim {qchunking.action_dim} (the robot's) exceeds the policy's {policy.action_dim}"
-        )
-    if acrlpd.num_action_samples < 1:
-        raise ValueError(f"acrlpd.num_action_samples must be at least 1; found {acrlpd.num_action_samples}")
-    if acrlpd.learnable_temperature and acrlpd.num_action_samples < 2:
-        raise ValueError(
-            "a learned temperature needs the spread of at least 2 candidates: raise "
-            "acrlpd.num_action_samples or set acrlpd.learnable_temperature to false"
-        )

@@ -1,59 +1,37 @@
-"""The algorithm as plain data: critics, losses, best-of-N, temperature, chunks.
+"""The algorithm as plain data: losses, best-of-N, temperature, chunks.
 
-Symbols as in the documentation: H = horizon_length, N = num_action_samples, E = num_critics,
+Symbols as in the documentation: H = horizon_length, N = num_action_samples, K = sampling_steps, E = num_critics,
 T = the policy's action_horizon.
 """
 
 import dataclasses
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-Activation = Literal["relu", "swish", "gelu", "tanh"]
-QAggregation = Literal["min", "mean", "weighted"]
-FeatureFusion = Literal["concat", "add", "mlp"]
-ActorLoss = Literal["awr", "best_of_n", "policy_gradient"]
-CriticLoss = Literal["mse", "huber"]
-BestOfNStrategy = Literal["auto", "parallel", "chunked", "sequential"]
+import jax
+from annotated_types import Ge, Gt, Interval
 
+from acrlpd.findings import Finding, error, warning
 
-@dataclasses.dataclass(frozen=True)
-class CriticConfig:
-    """The ensemble of Q networks on [policy features, state, first H actions]."""
-
-    # Networks in the ensemble (E). More: more pessimism under "min", better disagreement, more compute.
-    num_critics: int = 10
-    # Hidden layers of each network. Wider: fits sharper values, overfits small data sooner.
-    hidden_dims: tuple[int, ...] = (512, 512, 512)
-    # LayerNorm after every hidden layer; keeps values bounded off the data. Turn off only for ablations.
-    use_layer_norm: bool = True
-    # Share of hidden units dropped while the critic trains; 0 disables.
-    dropout_rate: float = 0.0
-    # Nonlinearity of the hidden layers.
-    activation: Activation = "gelu"
-    # Scale of the variance-scaling initialiser. Larger: larger initial values and disagreement.
-    kernel_init_scale: float = 1.0
-    # How E values become one, for targets and for selection. "min" is pessimistic, "mean" is not,
-    # "weighted" learns a softmax over the members.
-    q_aggregation: QAggregation = "min"
-    # Aggregate targets over this many randomly drawn members (REDQ); None: over all. Smaller: less pessimism.
-    target_subset_size: int | None = None
-    # Whether critics see the policy's pooled prefix features; off: the state alone (cheap, blind to images).
-    use_pi0_features: bool = True
-    # How features and state are joined: side by side, summed after projection, or through a learned layer.
-    feature_fusion_method: FeatureFusion = "concat"
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
 
 
+# The agent carries the weights as arrays, so that a schedule can move them without a new compile.
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LossWeights:
     """How the four losses add up to the total."""
 
     # Weight of the TD loss. Critics have an optimizer of their own, so this mostly shifts the reported total.
-    critic_weight: float = 1.0
-    # Weight of the policy-improvement loss. 0: the policy is only cloned.
-    actor_weight: float = 1.0
+    # 0: no critics are trained, and training is cloning.
+    critic_weight: NonNegative = 1.0
+    # Weight of the policy improvement. 0: the policy is only cloned.
+    actor_weight: NonNegative = 1.0
     # Weight of behaviour cloning. Higher: closer to the data, safer, less improvement.
-    bc_weight: float = 0.01
+    bc_weight: NonNegative = 0.01
     # Weight of the temperature loss.
-    alpha_weight: float = 1.0
+    alpha_weight: NonNegative = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +39,17 @@ class BestOfNConfig:
     """How N candidates are computed and one is chosen. The strategy never changes the result."""
 
     # "parallel" is fastest, "sequential" smallest, "chunked" between; "auto" decides from a memory estimate.
-    strategy: BestOfNStrategy = "auto"
+    strategy: Literal["auto", "parallel", "chunked", "sequential"] = "auto"
     # Candidates computed at a time by "chunked".
-    chunk_size: int = 32
+    chunk_size: Annotated[int, Ge(1)] = 32
     # Memory that "auto" may spend on candidates, in MiB per device.
     memory_limit_mib: int = 4_096
     # Choose among the k best; 1: always the best. Larger: more exploration.
-    top_k: int = 1
+    top_k: Annotated[int, Ge(1)] = 1
     # Softmax temperature over the k best; None: the learned temperature alpha. Higher: more uniform.
-    selection_temperature: float | None = None
+    selection_temperature: Annotated[float | None, Gt(0)] = None
     # Bonus on a candidate's value per unit of mean distance to the other candidates; 0 disables.
-    diversity_weight: float = 0.0
+    diversity_weight: NonNegative = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,37 +58,33 @@ class ACRLPDHyperparams:
 
     loss_weights: LossWeights = dataclasses.field(default_factory=LossWeights)
 
-    # Policy improvement: "awr" weights cloning by advantage, "best_of_n" clones the best candidate,
-    # "policy_gradient" follows the critic's gradient through the denoising steps (most memory).
-    actor_loss: ActorLoss = "awr"
     # Candidates per observation (N) for targets, advantages and acting. More: greedier and slower.
-    num_action_samples: int = 4
-    # Euler steps of the flow when candidates are sampled. Fewer: faster, coarser actions.
-    sampling_steps: int = 10
+    num_action_samples: Annotated[int, Ge(1)] = 4
+    # Euler steps of the flow (K) when candidates are sampled. Fewer: faster, coarser actions.
+    sampling_steps: Annotated[int, Ge(1)] = 10
     best_of_n: BestOfNConfig = dataclasses.field(default_factory=BestOfNConfig)
 
     # Weight of a reward one environment step later. Higher: longer foresight, slower value learning.
-    discount: float = 0.99
+    discount: Annotated[float, Interval(gt=0, le=1)] = 0.99
     # Share of the online critics that enters the target critics at each update.
-    target_update_tau: float = 0.005
+    target_update_tau: Annotated[float, Interval(gt=0, le=1)] = 0.005
     # Error measure of the TD loss; "huber" limits the pull of outliers.
-    critic_loss: CriticLoss = "mse"
+    critic_loss: Literal["mse", "huber"] = "mse"
     # Error beyond which "huber" becomes linear.
-    huber_delta: float = 1.0
+    huber_delta: Positive = 1.0
     # Whether the TD loss also trains the policy through the shared features.
     critic_gradient_to_policy: bool = False
     # First updates in which only critics and temperature learn, so that advantages mean something.
-    critic_warmup_steps: int = 0
+    critic_warmup_steps: Annotated[int, Ge(0)] = 0
 
-    # Largest AWR weight exp(advantage / temperature) before normalisation. Lower: closer to cloning.
-    awr_weight_clip: float = 100.0
-    # Weight cloning by each sample's AWR-style importance as well.
+    # Weigh cloning by each sample's importance min(exp(advantage / temperature), clip), as AWR weighs its own loss.
     bc_importance_weighting: bool = False
-    # Weight cloning by each sample's own loss, so that hard samples count more.
+    bc_importance_clip: Positive = 100.0
+    # Weigh cloning by each sample's own loss, so that hard samples count more.
     bc_difficulty_weighting: bool = False
 
-    # Temperature alpha at the start (and for good if it is not learned): of AWR and of selection.
-    initial_temperature: float = 1.0
+    # Temperature alpha at the start (and for good if alpha is not learned): of AWR and of selection.
+    initial_temperature: Positive = 1.0
     # Learn alpha so that the entropy of the candidates approaches the target.
     learnable_temperature: bool = True
     # Target entropy = -multiplier * real action_dim. Larger: less exploration wanted.
@@ -120,7 +94,39 @@ class ACRLPDHyperparams:
 
     # Decay of the policy's moving average, which is what is evaluated and exported; None: no average.
     # Closer to 1: smoother, lags more.
-    ema_decay: float | None = 0.999
+    ema_decay: Annotated[float | None, Interval(ge=0, lt=1)] = 0.999
+
+    def check(self) -> Iterator[Finding]:
+        """What is wrong with these numbers beside each other."""
+        samples, weights = self.num_action_samples, self.loss_weights
+        if self.best_of_n.top_k > max(samples, 1):
+            yield error(f"acrlpd.best_of_n.top_k {self.best_of_n.top_k} exceeds the {samples} candidates")
+        if samples == 1 and self.learnable_temperature:
+            yield error(
+                "a learned temperature needs the spread of at least 2 candidates: raise acrlpd.num_action_samples, or "
+                "set acrlpd.learnable_temperature false"
+            )
+        if samples > 64:
+            yield warning(
+                f"num_action_samples {samples} costs more than the rest of the step; 4 to 32 is usual. "
+                "`acrlpd plan` shows what it costs"
+            )
+        if weights.actor_weight == 0 and weights.bc_weight == 0:
+            yield warning("actor_weight and bc_weight are both 0: the policy does not train, only the critics do")
+        if weights.critic_weight == 0:
+            yield from self._check_cloning()
+
+    def _check_cloning(self) -> Iterator[Finding]:
+        """Without critics, nobody can be asked for a value."""
+        without = "acrlpd.loss_weights.critic_weight 0 trains no critic"
+        if self.loss_weights.actor_weight > 0:
+            yield error(f"{without}, which a policy improvement needs: set acrlpd.loss_weights.actor_weight 0")
+        if self.bc_importance_weighting:
+            yield error(f"{without}, which bc_importance_weighting needs: turn bc_importance_weighting off")
+        if self.learnable_temperature:
+            yield error(f"{without}, and with it no temperature: set acrlpd.learnable_temperature false")
+        if self.critic_warmup_steps > 0:
+            yield error(f"{without}, and there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,10 +135,28 @@ class QChunkingConfig:
 
     # Steps per chunk (H): actions per value, steps per bootstrap. At most the policy's action_horizon.
     # Longer: faster value propagation, harder to fit, slower reaction.
-    horizon_length: int = 20
+    horizon_length: Annotated[int, Ge(1)] = 20
     # Real action dims of the robot; the policy pads to its own action_dim (32).
-    action_dim: int = 14
+    action_dim: Annotated[int, Ge(1)] = 14
     # Share of each batch whose window lies wholly inside its episode. Lower: more episode ends.
-    sequence_ratio: float = 0.7
+    sequence_ratio: Annotated[float, Interval(ge=0, le=1)] = 0.7
     # Actions the critic sees; None: all H. 1 gives the n-step baseline without chunks (n = H).
-    critic_action_horizon: int | None = None
+    critic_action_horizon: Annotated[int | None, Ge(1)] = None
+
+    def check(self, *, policy_action_horizon: int, policy_action_dim: int) -> Iterator[Finding]:
+        """What does not fit a policy that predicts chunks of this size."""
+        if self.horizon_length > policy_action_horizon:
+            yield error(
+                f"qchunking.horizon_length {self.horizon_length} exceeds the policy's action_horizon "
+                f"{policy_action_horizon}; lower horizon_length, or raise model.action_horizon"
+            )
+        if self.critic_action_horizon is not None and self.critic_action_horizon > self.horizon_length:
+            yield error(
+                f"qchunking.critic_action_horizon {self.critic_action_horizon} exceeds horizon_length "
+                f"{self.horizon_length}"
+            )
+        if self.action_dim > policy_action_dim:
+            yield error(
+                f"qchunking.action_dim {self.action_dim} (the robot's) must lie between 1 and model.action_dim "
+                f"{policy_action_dim} (what the policy pads to)"
+            )

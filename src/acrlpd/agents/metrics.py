@@ -1,20 +1,37 @@
-"""What an update reports: scalars of the whole batch, made from per-sample records."""
+"""What an update reports: scalars of the whole batch, made from the records of its samples."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 
-from acrlpd.agents.joint_loss import POLICY_TERMS, Record, Targets, Terms
-from acrlpd.agents.loss_functions import Algorithm, Normalizers
+from acrlpd.agents.improvements.base import Info, weight_metrics
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array
 
-Info = dict[str, jax.Array]
+if TYPE_CHECKING:
+    from acrlpd.agents.agent import Agent
+    from acrlpd.agents.algorithm import Algorithm, Normalizers, Targets, Weights
+
+
+class SampleRecord(flax.struct.PyTreeNode):
+    """Results of each sample, from which losses and metrics are reported; None: not computed."""
+
+    q: jax.Array | None = None  # [b, E] at the logged chunk
+    td_loss: jax.Array | None = None  # [b]
+    cloning: jax.Array | None = None  # [b] weighted, before the sum is divided
+    improvement: jax.Array | None = None  # [b]
 
 
 def loss_info(
-    algorithm: Algorithm, batch: Batch, record: Record, norm: Normalizers, alpha: jax.Array, terms: Terms
+    algorithm: "Algorithm",
+    batch: Batch,
+    record: SampleRecord,
+    weights: "Weights",
+    norm: "Normalizers",
+    targets: "Targets | None",
+    alpha: jax.Array,
 ) -> Info:
     """Losses and statistics of what was computed; an update of the critics alone has no loss of the policy."""
     info = {
@@ -26,20 +43,19 @@ def loss_info(
         "reward_min": jnp.min(batch.rewards),
         "reward_max": jnp.max(batch.rewards),
     }
-    if record.targets is not None:
-        info |= _target_info(algorithm, record.targets, alpha)
-    if record.q is not None:
-        info |= _critic_info(batch, record, norm)
-    if terms & POLICY_TERMS:
-        awr = algorithm.has_actor_loss and algorithm.acrlpd.actor_loss == "awr"
-        info["actor_loss"] = jnp.sum(record.actor_loss) / (norm.awr if awr else norm.samples)
-        info["bc_loss"] = jnp.sum(record.bc_loss) / norm.bc
-        if algorithm.needs_advantage:
-            info |= _weight_info(record, norm)
+    if targets is not None:
+        info |= _target_info(algorithm, targets, alpha) | _critic_info(batch, record, norm, targets)
+    if weights.cloning is not None and record.cloning is not None:
+        info["bc_loss"] = jnp.sum(record.cloning)
+        if algorithm.acrlpd.bc_importance_weighting:
+            info |= weight_metrics(weights.cloning.kept["advantage"], weights.cloning.log_weight)
+        info["actor_loss"] = jnp.zeros(()) if record.improvement is None else jnp.sum(record.improvement)
+    if weights.improvement is not None:
+        info |= algorithm.improvement.metrics(weights.improvement)
     return info
 
 
-def _target_info(algorithm: Algorithm, targets: Targets, alpha: jax.Array) -> Info:
+def _target_info(algorithm: "Algorithm", targets: "Targets", alpha: jax.Array) -> Info:
     entropy = jnp.mean(targets.entropy)
     alpha_loss = alpha * (entropy - algorithm.target_entropy)
     return {
@@ -51,14 +67,14 @@ def _target_info(algorithm: Algorithm, targets: Targets, alpha: jax.Array) -> In
     }
 
 
-def _critic_info(batch: Batch, record: Record, norm: Normalizers) -> Info:
-    """Over the windows the critic may learn from."""
+def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", targets: "Targets") -> Info:
+    """Over the windows that the critics may learn from."""
 
     def mean(x: Array) -> jax.Array:
         return jnp.sum(x * batch.sequence_mask) / norm.critic
 
-    assert record.q is not None and record.td_loss is not None and record.targets is not None
-    q, target = jnp.mean(record.q, axis=-1), record.targets.value
+    assert record.q is not None and record.td_loss is not None
+    q, target = jnp.mean(record.q, axis=-1), targets.value
     return {
         "critic_loss": mean(record.td_loss),
         "q_mean": mean(q),
@@ -70,16 +86,20 @@ def _critic_info(batch: Batch, record: Record, norm: Normalizers) -> Info:
     }
 
 
-def _weight_info(record: Record, norm: Normalizers) -> Info:
-    weight = jnp.exp(record.weights.log_importance - norm.log_shift)
-    raw = jnp.exp(record.weights.log_importance)
+def update_info(old: "Agent", new: "Agent", norms: dict[str, jax.Array], finite: jax.Array) -> Info:
+    """Norms, learning rates and counters of an update that has been applied."""
+    if not jax.tree.leaves(old.improvement_params):
+        norms = {name: norm for name, norm in norms.items() if name != "improvement"}
     return {
-        "advantage_mean": jnp.mean(record.weights.advantage),
-        "advantage_std": jnp.std(record.weights.advantage),
-        "awr_weight_mean": jnp.mean(raw),
-        "awr_weight_max": jnp.max(raw),
-        # Effective share of the batch: 1 when all weights are equal, 1 / B when one sample has it all.
-        "awr_effective_ratio": jnp.square(jnp.mean(weight)) / jnp.mean(jnp.square(weight)),
+        **{f"{name}_grad_norm": norm for name, norm in norms.items()},
+        "policy_param_norm": global_norm(new.policy_params),
+        "critic_param_norm": global_norm(new.critics.online),
+        "policy_lr": old.policy_optimizer.learning_rate(old.policy_opt_state),
+        "critic_lr": old.critic_optimizer.learning_rate(old.critic_opt_state),
+        "temperature_lr": old.temperature_optimizer.learning_rate(old.temperature_opt_state),
+        "bc_weight": jnp.asarray(old.loss_weights.bc_weight, jnp.float32),
+        "update_skipped": 1.0 - finite.astype(jnp.float32),
+        "skipped_updates": new.skipped_updates,
     }
 
 

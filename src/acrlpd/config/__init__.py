@@ -5,10 +5,10 @@ Nothing here imports JAX at import time, so that the command line starts at once
 
 from collections.abc import Sequence
 
+from acrlpd.agents.critics.mlp import MLPCritics
 from acrlpd.agents.hyperparams import (
     ACRLPDHyperparams,
     BestOfNConfig,
-    CriticConfig,
     LossWeights,
     QChunkingConfig,
 )
@@ -45,7 +45,6 @@ __all__ = [
     "ConfigError",
     "ConstantSchedule",
     "CosineDecaySchedule",
-    "CriticConfig",
     "DataConfig",
     "DemonstrationsConfig",
     "EnvConfig",
@@ -54,6 +53,7 @@ __all__ = [
     "LRSchedule",
     "LoggingConfig",
     "LossWeights",
+    "MLPCritics",
     "OnlineConfig",
     "OpenPICompatibilityConfig",
     "QChunkingConfig",

@@ -1,6 +1,5 @@
 """The single checks behind `validate_config`, one function per part of the config."""
 
-import dataclasses
 import pathlib
 from collections.abc import Iterator
 from typing import Literal
@@ -50,100 +49,15 @@ def check_batch(config: RLTrainConfig, num_devices: int | None) -> Iterator[Find
 
 
 def check_chunks(config: RLTrainConfig) -> Iterator[Finding]:
-    chunk, horizon = config.qchunking, config.model.action_horizon
-    if not 1 <= chunk.horizon_length <= horizon:
+    model, action_dim = config.model, config.qchunking.action_dim
+    if not model.pads_actions and action_dim != model.action_dim:
         yield error(
-            f"qchunking.horizon_length {chunk.horizon_length} must lie between 1 and the policy's "
-            f"action_horizon {horizon}; lower it, or raise model.action_horizon"
+            f"this policy pads nothing: qchunking.action_dim {action_dim} must equal model.action_dim "
+            f"{model.action_dim}"
         )
-    if chunk.critic_action_horizon is not None and not (1 <= chunk.critic_action_horizon <= chunk.horizon_length):
-        yield error(
-            f"qchunking.critic_action_horizon {chunk.critic_action_horizon} must lie between 1 and "
-            f"horizon_length {chunk.horizon_length}"
-        )
-    if not 0.0 <= chunk.sequence_ratio <= 1.0:
-        yield error(f"qchunking.sequence_ratio must lie in [0, 1]; found {chunk.sequence_ratio}")
-    if isinstance(config.model, StateFlowPolicyConfig):
-        if chunk.action_dim != config.model.action_dim:
-            yield error(
-                f"the state-space policy pads nothing: qchunking.action_dim {chunk.action_dim} must equal "
-                f"model.action_dim {config.model.action_dim}"
-            )
-    elif not 1 <= chunk.action_dim <= config.model.action_dim:
-        yield error(
-            f"qchunking.action_dim {chunk.action_dim} (the robot's) must lie between 1 and model.action_dim "
-            f"{config.model.action_dim} (what the policy pads to)"
-        )
-    replan = config.env.replan_steps
+    replan, horizon = config.env.replan_steps, config.model.action_horizon
     if replan is not None and not 1 <= replan <= horizon:
         yield error(f"env.replan_steps {replan} must lie between 1 and model.action_horizon {horizon}")
-
-
-def check_algorithm(config: RLTrainConfig) -> Iterator[Finding]:
-    hp, weights = config.acrlpd, config.acrlpd.loss_weights
-    samples = hp.num_action_samples
-    yield from at_least(
-        1,
-        acrlpd__num_action_samples=samples,
-        acrlpd__sampling_steps=hp.sampling_steps,
-        acrlpd__best_of_n__chunk_size=hp.best_of_n.chunk_size,
-        acrlpd__best_of_n__top_k=hp.best_of_n.top_k,
-    )
-    yield from at_least(
-        0,
-        acrlpd__critic_warmup_steps=hp.critic_warmup_steps,
-        acrlpd__best_of_n__diversity_weight=hp.best_of_n.diversity_weight,
-        **{f"acrlpd__loss_weights__{name}": value for name, value in dataclasses.asdict(weights).items()},
-    )
-    positive = {
-        "acrlpd.discount": hp.discount,
-        "acrlpd.target_update_tau": hp.target_update_tau,
-        "acrlpd.huber_delta": hp.huber_delta,
-        "acrlpd.awr_weight_clip": hp.awr_weight_clip,
-        "acrlpd.initial_temperature": hp.initial_temperature,
-    }
-    yield from (error(f"{name} must be above 0; found {v}") for name, v in positive.items() if v <= 0)
-    at_most_one = {"acrlpd.discount": hp.discount, "acrlpd.target_update_tau": hp.target_update_tau}
-    yield from (error(f"{name} must be at most 1; found {v}") for name, v in at_most_one.items() if v > 1)
-    if hp.ema_decay is not None and not 0.0 <= hp.ema_decay < 1.0:
-        yield error(f"acrlpd.ema_decay must lie in [0, 1), or be null for no average; found {hp.ema_decay}")
-    temperature = hp.best_of_n.selection_temperature
-    if temperature is not None and temperature <= 0:
-        yield error(f"acrlpd.best_of_n.selection_temperature must be above 0; found {temperature}")
-    if hp.best_of_n.top_k > max(samples, 1):
-        yield error(f"acrlpd.best_of_n.top_k {hp.best_of_n.top_k} exceeds the {samples} candidates")
-    if samples == 1 and weights.actor_weight > 0 and hp.actor_loss == "best_of_n":
-        yield error("actor_loss best_of_n with num_action_samples 1 clones the policy itself; use 2 or more")
-    if samples == 1 and weights.actor_weight > 0 and hp.actor_loss == "awr":
-        yield warning("with num_action_samples 1 the advantage baseline is a single sample: noisy weights")
-    if samples == 1 and hp.learnable_temperature:
-        yield error(
-            "a learned temperature needs the spread of at least 2 candidates: raise num_action_samples, or set "
-            "acrlpd.learnable_temperature false"
-        )
-    if samples > 64:
-        yield warning(
-            f"num_action_samples {samples} costs more than the rest of the step; 4 to 32 is usual. "
-            "`acrlpd plan` shows what it costs"
-        )
-    if weights.actor_weight == 0 and weights.bc_weight == 0:
-        yield warning("actor_weight and bc_weight are both 0: the policy does not train, only the critics do")
-
-
-def check_critic(config: RLTrainConfig) -> Iterator[Finding]:
-    critic = config.critic
-    yield from at_least(1, critic__num_critics=critic.num_critics)
-    if not critic.hidden_dims or min(critic.hidden_dims) < 1:
-        yield error(f"critic.hidden_dims must be one or more sizes; found {list(critic.hidden_dims)}")
-    if not 0.0 <= critic.dropout_rate < 1.0:
-        yield error(f"critic.dropout_rate must lie in [0, 1); found {critic.dropout_rate}")
-    if critic.kernel_init_scale <= 0:
-        yield error(f"critic.kernel_init_scale must be above 0; found {critic.kernel_init_scale}")
-    subset = critic.target_subset_size
-    if subset is not None and not 1 <= subset <= critic.num_critics:
-        yield error(f"critic.target_subset_size {subset} must lie between 1 and num_critics {critic.num_critics}")
-    if critic.num_critics == 1 or critic.num_critics > 12:
-        yield warning(f"critic.num_critics {critic.num_critics} is unusual; 2 to 12 are tried")
 
 
 def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
@@ -178,11 +92,6 @@ def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
         yield error(
             f"freeze_pi0_backbone keeps {model.paligemma_variant} fixed, adapters included; use gemma_2b, "
             "or LoRA without freezing"
-        )
-    if config.freeze_pi0_backbone and config.acrlpd.actor_loss == "policy_gradient":
-        yield warning(
-            "policy_gradient with a frozen backbone moves only the action expert, through all "
-            f"{config.acrlpd.sampling_steps} denoising steps: much memory for little; awr is the usual choice"
         )
     if model.discrete_state_input and model.prompt_len < 100:
         yield warning(

@@ -1,6 +1,6 @@
-"""From a config to an agent: the one place where every section of the config that an agent needs is read."""
+"""From a config to an agent: the one place where the sections of the config that make an agent are read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -8,12 +8,15 @@ import numpy as np
 from flax import nnx
 
 from acrlpd.agents.agent import Agent
-from acrlpd.agents.create import assemble_agent, check_sizes, load_policy_params
-from acrlpd.agents.critic_networks import create_critic_networks
-from acrlpd.agents.loss_functions import Algorithm
+from acrlpd.agents.algorithm import Algorithm
+from acrlpd.agents.create import assemble_agent, load_policy_params
+from acrlpd.agents.networks import create_critic_networks
 from acrlpd.agents.optimizers.base import create_optimizer
 from acrlpd.agents.temperature import TemperatureModule
+from acrlpd.config.bounds import check_bounds
 from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.config.tree import ConfigError
+from acrlpd.findings import Finding
 
 
 def create_agent(
@@ -30,18 +33,22 @@ def create_agent(
     parameters it does not name keep their initial values. `data_shards` is the number of devices that
     share a batch.
     """
+    errors = [message for level, message in check_agent(rl_config) if level == "error"]
+    if errors:
+        raise ConfigError("\n".join(errors))
     policy_rng, critic_rng = jax.random.split(rng)
     model = rl_config.model
     policy = model.create(policy_rng)
     if policy_params is not None:
         load_policy_params(policy, policy_params)
-    algorithm = Algorithm(rl_config.acrlpd, rl_config.qchunking, rl_config.data.augment_images, data_shards)
-    check_sizes(algorithm, policy)
+    algorithm = Algorithm(
+        rl_config.acrlpd, rl_config.qchunking, rl_config.improvement, rl_config.data.augment_images, data_shards
+    )
     critics = create_critic_networks(
         rl_config.critic,
         critic_rng,
         feature_dim=policy.feature_dim,
-        state_dim=model.inputs_spec()[0].state.shape[-1],
+        state_dim=model.state_dim,
         chunk_dim=algorithm.critic_action_horizon * rl_config.qchunking.action_dim,
     )
     return assemble_agent(
@@ -52,8 +59,21 @@ def create_agent(
         policy_optimizer=create_optimizer(rl_config.actor_optimizer, rl_config.actor_lr_schedule),
         critic_optimizer=create_optimizer(rl_config.critic_optimizer, rl_config.critic_lr_schedule),
         temperature_optimizer=create_optimizer(rl_config.temperature_optimizer, rl_config.temperature_lr_schedule),
+        improvement_rng=jax.random.fold_in(critic_rng, 1),
         gradient_accumulation_steps=rl_config.training.gradient_accumulation_steps,
     )
+
+
+def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
+    """What is wrong with the sections that make an agent."""
+    model, acrlpd = rl_config.model, rl_config.acrlpd
+    for name in ("acrlpd", "qchunking", "critic", "improvement"):
+        yield from check_bounds(getattr(rl_config, name), f"{name}.")
+    yield from rl_config.qchunking.check(policy_action_horizon=model.action_horizon, policy_action_dim=model.action_dim)
+    yield from acrlpd.check()
+    yield from rl_config.critic.check()
+    if acrlpd.loss_weights.actor_weight > 0:
+        yield from rl_config.improvement.check(acrlpd, frozen_backbone=rl_config.freeze_pi0_backbone)
 
 
 def follow_config(agent: Agent, rl_config: RLTrainConfig) -> Agent:

@@ -75,14 +75,6 @@ def check_cloning(config: RLTrainConfig) -> Iterator[Finding]:
     if hp.loss_weights.critic_weight != 0:
         return
     without = "acrlpd.loss_weights.critic_weight 0 trains no critic"
-    if hp.loss_weights.actor_weight > 0:
-        yield error(f"{without}, which actor_loss {hp.actor_loss} needs: set acrlpd.loss_weights.actor_weight 0")
-    if hp.bc_importance_weighting:
-        yield error(f"{without}, which bc_importance_weighting needs: turn it off")
-    if hp.learnable_temperature:
-        yield error(f"{without}, and with it no temperature: set acrlpd.learnable_temperature false")
-    if hp.critic_warmup_steps > 0:
-        yield error(f"{without}, and there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
     if config.training.online_steps > 0:
         yield error(f"{without}, and cloning one's own episodes improves nothing: set training.online_steps 0")
     samples = hp.num_action_samples if evaluation.best_of_n is None else evaluation.best_of_n

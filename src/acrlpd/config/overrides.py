@@ -36,6 +36,8 @@ ALIASES = {
     "best_of_n_samples": "acrlpd.num_action_samples",
     "bc_weight": "acrlpd.loss_weights.bc_weight",
     "loss_weights": "acrlpd.loss_weights",
+    "acrlpd.actor_loss": "improvement",
+    "acrlpd.awr_weight_clip": "improvement.weight_clip",
     "pi0_lr": "actor_lr_schedule.peak_lr",
     "critic_lr": "critic_lr_schedule.peak_lr",
     "fsdp_devices": "fsdp.fsdp_devices",

@@ -2,7 +2,11 @@
 
 import dataclasses
 
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, QChunkingConfig
+from acrlpd.agents.critics.base import CriticConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
+from acrlpd.agents.improvements.awr import AWR
+from acrlpd.agents.improvements.base import Improvement
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.optimizers.base import OptimizerConfig
 from acrlpd.agents.schedules.base import LRSchedule
@@ -49,8 +53,11 @@ class RLTrainConfig:
     # Saves most of the memory; the policy cannot learn new visual features.
     freeze_pi0_backbone: bool = False
 
-    critic: CriticConfig = dataclasses.field(default_factory=CriticConfig)
+    # The critics' architecture.
+    critic: CriticConfig = dataclasses.field(default_factory=MLPCritics)
     acrlpd: ACRLPDHyperparams = dataclasses.field(default_factory=ACRLPDHyperparams)
+    # How the critics' values improve the policy, with the weight acrlpd.loss_weights.actor_weight.
+    improvement: Improvement = dataclasses.field(default_factory=AWR)
     qchunking: QChunkingConfig = dataclasses.field(default_factory=QChunkingConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from acrlpd.config import checks, online_checks
 from acrlpd.config.bounds import check_bounds
+from acrlpd.config.create_agent import check_agent
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.findings import Finding
@@ -44,8 +45,7 @@ def validate_config(
         *check_bounds(config),
         *checks.check_batch(config, num_devices),
         *checks.check_chunks(config),
-        *checks.check_algorithm(config),
-        *checks.check_critic(config),
+        *check_agent(config),
         *checks.check_policy(config),
         *checks.check_learning_rates(config),
         *checks.check_training(config),

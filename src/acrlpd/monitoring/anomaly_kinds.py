@@ -57,7 +57,7 @@ class AnomalyKind:
 def _loss_explosion(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
     worst = None
     for name in LOSSES:
-        if name == "actor_loss" and rl_config.acrlpd.actor_loss == "policy_gradient":
+        if name == "actor_loss" and not rl_config.improvement.zero_at_best:
             continue  # minus a value: no loss that is 0 at best
         loss, usual = line.get(name), baselines.usual(name)
         if loss is None or usual is None:

@@ -6,6 +6,7 @@ Norms, activations and softmax are left out; they are memory traffic, not arithm
 import dataclasses
 import itertools
 
+from acrlpd.choice import kind_name
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.families.pi0 import GemmaConfig, Pi0Config, SiglipConfig
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
@@ -87,12 +88,12 @@ def step_flops(config: RLTrainConfig) -> StepFlops:
     candidate = hp.sampling_steps * policy.velocity
     trains = hp.loss_weights.actor_weight > 0 or hp.loss_weights.bc_weight > 0
     has_actor = hp.loss_weights.actor_weight > 0
-    needs_advantage = hp.bc_importance_weighting or (has_actor and hp.actor_loss == "awr")
+    needs_advantage = hp.bc_importance_weighting or (has_actor and kind_name(config.improvement) == "awr")
 
     factors = _gradient_factors(config, policy)
     image_factor, language_factor, velocity_factor = factors if trains else (0.0, 0.0, 0.0)
-    velocities = 1.0 + (has_actor and hp.actor_loss == "best_of_n")
-    denoised = hp.sampling_steps if has_actor and hp.actor_loss == "policy_gradient" else 0
+    velocities = 1.0 + (has_actor and kind_name(config.improvement) == "best_of_n")
+    denoised = hp.sampling_steps if has_actor and kind_name(config.improvement) == "policy_gradient" else 0
     backward = (1 + image_factor) * policy.images + (1 + language_factor) * policy.language
     backward += (1 + velocity_factor) * (velocities + denoised) * policy.velocity
 
@@ -104,7 +105,9 @@ def step_flops(config: RLTrainConfig) -> StepFlops:
     elif trains and remat == "dots" and language_factor > 0:
         recompute += policy.attention
 
-    at_observation = hp.num_action_samples * (needs_advantage or (has_actor and hp.actor_loss == "best_of_n"))
+    at_observation = hp.num_action_samples * (
+        needs_advantage or (has_actor and kind_name(config.improvement) == "best_of_n")
+    )
     no_gradient = policy.prefix
     if config.training.gradient_accumulation_steps > 1 and (needs_advantage or hp.bc_difficulty_weighting):
         no_gradient += policy.forward

@@ -10,7 +10,8 @@ Differs from the numbers it was first written down with: the model keeps the pad
 instead of 30 diffusion steps.
 """
 
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig
@@ -24,7 +25,7 @@ CONFIG = RLTrainConfig(
     model=Pi0Config(action_horizon=20),
     weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_base/params"),
     freeze_pi0_backbone=True,
-    critic=CriticConfig(
+    critic=MLPCritics(
         num_critics=8,
         hidden_dims=(256, 256, 128),
         dropout_rate=0.05,

@@ -8,7 +8,8 @@ Differs from the numbers it was first written down with: 32 padded action dims i
 `qchunking`), and batch 32 instead of 256, which is what the 20,000 steps are meant for.
 """
 
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
@@ -23,7 +24,7 @@ CONFIG = RLTrainConfig(
     batch_size=32,
     model=Pi0Config(action_horizon=20),
     weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_base/params"),
-    critic=CriticConfig(num_critics=10, hidden_dims=(512, 512, 512), dropout_rate=0.1),
+    critic=MLPCritics(num_critics=10, hidden_dims=(512, 512, 512), dropout_rate=0.1),
     acrlpd=ACRLPDHyperparams(loss_weights=LossWeights(bc_weight=0.05), num_action_samples=4, discount=0.99),
     qchunking=QChunkingConfig(horizon_length=20, action_dim=14, sequence_ratio=0.8),
     data=DataConfig(

@@ -7,7 +7,8 @@ has pi0's architecture at a fraction of its size and reads prompts as bytes, so 
 Rendering needs EGL.
 """
 
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.agents.schedules.cosine import CosineDecaySchedule
@@ -30,7 +31,7 @@ CONFIG = RLTrainConfig(
         image_resolution=(84, 84),
         remat_policy="none",
     ),
-    critic=CriticConfig(num_critics=4, hidden_dims=(512, 512, 512), q_aggregation="mean"),
+    critic=MLPCritics(num_critics=4, hidden_dims=(512, 512, 512), q_aggregation="mean"),
     acrlpd=ACRLPDHyperparams(
         loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
         num_action_samples=4,

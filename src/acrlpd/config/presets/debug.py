@@ -3,7 +3,8 @@
 For trying a change and for tests; it learns nothing.
 """
 
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, QChunkingConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.run import TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
@@ -22,7 +23,7 @@ CONFIG = RLTrainConfig(
         image_resolution=(28, 28),
         image_keys=("base_0_rgb",),
     ),
-    critic=CriticConfig(num_critics=2, hidden_dims=(64, 64)),
+    critic=MLPCritics(num_critics=2, hidden_dims=(64, 64)),
     acrlpd=ACRLPDHyperparams(num_action_samples=2, sampling_steps=2),
     qchunking=QChunkingConfig(horizon_length=5, action_dim=7),
     data=DataConfig(

@@ -12,7 +12,8 @@ A full fine-tune needs about 65 GB of state: one 80 GB card holds it at a small 
 `acrlpd plan --config droid`.
 """
 
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig
@@ -27,7 +28,7 @@ CONFIG = RLTrainConfig(
     batch_size=64,
     model=Pi0Config(action_horizon=10, image_keys=("base_0_rgb", "left_wrist_0_rgb")),
     weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_droid/params"),
-    critic=CriticConfig(num_critics=10, hidden_dims=(512, 512, 256), dropout_rate=0.1, q_aggregation="min"),
+    critic=MLPCritics(num_critics=10, hidden_dims=(512, 512, 256), dropout_rate=0.1, q_aggregation="min"),
     acrlpd=ACRLPDHyperparams(
         loss_weights=LossWeights(bc_weight=0.01),
         num_action_samples=16,

@@ -10,7 +10,8 @@ The policy's learning rate of 3e-4 is kept, but it is ten times what openpi fine
 with: `validate_config` warns, and `--pi0_lr 5e-5` is the careful choice.
 """
 
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config.data import DataConfig, RepackConfig
@@ -25,7 +26,7 @@ CONFIG = RLTrainConfig(
     batch_size=256,
     model=Pi0Config(action_horizon=5, image_keys=("base_0_rgb", "left_wrist_0_rgb")),
     weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_base/params"),
-    critic=CriticConfig(num_critics=12, hidden_dims=(512, 512, 256, 128), dropout_rate=0.15, q_aggregation="min"),
+    critic=MLPCritics(num_critics=12, hidden_dims=(512, 512, 256, 128), dropout_rate=0.15, q_aggregation="min"),
     acrlpd=ACRLPDHyperparams(
         loss_weights=LossWeights(bc_weight=0.1, alpha_weight=1.2),
         num_action_samples=64,

@@ -9,7 +9,8 @@ Differs from the paper's code: flow times are drawn as openpi draws them (Beta(1
 candidates are not clipped to [-1, 1] before the critics see them, and states and actions are normalised.
 """
 
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.config.data import DataConfig, RepackConfig
@@ -26,7 +27,7 @@ CONFIG = RLTrainConfig(
     model=StateFlowPolicyConfig(
         dtype="bfloat16", state_dim=37, action_dim=5, action_horizon=5, hidden_dims=(512, 512, 512, 512)
     ),
-    critic=CriticConfig(num_critics=2, hidden_dims=(512, 512, 512, 512), q_aggregation="mean"),
+    critic=MLPCritics(num_critics=2, hidden_dims=(512, 512, 512, 512), q_aggregation="mean"),
     acrlpd=ACRLPDHyperparams(
         loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
         num_action_samples=32,

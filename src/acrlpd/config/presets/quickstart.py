@@ -7,7 +7,8 @@ the best of 16 when the policy acts. Offline RL is followed by online RL, and bo
 and with more offline RL. Two cores, no GPU, no download.
 """
 
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, CriticConfig, LossWeights, QChunkingConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.config.data import DataConfig, DemonstrationsConfig, RewardConfig
@@ -29,7 +30,7 @@ CONFIG = RLTrainConfig(
         image_keys=(),
         remat_policy="none",
     ),
-    critic=CriticConfig(num_critics=2, hidden_dims=(256, 256, 256), q_aggregation="mean"),
+    critic=MLPCritics(num_critics=2, hidden_dims=(256, 256, 256), q_aggregation="mean"),
     acrlpd=ACRLPDHyperparams(
         loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
         num_action_samples=4,

@@ -11,14 +11,9 @@ import pytest
 from agent_helpers import make_batch, make_config
 from hypothesis import given, settings
 
-from acrlpd.agents.loss_functions import (
-    Algorithm,
-    SampleWeights,
-    log_awr_weight,
-    normalizers,
-    td_loss,
-    td_target,
-)
+from acrlpd.agents.algorithm import Algorithm, JointLoss, Weights, td_loss, td_target
+from acrlpd.agents.improvements.awr import log_awr_weight
+from acrlpd.agents.improvements.base import SampleWeights
 from acrlpd.agents.temperature import TemperatureModule, estimate_entropy
 from acrlpd.config import ACRLPDHyperparams, QChunkingConfig
 
@@ -112,11 +107,11 @@ def test_weights_survive_extreme_advantages():
     """All weights far below the smallest float: what counts is their ratio, and it is still there."""
     config = make_config()
     batch = make_batch(config, 3, all_valid=True)
-    algorithm = Algorithm(config.acrlpd, config.qchunking)
-    log_importance = jnp.asarray([-500.0, -501.0, -900.0])
-    weights = SampleWeights(advantage=log_importance, log_importance=log_importance, difficulty=jnp.ones(3))
-    norm = normalizers(algorithm, batch, weights)
-    share = jnp.exp(log_importance - norm.log_shift) * batch.valid.sum(axis=1) / norm.awr
+    log_weight, size = jnp.asarray([-500.0, -501.0, -900.0]), batch.valid.sum(axis=1)
+    joint = JointLoss(None, None, None, trains_policy=True, trains_critics=True)
+    weights = Weights(improvement=SampleWeights(log_weight=log_weight, size=size, kept={}))
+    largest, total = joint.normalize((batch, None), weights).improvement
+    share = jnp.exp(log_weight - largest) * size / total
     np.testing.assert_allclose(share, [1 / (1 + math.exp(-1)), math.exp(-1) / (1 + math.exp(-1)), 0.0], rtol=1e-5)
 
 

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import quick_jit, random_like
+from agent_helpers import make_config, quick_jit, random_like
 from flax import nnx
 
 from acrlpd.agents import create_critic_networks
-from acrlpd.config import CriticConfig
+from acrlpd.config import MLPCritics
+from acrlpd.config.create_agent import create_agent
 
 FEATURES, STATE, CHUNK = 7, 4, 6
 
@@ -23,7 +24,7 @@ _ACTIVATIONS = {
 
 
 def build(**changes):
-    config = CriticConfig(**{"num_critics": 3, "hidden_dims": (8, 5), **changes})
+    config = MLPCritics(**{"num_critics": 3, "hidden_dims": (8, 5), **changes})
     critics = jax.eval_shape(
         lambda key: create_critic_networks(config, key, feature_dim=FEATURES, state_dim=STATE, chunk_dim=CHUNK),
         jax.random.key(0),
@@ -127,7 +128,7 @@ def test_soft_update_moves_the_target_by_tau():
 
 def test_target_starts_equal_but_is_not_shared():
     critics = create_critic_networks(
-        CriticConfig(num_critics=2, hidden_dims=(8,)), jax.random.key(0), feature_dim=0, state_dim=2, chunk_dim=2
+        MLPCritics(num_critics=2, hidden_dims=(8,)), jax.random.key(0), feature_dim=0, state_dim=2, chunk_dim=2
     )
     for online, target in zip(jax.tree.leaves(critics.online), jax.tree.leaves(critics.target), strict=True):
         np.testing.assert_array_equal(online, target)
@@ -136,7 +137,7 @@ def test_target_starts_equal_but_is_not_shared():
 
 def test_members_start_different_with_variance_scaling():
     critics = create_critic_networks(
-        CriticConfig(num_critics=2, hidden_dims=(256, 256), kernel_init_scale=2.0),
+        MLPCritics(num_critics=2, hidden_dims=(256, 256), kernel_init_scale=2.0),
         jax.random.key(0),
         feature_dim=100,
         state_dim=30,
@@ -183,7 +184,7 @@ def test_dropout_of_a_sample_does_not_depend_on_its_neighbours():
 )
 def test_impossible_critics_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        build(**changes)
+        create_agent(make_config(critic=changes), jax.random.key(0))
 
 
 def test_chunks_in_bfloat16_get_nearly_the_same_values():

@@ -1,0 +1,392 @@
+"""One update of policy and critics, from top to bottom: docs/algorithm.md as code, in its order and with its symbols.
+
+    1. target       y = sum_i gamma^i r_i + gamma^H mask Qtarget(s', c'), where c' is the best of N candidates at s'
+    2. critics      Q_e(s, c) is regressed to y at the logged chunk c
+    3. cloning      the policy's flow matching on the logged actions
+    4. improvement  one of the files in improvements/
+    5. temperature  alpha, against the entropy of the candidates
+    6. update       one gradient of the weighted sum, then one step of each optimizer, of the targets and of the average
+
+What several of these need is computed once. The prefix of s is encoded once, with gradient, for cloning and the
+improvement; critics and candidates get the same context without gradient. The prefix of s' is encoded once, before
+anything is differentiated, for all N candidates of the target.
+
+The named scopes say what an operation is for; a profile adds up time by the innermost scope.
+"""
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from acrlpd.agents.accumulation import compute_gradients, loss_in_one_piece
+from acrlpd.agents.best_of_n import sample_candidates, take_candidate
+from acrlpd.agents.draws import Draws, draw
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
+from acrlpd.agents.improvements.awr import AWR, log_awr_weight
+from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
+from acrlpd.agents.metrics import SampleRecord, global_norm, loss_info, update_info
+from acrlpd.agents.networks import Networks, Params
+from acrlpd.agents.temperature import estimate_entropy, within_bounds
+from acrlpd.batch import Batch
+from acrlpd.models.observation import Array, Observation
+from acrlpd.models.policy import Context
+
+if TYPE_CHECKING:
+    from acrlpd.agents.agent import Agent
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """What an update does, apart from networks and arrays: static under jit."""
+
+    acrlpd: ACRLPDHyperparams
+    qchunking: QChunkingConfig
+    improvement: Improvement = AWR()  # noqa: RUF009 (frozen)
+    # Whether the images of the current observation are augmented.
+    augment_images: bool = True
+    # Devices that share a batch, for the memory estimate of best-of-N.
+    data_shards: int = 1
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the critics learn; without critics, training is cloning."""
+        return self.acrlpd.loss_weights.critic_weight != 0
+
+    @property
+    def has_improvement(self) -> bool:
+        """False for plain Q-chunking: the policy is cloned, and improved only by choosing among candidates."""
+        return self.acrlpd.loss_weights.actor_weight != 0
+
+    @property
+    def critic_action_horizon(self) -> int:
+        """C: the actions of a chunk that the critics see."""
+        return self.qchunking.critic_action_horizon or self.qchunking.horizon_length
+
+    @property
+    def target_entropy(self) -> float:
+        if self.acrlpd.target_entropy is not None:
+            return self.acrlpd.target_entropy
+        return -self.acrlpd.target_entropy_multiplier * self.qchunking.action_dim
+
+    def seen_actions(self, actions: Array) -> jax.Array:
+        """What critics see of actions [..., T, a]: the first C steps and the real dims."""
+        return jnp.asarray(actions)[..., : self.critic_action_horizon, : self.qchunking.action_dim]
+
+    def critic_chunks(self, actions: Array) -> jax.Array:
+        """`seen_actions`, flattened: c."""
+        seen = self.seen_actions(actions)
+        return seen.reshape(*seen.shape[:-2], -1)
+
+    @jax.named_scope("sampling")
+    def candidates(
+        self,
+        networks: Networks,
+        context: Context,
+        observation: Observation,
+        noise: jax.Array,
+        *,
+        num_steps: int | None = None,
+    ) -> jax.Array:
+        """N action chunks [b, N, T, a] from noise [b, N, T, a], in K denoising steps."""
+        denoise = functools.partial(
+            sample_candidates,
+            networks.policy,
+            context,
+            num_steps=self.acrlpd.sampling_steps if num_steps is None else num_steps,
+            config=self.acrlpd.best_of_n,
+            data_shards=self.data_shards,
+        )
+        return self.improvement.propose(networks, context, observation, noise, denoise)
+
+    def values(self, networks: Networks, context: Context, observation: Observation, actions: jax.Array) -> jax.Array:
+        """agg_e Q_e(s, c) of actions [b, n, T, a] under the online critics: [b, n]."""
+        online = networks.critics.online_ensemble
+        return online.aggregate(online(context.features, jnp.asarray(observation.state), self.critic_chunks(actions)))
+
+
+# -- 1. target -------------------------------------------------------------------------------------------
+
+
+@flax.struct.dataclass
+class Targets:
+    """What the next observation contributes, [b] each; no gradient ever reaches it."""
+
+    value: jax.Array  # y of the TD loss
+    entropy: jax.Array  # h, of the candidates
+    best_q: jax.Array  # of the candidates, under the online critics
+    mean_q: jax.Array
+    std_q: jax.Array
+    diversity: jax.Array  # spread of the candidates: root mean variance over action dims and steps
+
+
+@jax.named_scope("sampling")
+def compute_targets(
+    algorithm: Algorithm, networks: Networks, batch: Batch, draws: Draws, subset_rng: jax.Array
+) -> Targets:
+    """The online critics choose c' among N candidates at s', the target critics judge c'.
+
+    Candidates come from the online policy instead of its moving average: critics are trained on the online policy's
+    features, and an update that reads one set of weights gathers one set of weights.
+    """
+    networks = networks.without_gradient()
+    observation = batch.next_observations
+    context = networks.encode(observation)
+    candidates = algorithm.candidates(networks, context, observation, draws.next_noise)
+    chunks = algorithm.critic_chunks(candidates)
+    online, target = networks.critics.online_ensemble, networks.critics.target_ensemble
+    q = online.rank(context.features, observation.state, chunks, networks.policy.dtype)  # [b, N]
+    best = take_candidate(chunks, jnp.argmax(q, axis=1))
+    next_q = target(context.features, observation.state, best[:, None])[:, 0]  # [b, E]
+    return Targets(
+        value=td_target(batch, target.aggregate_target(next_q, subset_rng), algorithm.acrlpd.discount),
+        entropy=estimate_entropy(algorithm.seen_actions(candidates)),
+        best_q=jnp.max(q, axis=1),
+        mean_q=jnp.mean(q, axis=1),
+        std_q=jnp.std(q, axis=1),
+        diversity=jnp.sqrt(jnp.mean(jnp.var(chunks, axis=1), axis=-1)),
+    )
+
+
+def td_target(batch: Batch, next_q: jax.Array, discount: float) -> jax.Array:
+    """y [b] = sum_i gamma^i r_i valid_i + gamma^H mask Q(s', c'); no bootstrap past a true terminal."""
+    horizon = batch.rewards.shape[1]
+    powers = discount ** jnp.arange(horizon, dtype=jnp.float32)
+    chunk_return = jnp.sum(batch.rewards * batch.valid[:, :horizon] * powers, axis=1)
+    return chunk_return + discount**horizon * batch.masks[:, -1] * next_q
+
+
+# -- 2. critics ------------------------------------------------------------------------------------------
+
+
+def td_loss(q: jax.Array, target: jax.Array, hyperparams: ACRLPDHyperparams) -> jax.Array:
+    """l(Q_e - y) of every member [b, E] against the one target [b], mean over members: [b]."""
+    error = q - target[:, None]
+    if hyperparams.critic_loss == "huber":
+        return jnp.mean(optax.losses.huber_loss(error, delta=hyperparams.huber_delta), axis=-1)
+    return jnp.mean(jnp.square(error), axis=-1)
+
+
+@jax.named_scope("critic")
+def critic_loss(view: View, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Q at the logged chunk [b, E], and the TD loss of each sample [b]."""
+    hyperparams, critics = view.algorithm.acrlpd, view.networks.critics
+    features = view.context.features if critics.uses_features else None
+    if not hyperparams.critic_gradient_to_policy:
+        features = jax.lax.stop_gradient(features)
+    online = critics.online_ensemble
+    chunk = view.algorithm.critic_chunks(view.batch.actions)
+    q = online(features, view.batch.observations.state, chunk[:, None], view.draws.dropout_keys)[:, 0]
+    td = td_loss(q, target, hyperparams)
+    if online.config.q_aggregation == "weighted":
+        # The mixing weights learn to make the aggregate right; the members do not feel this loss.
+        aggregate = online.aggregate(jax.lax.stop_gradient(q))
+        td += td_loss(aggregate[:, None], target, hyperparams)
+    return q, td
+
+
+# -- 3. cloning ------------------------------------------------------------------------------------------
+
+
+def cloning_weights(view: View) -> SampleWeights:
+    """log k [b]: all 0, unless the config weighs samples by their importance or by their difficulty."""
+    hyperparams = view.algorithm.acrlpd
+    steps = jnp.sum(view.batch.valid, axis=1)
+    log_weight, kept = jnp.zeros_like(steps), {}
+    if hyperparams.bc_difficulty_weighting:
+        log_weight += jnp.log(jnp.sum(view.flow_losses * view.batch.valid, axis=1) / jnp.maximum(steps, 1.0))
+    if hyperparams.bc_importance_weighting:
+        log_weight += log_awr_weight(view.advantage, view.temperature, hyperparams.bc_importance_clip)
+        kept = {"advantage": view.advantage}
+    return SampleWeights(log_weight=log_weight, size=steps, kept=kept)
+
+
+# -- 4. improvement: improvements/ -- 5. temperature: temperature.py ----------------------------------------
+# -- 6. update -------------------------------------------------------------------------------------------
+
+
+@flax.struct.dataclass
+class Weights:
+    """How much each sample counts in the losses of the policy; None where the policy does not learn."""
+
+    cloning: SampleWeights | None = None
+    improvement: SampleWeights | None = None
+
+
+@flax.struct.dataclass
+class Normalizers:
+    """What sums over samples are divided by: always of the whole batch."""
+
+    samples: jax.Array
+    critic: jax.Array  # samples that the critics may learn from
+    cloning: tuple[jax.Array, jax.Array] | None  # (largest log weight, sum of weights times sizes)
+    improvement: tuple[jax.Array, jax.Array] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class JointLoss:
+    """L = critic_weight L_critic + actor_weight L_actor + bc_weight L_BC + alpha_weight L_alpha, as a `BatchLoss`."""
+
+    agent: "Agent"
+    loss_weights: LossWeights
+    subset_rng: jax.Array
+    trains_policy: bool
+    trains_critics: bool
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.agent.algorithm
+
+    def targets(self, params: Params, inputs: tuple[Batch, Draws]) -> Targets | None:
+        if not self.trains_critics:
+            return None
+        return compute_targets(self.algorithm, self.agent.networks(params), *inputs, self.subset_rng)
+
+    def view(self, params: Params, inputs: tuple[Batch, Draws]) -> View:
+        return View(self.algorithm, self.agent.networks(params), *inputs)
+
+    @jax.named_scope("policy")
+    def weigh(self, view: View) -> Weights:
+        if not self.trains_policy:
+            return Weights()
+        improvement = self.algorithm.improvement.weigh(view) if self.algorithm.has_improvement else None
+        return Weights(cloning=cloning_weights(view), improvement=improvement)
+
+    def normalize(self, inputs: tuple[Batch, Draws], weights: Weights) -> Normalizers:
+        mask = inputs[0].sequence_mask
+        return Normalizers(
+            samples=jnp.asarray(mask.shape[0], jnp.float32),
+            critic=jnp.maximum(jnp.sum(mask), 1.0),
+            cloning=_normalizer(weights.cloning),
+            improvement=_normalizer(weights.improvement),
+        )
+
+    @jax.named_scope("policy")
+    def loss(
+        self, view: View, targets: Targets | None, weights: Weights, norm: Normalizers
+    ) -> tuple[jax.Array, SampleRecord]:
+        algorithm, batch = self.algorithm, view.batch
+        total, record = jnp.zeros((), jnp.float32), SampleRecord()
+        if targets is not None:
+            q, td = critic_loss(view, targets.value)
+            total += self.loss_weights.critic_weight * jnp.sum(td * batch.sequence_mask) / norm.critic
+            record = record.replace(q=q, td_loss=td)
+        if targets is not None and algorithm.acrlpd.learnable_temperature:
+            alpha_loss = view.networks.temperature.alpha_loss(targets.entropy, algorithm.target_entropy)
+            total += self.loss_weights.alpha_weight * jnp.sum(alpha_loss) / norm.samples
+        if weights.cloning is not None:
+            losses = jnp.sum(view.flow_losses * batch.valid, axis=1)
+            weighted = _weight(weights.cloning, norm.cloning) * losses
+            total += self.loss_weights.bc_weight * jnp.sum(weighted)
+            record = record.replace(cloning=weighted)
+        if weights.improvement is not None:
+            losses = algorithm.improvement.losses(view, weights.improvement)
+            weighted = _weight(weights.improvement, norm.improvement) * losses
+            total += self.loss_weights.actor_weight * jnp.sum(weighted)
+            record = record.replace(improvement=weighted)
+        return total, record
+
+
+def _normalizer(weights: SampleWeights | None) -> tuple[jax.Array, jax.Array] | None:
+    """The largest log weight, which keeps exp() in range and cancels out, and the sum of weights times sizes."""
+    if weights is None:
+        return None
+    largest = jnp.max(weights.log_weight)
+    return largest, jnp.maximum(jnp.sum(jnp.exp(weights.log_weight - largest) * weights.size), 1e-8)
+
+
+def _weight(weights: SampleWeights, norm: tuple[jax.Array, jax.Array] | None) -> jax.Array:
+    """W_b / sum_b W_b size_b: [b]."""
+    assert norm is not None
+    largest, size = norm
+    return jnp.exp(weights.log_weight - largest) / size
+
+
+@jax.named_scope("policy")
+def prepare(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[tuple[Batch, Draws], jax.Array]:
+    """Observations as the policy wants them and all random numbers of the update, and the key of the critics' subset.
+
+    Only the current observation is augmented: the next observation is part of a target, which is better without noise.
+    """
+    augment_rng, draw_rng, subset_rng = jax.random.split(rng, 3)
+    policy, augment = agent.policy(), agent.algorithm.augment_images
+    batch = dataclasses.replace(
+        batch,
+        observations=policy.preprocess(augment_rng, batch.observations, train=augment),
+        next_observations=policy.preprocess(None, batch.next_observations, train=False),
+    )
+    return (batch, draw(draw_rng, batch, agent.algorithm.acrlpd.num_action_samples)), subset_rng
+
+
+def compute_loss(agent: "Agent", batch: Batch, rng: jax.Array, loss_weights: LossWeights) -> tuple[jax.Array, Info]:
+    """The loss of an update that is not made; equal keys give the same noise as `update`."""
+    inputs, subset_rng = prepare(agent, batch, rng)
+    joint = JointLoss(agent, loss_weights, subset_rng, trains_policy=True, trains_critics=agent.algorithm.has_critic)
+    targets = joint.targets(Params(), inputs)
+    loss, (record, weights, norm) = loss_in_one_piece(joint, Params(), inputs, targets)
+    alpha = agent.networks().temperature()
+    info = loss_info(agent.algorithm, inputs[0], record, weights, norm, targets, alpha)
+    return loss, info | {"total_loss": loss}
+
+
+def update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple["Agent", Info]:
+    """One update of policy, critics, temperature, targets and moving average. Pure.
+
+    Without `update_policy` (critic warm-up, or a policy with nothing to train) only critics and temperature learn, and
+    the policy's backward pass is not computed. Where the config gives the TD loss no weight, only the policy learns,
+    and nothing about next observations is computed.
+    """
+    algorithm = agent.algorithm
+    update_policy = update_policy and bool(jax.tree.leaves(agent.policy_params))
+    improves = update_policy and algorithm.has_improvement and bool(jax.tree.leaves(agent.improvement_params))
+    params = Params(
+        policy=agent.policy_params if update_policy else None,
+        critic=agent.critics.online if algorithm.has_critic else None,
+        temperature=agent.temperature_params if algorithm.acrlpd.learnable_temperature else None,
+        improvement=agent.improvement_params if improves else None,
+    )
+    inputs, subset_rng = prepare(agent, batch, rng)
+    joint = JointLoss(agent, agent.loss_weights, subset_rng, update_policy, algorithm.has_critic)
+    loss, (record, weights, norm), targets, grads = compute_gradients(
+        joint, params, inputs, agent.gradient_accumulation_steps
+    )
+    info = loss_info(algorithm, inputs[0], record, weights, norm, targets, agent.networks().temperature())
+    agent, applied = apply_gradients(agent, params, grads)
+    return agent, info | applied | {"total_loss": loss}
+
+
+@jax.named_scope("optimizer")
+def apply_gradients(agent: "Agent", params: Params, grads: Params) -> tuple["Agent", Info]:
+    """Steps every optimizer that has a gradient, targets and average; nothing moves if a gradient is not finite."""
+    parts = {
+        "policy": (agent.policy_optimizer, agent.policy_opt_state),
+        "critic": (agent.critic_optimizer, agent.critic_opt_state),
+        "temperature": (agent.temperature_optimizer, agent.temperature_opt_state),
+        "improvement": (agent.critic_optimizer, agent.improvement_opt_state),
+    }
+    norms = {name: global_norm(getattr(grads, name)) for name in parts}
+    finite = jnp.isfinite(sum(norms.values()))
+    changed: dict[str, Any] = {}
+    for name, (optimizer, opt_state) in parts.items():
+        learned = getattr(params, name)
+        if learned is not None:
+            new, new_state = optimizer.step(getattr(grads, name), opt_state, learned, enabled=finite)
+            changed |= {f"{name}_params": new, f"{name}_opt_state": new_state}
+    critics = agent.critics.replace(online=changed.pop("critic_params", agent.critics.online))
+    if params.temperature is not None:
+        changed["temperature_params"] = within_bounds(changed["temperature_params"])
+    new_agent = agent.replace(
+        step=agent.step + 1,
+        skipped_updates=agent.skipped_updates + (1 - finite.astype(jnp.int32)),
+        critics=critics,
+        **changed,
+    )
+    if params.critic is not None:
+        new_agent = new_agent.update_target_networks(enabled=finite)
+    if params.policy is not None:
+        new_agent = new_agent.update_ema_parameters(enabled=finite)
+    return new_agent, update_info(agent, new_agent, norms, finite)

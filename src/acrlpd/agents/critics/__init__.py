@@ -1,0 +1,1 @@
+"""Architectures of the critics: one file each."""

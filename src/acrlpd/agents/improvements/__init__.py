@@ -1,0 +1,1 @@
+"""Ways to make the policy better than its data: one file each."""

@@ -1,0 +1,182 @@
+"""What a policy improvement is: how the critics' values make the policy better than its data.
+
+An improvement is one file: a frozen dataclass whose fields are its options, and whose methods say what it does in an
+update. `docs/extending.md` writes one from scratch.
+"""
+
+import abc
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from acrlpd.agents.draws import Draws
+from acrlpd.agents.hyperparams import ACRLPDHyperparams
+from acrlpd.agents.networks import Networks
+from acrlpd.batch import Batch
+from acrlpd.choice import Choice
+from acrlpd.findings import Finding
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import Context, FlowPolicy
+
+if TYPE_CHECKING:
+    from acrlpd.agents.algorithm import Algorithm
+
+Info = dict[str, jax.Array]
+
+
+class Candidates(NamedTuple):
+    """N action chunks for each observation, and their values under the online critics."""
+
+    actions: jax.Array  # [b, N, T, a]
+    values: jax.Array  # [b, N]
+
+
+class View:
+    """What an improvement sees of an update, all of it at the current observation s.
+
+    What costs something is computed when it is first asked for, and then once: an improvement that does not look at
+    candidates does not pay for them. Candidates, advantages and the temperature carry no gradient.
+    """
+
+    def __init__(self, algorithm: "Algorithm", networks: Networks, batch: Batch, draws: Draws):
+        self.algorithm = algorithm
+        self.networks = networks  # what learns
+        self.batch = batch
+        self.draws = draws  # every random number of the update
+
+    @functools.cached_property
+    def context(self) -> Context:
+        """The policy's context of s, with gradient."""
+        return self.networks.encode(self.batch.observations)
+
+    @functools.cached_property
+    def fixed(self) -> Networks:
+        """The networks without gradient."""
+        return self.networks.without_gradient()
+
+    @functools.cached_property
+    def fixed_context(self) -> Context:
+        return jax.lax.stop_gradient(self.context)
+
+    @functools.cached_property
+    def flow_losses(self) -> jax.Array:
+        """The policy's flow-matching losses m [b, T] on the logged actions, with gradient."""
+        actions, noise, time = jnp.asarray(self.batch.actions), self.draws.flow_noise, self.draws.flow_time
+        return self.networks.policy.flow_matching_loss(self.context, actions, noise, time)
+
+    @functools.cached_property
+    def candidates(self) -> Candidates:
+        """N candidates of the policy at s."""
+        return Candidates(self._sampled, self.values(self._sampled))
+
+    @functools.cached_property
+    def advantage(self) -> jax.Array:
+        """A [b] = Q(s, c) - mean over the candidates of Q(s, .), for the logged chunk c.
+
+        The advantage is 0 where the critics may not judge the logged chunk.
+        """
+        # One call of the critics for the logged chunk and all candidates: [b, 1 + N].
+        q = self.values(jnp.concatenate([jnp.asarray(self.batch.actions)[:, None], self._sampled], axis=1))
+        return (q[:, 0] - jnp.mean(q[:, 1:], axis=1)) * self.batch.sequence_mask
+
+    @functools.cached_property
+    def _sampled(self) -> jax.Array:
+        noise = self.draws.candidate_noise
+        return self.algorithm.candidates(self.fixed, self.fixed_context, self.batch.observations, noise)
+
+    @property
+    def temperature(self) -> jax.Array:
+        """alpha, without gradient."""
+        return self.fixed.temperature()
+
+    def values(self, actions: jax.Array) -> jax.Array:
+        """Values [b, n] of actions [b, n, T, a] under the online critics; a gradient reaches the actions alone."""
+        return self.algorithm.values(self.fixed, self.fixed_context, self.batch.observations, actions)
+
+
+@flax.struct.dataclass
+class SampleWeights:
+    """How much each sample counts; without gradient.
+
+    The loss of a batch is sum_b W_b loss_b / sum_b W_b size_b with W = exp(log_weight).
+    """
+
+    log_weight: jax.Array  # [b]
+    size: jax.Array  # [b]: what a sample's loss is a sum over, for example its valid steps
+    kept: dict[str, jax.Array]  # name -> [b, ...]: what `losses` and `metrics` need of this pass
+
+
+def equal_weights(batch: Batch, **kept: jax.Array) -> SampleWeights:
+    """Every sample counts the same, and its loss is one number."""
+    ones = jnp.ones(batch.actions.shape[0], jnp.float32)
+    return SampleWeights(log_weight=jnp.zeros_like(ones), size=ones, kept=kept)
+
+
+class Improvement(Choice, abc.ABC):
+    """One way to improve the policy. Used where `acrlpd.loss_weights.actor_weight` is above 0.
+
+    An update asks twice. `weigh` comes first and says how much each sample counts; nothing of it is differentiated.
+    `losses` is differentiated. With micro-batches, all samples of the batch are weighed before the first loss, so what
+    `losses` needs of the candidates is handed on in `SampleWeights.kept` instead of being computed again.
+    """
+
+    package = "acrlpd.agents.improvements"
+
+    # Whether the loss is 0 at best, so that a loss that grows is bad news.
+    zero_at_best: ClassVar[bool] = True
+
+    def weigh(self, view: View) -> SampleWeights:
+        """How much each sample of the batch counts."""
+        return equal_weights(view.batch)
+
+    @abc.abstractmethod
+    def losses(self, view: View, weights: SampleWeights) -> jax.Array:
+        """The loss of each sample, [b]."""
+
+    def metrics(self, weights: SampleWeights) -> Info:
+        """Scalars about the whole batch to report beside the loss."""
+        return {}
+
+    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> nnx.Module | None:
+        """Networks of the improvement's own, which learn from `losses` alone; `view.networks.improvement` is theirs.
+
+        They are trained with the critics' optimizer and learning rate, and saved and exported with the critics.
+        """
+        return None
+
+    def propose(
+        self,
+        networks: Networks,
+        context: Context,
+        observation: Observation,
+        noise: jax.Array,
+        denoise: Callable[[jax.Array], jax.Array],
+    ) -> jax.Array:
+        """Candidates [b, N, T, a] from noise [b, N, T, a], for targets, for `weigh` and for acting.
+
+        `denoise` is the policy's own way. An improvement that steers the noise or edits the result says so here.
+        """
+        return denoise(noise)
+
+    def check(self, hyperparams: ACRLPDHyperparams, *, frozen_backbone: bool) -> Iterator[Finding]:
+        """What is wrong with this improvement beside these hyperparameters."""
+        return iter(())
+
+
+def weight_metrics(advantage: jax.Array, log_weight: jax.Array) -> Info:
+    """What there is to say of weights that come from advantages."""
+    weight = jnp.exp(log_weight - jnp.max(log_weight))
+    raw = jnp.exp(log_weight)
+    return {
+        "advantage_mean": jnp.mean(advantage),
+        "advantage_std": jnp.std(advantage),
+        "awr_weight_mean": jnp.mean(raw),
+        "awr_weight_max": jnp.max(raw),
+        # Effective share of the batch: 1 when all weights are equal, 1 / B when one sample has all of the weight.
+        "awr_effective_ratio": jnp.square(jnp.mean(weight)) / jnp.mean(jnp.square(weight)),
+    }
