@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 import agent_gpu as bench
-from acrlpd.agents.joint_loss import flow_losses
+from acrlpd.agents.algorithm import prepare
 from acrlpd.config.create_agent import create_agent
 
 Row = tuple[str, str, str]  # what, measured, wanted
@@ -60,12 +60,13 @@ def flop_row(*, frozen: bool, remat: str) -> Row:
     noise = jax.ShapeDtypeStruct((b, 4, config.model.action_horizon, config.model.action_dim), jnp.float32)
 
     def bc_gradient(agent: Any, batch: Any, rng: Any) -> Any:
-        prepared, draws, _ = agent._prepare(batch, rng)
+        (prepared, draws), _ = prepare(agent, batch, rng)
 
         def loss(params: Any) -> jax.Array:
             policy = agent.replace(policy_params=params).policy()
             context = policy.encode(prepared.observations, features=False)
-            return jnp.mean(flow_losses(policy, context, prepared, draws))
+            losses = policy.flow_matching_loss(context, prepared.actions, draws.flow_noise, draws.flow_time)
+            return jnp.mean(losses)
 
         return jax.grad(loss)(agent.policy_params)
 

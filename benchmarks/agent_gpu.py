@@ -38,10 +38,9 @@ from acrlpd.agents import (
     train_step,
     train_steps,
 )
+from acrlpd.agents.algorithm import prepare, td_loss
 from acrlpd.agents.best_of_n import take_candidate
-from acrlpd.agents.critic_networks import create_critic_networks
-from acrlpd.agents.joint_loss import joint_loss
-from acrlpd.agents.loss_functions import td_loss
+from acrlpd.agents.networks import create_critic_networks
 from acrlpd.agents.optimizers.base import create_optimizer
 from acrlpd.batch import Batch
 from acrlpd.config import ACRLPDHyperparams, MLPCritics, QChunkingConfig, RLTrainConfig, get_config
@@ -168,12 +167,13 @@ def parts_row(config: RLTrainConfig, batch_size: int, repeats: int) -> dict[str,
 
     @functools.partial(jax.jit, donate_argnums=0)
     def bc_step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, jax.Array]:
-        prepared, draws, _ = agent._prepare(batch, rng)
+        (prepared, draws), _ = prepare(agent, batch, rng)
 
         def loss(params: Any) -> jax.Array:
-            networks = agent.replace(policy_params=params).networks()
-            terms = frozenset({"bc"})
-            return joint_loss(agent.algorithm, networks, agent.loss_weights, prepared, draws, None, terms)[0]
+            policy = agent.replace(policy_params=params).policy()
+            context = policy.encode(prepared.observations, features=False)
+            losses = policy.flow_matching_loss(context, prepared.actions, draws.flow_noise, draws.flow_time)
+            return jnp.sum(losses * prepared.valid) / jnp.sum(prepared.valid)
 
         value, grads = jax.value_and_grad(loss)(agent.policy_params)
         updates, opt_state = agent.policy_optimizer.tx.update(grads, agent.policy_opt_state, agent.policy_params)

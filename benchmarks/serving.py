@@ -30,7 +30,7 @@ from flax import nnx
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
-from acrlpd.config import MLPCritics, DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config
+from acrlpd.config import DataConfig, MLPCritics, QChunkingConfig, RepackConfig, RLTrainConfig, get_config
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.models.families.pi0 import Pi0Config

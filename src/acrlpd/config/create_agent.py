@@ -33,9 +33,7 @@ def create_agent(
     parameters it does not name keep their initial values. `data_shards` is the number of devices that
     share a batch.
     """
-    errors = [message for level, message in check_agent(rl_config) if level == "error"]
-    if errors:
-        raise ConfigError("\n".join(errors))
+    _refuse_impossible(rl_config)
     policy_rng, critic_rng = jax.random.split(rng)
     model = rl_config.model
     policy = model.create(policy_rng)
@@ -65,15 +63,23 @@ def create_agent(
 
 
 def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
-    """What is wrong with the sections that make an agent."""
+    """What is wrong with the sections that make an agent, beyond the bounds of single fields."""
     model, acrlpd = rl_config.model, rl_config.acrlpd
-    for name in ("acrlpd", "qchunking", "critic", "improvement"):
-        yield from check_bounds(getattr(rl_config, name), f"{name}.")
     yield from rl_config.qchunking.check(policy_action_horizon=model.action_horizon, policy_action_dim=model.action_dim)
     yield from acrlpd.check()
     yield from rl_config.critic.check()
     if acrlpd.loss_weights.actor_weight > 0:
         yield from rl_config.improvement.check(acrlpd, frozen_backbone=rl_config.freeze_pi0_backbone)
+
+
+def _refuse_impossible(rl_config: RLTrainConfig) -> None:
+    """Whoever makes an agent in code gets the same answer as whoever validates the whole config."""
+    findings = list(check_agent(rl_config))
+    for name in ("acrlpd", "qchunking", "critic", "improvement"):
+        findings += check_bounds(getattr(rl_config, name), f"{name}.")
+    errors = [message for level, message in findings if level == "error"]
+    if errors:
+        raise ConfigError("\n".join(errors))
 
 
 def follow_config(agent: Agent, rl_config: RLTrainConfig) -> Agent:
