@@ -13,7 +13,7 @@ from toy_env import FAULT_STEP, MAX_STEPS, Toy, ToyEnv
 
 from acrlpd.envs import EnvError, make_env, make_gymnasium
 from acrlpd.envs.env import Env, flatten_observation
-from acrlpd.envs.rendering import choose_backend
+from acrlpd.envs.simulators import choose_backend
 
 RIGHT = np.array([1.0, 0.0], np.float32)
 STAY = np.zeros(2, np.float32)
@@ -177,7 +177,7 @@ def test_a_module_that_registers_is_imported_by_name(tmp_path: Path, monkeypatch
     assert make_env("my_robot:mine").spec.action_dim == 2
     with pytest.raises(EnvError, match=r"cannot import 'no_such_robot' .* PYTHONPATH=\. acrlpd"):
         make_env("no_such_robot:mine")
-    with pytest.raises(EnvError, match=r"whole name; found the relative '\.\.robots'"):
+    with pytest.raises(EnvError, match=r"'\.\.robots:mine' is not of the form module:Name"):
         make_env("..robots:mine")
 
 

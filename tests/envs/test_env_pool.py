@@ -23,6 +23,17 @@ def process_id(env: Env) -> int:
     return os.getpid()
 
 
+def imported_modules(env: Env) -> list[str]:
+    return list(sys.modules)
+
+
+def test_the_process_of_an_environment_does_not_import_jax() -> None:
+    with EnvPool("toy", 1, num_workers=1, cameras=()) as envs:
+        modules = envs.run({0: (imported_modules,)})[0]
+    assert "acrlpd.envs.worker" in modules
+    assert not {"jax", "jaxlib", "flax"} & set(modules)
+
+
 def test_slots_are_spread_over_processes_and_keep_their_state() -> None:
     with EnvPool("toy", 4, num_workers=2, cameras=()) as envs:
         ids = envs.run(dict.fromkeys(range(4), (process_id,)))

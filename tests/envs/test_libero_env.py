@@ -126,7 +126,7 @@ def test_unknown_suites_and_tasks_are_refused(libero: Path) -> None:
 def test_a_missing_package_points_to_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "egl")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"installed by hand: see docs/online\.md"):
+    with pytest.raises(ModuleNotFoundError, match=r"installed by hand: see docs/environments\.md"):
         make_env("libero_spatial")
 
 

@@ -8,6 +8,7 @@ from sim_marks import needs_egl, needs_ogbench
 
 from acrlpd.envs import Env, EnvError, make_env
 from acrlpd.envs.ogbench_env import CAMERA, RAW_STATE, cube_features, proprioception
+from acrlpd.experts.ogbench import OGBenchExpert
 
 CUBE = "cube-single-play-singletask-v0"
 
@@ -83,7 +84,7 @@ def test_states_are_those_of_the_benchmark(cube: Env) -> None:
 @needs_ogbench
 def test_success_belongs_to_the_action_that_caused_it(cube: Env) -> None:
     cube.reset(0)
-    expert = cube.expert("expert", np.random.default_rng(0))
+    expert = OGBenchExpert(cube, "expert", np.random.default_rng(0))
     steps = []
     while not steps or not steps[-1].done:
         steps.append(cube.step(expert.act()))

@@ -82,27 +82,11 @@ class Toy:
         return True
 
 
-class ToyExpert:
-    def __init__(self, toy: Toy, quality: str, rng: np.random.Generator) -> None:
-        self.toy, self.rng = toy, rng
-        self.direction = 1.0 if quality == "good" or rng.uniform() < 0.5 else -1.0
-
-    def act(self) -> np.ndarray:
-        if pause := os.environ.get("TOY_PAUSE"):
-            time.sleep(float(pause))
-        return np.array([self.direction, self.rng.normal()], np.float32)
-
-
 class ToyEnv(Env):
-    qualities = ("good", "mixed")
-
     def observation_columns(self, raw: np.ndarray) -> Columns:
         columns = {"observation.state": raw}
         camera = "observation.images.side"
         return columns | ({camera: self.env.render()} if self.wants(camera) else {})
-
-    def expert(self, quality: str, rng: np.random.Generator) -> ToyExpert:
-        return ToyExpert(self.env, quality, rng)
 
 
 def make_toy(

@@ -1,7 +1,7 @@
-"""What the scripted OGBench expert does next: one object to one place, until the task is done.
+"""What the scripted OGBench expert does next.
 
-A goal is something that one of OGBench's oracles can do: move a cube, press a button, slide the drawer or
-the window. `next_goal` chooses the one that leads to the task's goal; `random_goal` any.
+A goal is something that one of OGBench's oracles can do: move a cube, press a button, slide the drawer or the window.
+`next_goal` chooses the next step of the task; `random_goal` chooses any.
 """
 
 import dataclasses
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 _DRAWER_OPEN, _WINDOW_OPEN = -0.16, 0.2
-_TOLERANCE = 0.04  # OGBench's own, metres
-# Where to put a cube into the open drawer so that it is at the task's goal once the drawer is closed.
+_TOLERANCE = 0.04  # metres, as in OGBench
+# The place in the open drawer from which a cube reaches the task's goal when the drawer closes.
 _IN_DRAWER = np.array([0.33, -0.21, 0.066])
 _CUBE_SIZE = 0.04
 
@@ -26,7 +26,7 @@ class CubeGoal:
     oracle = "Cube"
 
     def info(self, simulator: Any) -> dict[str, Any]:
-        """What the oracle wants to know."""
+        """What the oracle has to be told."""
         return {
             "privileged/target_block": self.cube,
             "privileged/target_block_pos": self.position,
@@ -81,14 +81,14 @@ Goal = CubeGoal | ButtonGoal | DrawerGoal | WindowGoal
 
 
 def next_goal(simulator: Any, rng: np.random.Generator) -> Goal:
-    """The next thing to do for the task; some goal even where all is done but not yet noticed."""
+    """The next step of the task; a random goal where nothing is left to do and the episode has not ended yet."""
     kind = simulator.kind
     goal = {"cube": _next_cube, "puzzle": _next_press, "scene": _next_in_scene}[kind](simulator, rng)
     return goal if goal is not None else random_goal(simulator, rng)
 
 
 def random_goal(simulator: Any, rng: np.random.Generator) -> Goal:
-    """Anything that the robot can do here."""
+    """Any goal that the environment has."""
     kinds = {"cube": ["cube"], "puzzle": ["button"], "scene": ["cube", "button", "drawer", "window"]}
     kind = rng.choice(kinds[simulator.kind])
     if kind == "button":
@@ -122,7 +122,7 @@ def goal_positions(simulator: Any) -> np.ndarray:
 
 
 def _next_cube(simulator: Any, rng: np.random.Generator) -> Goal | None:
-    """An uncovered cube whose place is ready; where every place is taken, a cube out of the way."""
+    """Moves an uncovered cube whose place is free; where no place is free, moves a cube out of the way."""
     now, goals = cube_positions(simulator), goal_positions(simulator)
     todo = [i for i in range(len(now)) if np.linalg.norm(now[i] - goals[i]) > _TOLERANCE]
     todo.sort(key=lambda i: goals[i][2])
@@ -146,7 +146,7 @@ def _same_spot(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def _anywhere(simulator: Any, cube: int, rng: np.random.Generator) -> CubeGoal:
-    """A random place on the table where no other cube lies or is to lie."""
+    """Moves a cube to a random place on the table, away from the other cubes and from the goals of all cubes."""
     low, high = simulator._target_sampling_bounds
     occupied = np.concatenate([np.delete(cube_positions(simulator), cube, axis=0), goal_positions(simulator)])
     position = np.array([*rng.uniform(low, high), _CUBE_SIZE / 2])
@@ -171,7 +171,7 @@ def _next_press(simulator: Any, rng: np.random.Generator) -> Goal | None:
 
 
 def solve_lights_out(wrong: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Which buttons to press so that those that are wrong [rows * columns] flip; arithmetic modulo 2."""
+    """The buttons to press so that exactly the `wrong` ones [rows * columns] flip: linear equations modulo 2."""
     size = rows * columns
     effect = np.eye(size, dtype=np.int64)
     for i in range(size):
@@ -200,7 +200,7 @@ def solve_lights_out(wrong: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _next_in_scene(simulator: Any, rng: np.random.Generator) -> Goal | None:
-    """The cube first, then drawer and window, then the buttons, which lock the two."""
+    """Moves the cube first, then the drawer and the window, then presses the buttons, which lock these two."""
     drawer, window = slide(simulator, "drawer"), slide(simulator, "window")
     drawer_goal, window_goal = simulator._target_drawer_pos, simulator._target_window_pos
     buttons, button_goals = simulator._cur_button_states, simulator._target_button_states
