@@ -44,16 +44,33 @@ def test_health_and_metrics(server: RunningServer) -> None:
     assert server.get("/healthz") == (200, "OK\n")
     with server.connect() as connection:
         ask(connection, state_observation())
-        status, text = server.get("/metrics")
-    assert status == 200
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert int(values['acrlpd_requests_total{result="ok"}']) >= 1
-    assert int(values["acrlpd_request_seconds_count"]) == int(values['acrlpd_requests_total{result="ok"}'])
+        values = server.scrape()
+        _, text = server.get("/metrics")
+    assert values['acrlpd_requests_total{result="ok"}'] >= 1
+    assert values["acrlpd_request_seconds_count"] == values['acrlpd_requests_total{result="ok"}']
     assert values['acrlpd_request_seconds_bucket{le="+Inf"}'] == values["acrlpd_request_seconds_count"]
-    assert float(values["acrlpd_infer_seconds_sum"]) > 0
-    assert int(values["acrlpd_clients"]) >= 1 and values["acrlpd_checkpoint_step"] == "-1"
-    families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
-    assert len(families) == len(set(families)) == 9
+    assert values["acrlpd_batch_size_count"] == values["acrlpd_infer_seconds_count"] >= 1
+    assert values["acrlpd_infer_seconds_sum"] > 0
+    assert values["acrlpd_clients"] >= 1 and values["acrlpd_checkpoint_step"] == -1
+    families = [line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert families == [
+        ["acrlpd_requests_total", "counter"],
+        ["acrlpd_refused_connections_total", "counter"],
+        ["acrlpd_reloads_total", "counter"],
+        ["acrlpd_clients", "gauge"],
+        ["acrlpd_waiting_requests", "gauge"],
+        ["acrlpd_checkpoint_step", "gauge"],
+        ["acrlpd_request_seconds", "histogram"],
+        ["acrlpd_infer_seconds", "histogram"],
+        ["acrlpd_batch_size", "histogram"],
+    ]
+
+
+def test_a_counter_says_0_before_it_counts(policy: ServingPolicy) -> None:
+    with RunningServer(policy) as server:
+        values = server.scrape()
+    counters = [name for name in values if "_total{" in name]
+    assert len(counters) == 8 and all(values[name] == 0 for name in counters)
 
 
 def test_concurrent_clients_share_calls_and_keep_their_own_answers(
@@ -142,8 +159,7 @@ def test_an_api_key_is_asked_for(policy: ServingPolicy) -> None:
         key = {"Authorization": "Api-Key secret"}
         with server.connect(additional_headers=key) as connection:
             assert "actions" in ask(connection, state_observation())
-        status, text = server.get("/metrics", **key)
-        assert status == 200 and 'reason="unauthorized"} 4' in text
+        assert server.scrape(**key)['acrlpd_refused_connections_total{reason="unauthorized"}'] == 4
 
 
 def test_the_number_of_clients_is_bounded(policy: ServingPolicy) -> None:
@@ -151,6 +167,7 @@ def test_the_number_of_clients_is_bounded(policy: ServingPolicy) -> None:
         with pytest.raises(InvalidStatus) as refused:
             server.connect()
         assert refused.value.response.status_code == 503
+        assert server.scrape()['acrlpd_refused_connections_total{reason="full"}'] == 1
         assert "actions" in ask(first, state_observation())
 
 
@@ -189,7 +206,7 @@ def slow(policy: ServingPolicy, seconds: float) -> ServingPolicy:
 def test_requests_time_out(policy: ServingPolicy) -> None:
     with RunningServer(slow(policy, 1.0), request_timeout_s=0.2) as server, server.connect() as connection:
         assert "no answer within 0.2 s" in ask(connection, state_observation())
-        assert server.server.metrics.requests["timeout"] == 1
+        assert server.scrape()['acrlpd_requests_total{result="timeout"}'] == 1
 
 
 def test_stopping_answers_what_is_under_way(policy: ServingPolicy) -> None:

@@ -5,11 +5,13 @@ A goal is something that one of OGBench's oracles can do: move a cube, press a b
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-_DRAWER_OPEN, _WINDOW_OPEN = -0.16, 0.2
+# Positions of the open drawer and the open window; closed is 0.
+_OPEN = {"drawer": -0.16, "window": 0.2}
+_DIRECTION = {"drawer": np.array([0.0, -1.0, 0.0]), "window": np.array([1.0, 0.0, 0.0])}
 _TOLERANCE = 0.04  # metres, as in OGBench
 # The place in the open drawer from which a cube reaches the task's goal when the drawer closes.
 _IN_DRAWER = np.array([0.33, -0.21, 0.066])
@@ -52,32 +54,24 @@ class ButtonGoal:
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawerGoal:
-    """Slide the drawer to a position."""
+class SlideGoal:
+    """Slide the drawer or the window to a position."""
 
+    part: Literal["drawer", "window"]
     position: float
-    oracle = "Drawer"
+
+    @property
+    def oracle(self) -> str:
+        return self.part.capitalize()
 
     def info(self, simulator: Any) -> dict[str, Any]:
-        handle = simulator._data.site_xpos[simulator._drawer_site_id].copy()
-        handle[1] -= self.position - slide(simulator, "drawer")
-        return {"privileged/target_drawer_handle_pos": handle}
+        handle = simulator._data.site_xpos[getattr(simulator, f"_{self.part}_site_id")].copy()
+        # The drawer slides along -y and the window along x.
+        handle += (self.position - slide(simulator, self.part)) * _DIRECTION[self.part]
+        return {f"privileged/target_{self.part}_handle_pos": handle}
 
 
-@dataclasses.dataclass(frozen=True)
-class WindowGoal:
-    """Slide the window to a position."""
-
-    position: float
-    oracle = "Window"
-
-    def info(self, simulator: Any) -> dict[str, Any]:
-        handle = simulator._data.site_xpos[simulator._window_site_id].copy()
-        handle[0] += self.position - slide(simulator, "window")
-        return {"privileged/target_window_handle_pos": handle}
-
-
-Goal = CubeGoal | ButtonGoal | DrawerGoal | WindowGoal
+Goal = CubeGoal | ButtonGoal | SlideGoal
 
 
 def next_goal(simulator: Any, rng: np.random.Generator) -> Goal:
@@ -94,10 +88,9 @@ def random_goal(simulator: Any, rng: np.random.Generator) -> Goal:
     if kind == "button":
         button = int(rng.integers(simulator._num_buttons))
         return ButtonGoal(button, 1 - int(simulator._cur_button_states[button]))
-    if kind == "drawer":
-        return DrawerGoal(_DRAWER_OPEN if slide(simulator, "drawer") >= _DRAWER_OPEN / 2 else 0.0)
-    if kind == "window":
-        return WindowGoal(_WINDOW_OPEN if slide(simulator, "window") <= _WINDOW_OPEN / 2 else 0.0)
+    if kind in _OPEN:
+        is_closed = abs(slide(simulator, kind)) <= abs(_OPEN[kind]) / 2
+        return SlideGoal(kind, _OPEN[kind] if is_closed else 0.0)
     free = [cube for cube in range(simulator._num_cubes) if not _covered(simulator, cube)]
     return _anywhere(simulator, int(rng.choice(free)), rng)
 
@@ -208,13 +201,13 @@ def _next_in_scene(simulator: Any, rng: np.random.Generator) -> Goal | None:
     if np.linalg.norm(cube - cube_goal) > _TOLERANCE and not simulator._is_in_drawer(cube):
         if cube_goal[2] < 0.05:
             return CubeGoal(0, cube_goal, 0.0)
-        if drawer < 0.75 * _DRAWER_OPEN:
+        if drawer < 0.75 * _OPEN["drawer"]:
             return CubeGoal(0, _IN_DRAWER, 0.0)
-        drawer_goal = _DRAWER_OPEN
+        drawer_goal = _OPEN["drawer"]
     if abs(drawer - drawer_goal) > _TOLERANCE:
-        return ButtonGoal(0, 1) if buttons[0] == 0 else DrawerGoal(drawer_goal)
+        return ButtonGoal(0, 1) if buttons[0] == 0 else SlideGoal("drawer", drawer_goal)
     if abs(window - window_goal) > _TOLERANCE:
-        return ButtonGoal(1, 1) if buttons[1] == 0 else WindowGoal(window_goal)
+        return ButtonGoal(1, 1) if buttons[1] == 0 else SlideGoal("window", window_goal)
     for button in range(2):
         if buttons[button] != button_goals[button]:
             return ButtonGoal(button, int(button_goals[button]))
