@@ -14,11 +14,13 @@ import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import numpy as np
+from annotated_types import Ge, Interval
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from acrlpd.config.bounds import check_bounds
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.envs.env import EnvError, EnvSpec
 from acrlpd.envs.episodes import Rollout, rollout_features
@@ -45,12 +47,12 @@ class DemonstrationSettings:
     # Name of the environment.
     env: str
     # Episodes in the dataset.
-    num_episodes: int
+    num_episodes: Annotated[int, Ge(1)]
     # Quality of the expert -> its share of the candidates.
     mix: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"expert": 1.0})
     # Share of successes among the episodes of the dataset; None keeps every candidate.
-    success_share: float | None = None
-    seed: int = 0
+    success_share: Annotated[float | None, Interval(ge=0, le=1)] = None
+    seed: Annotated[int, Ge(0)] = 0
     # Steps after which an episode is cut; None means the environment's own limit.
     max_episode_steps: int | None = None
     image_size: tuple[int, int] = IMAGE_SIZE
@@ -58,15 +60,11 @@ class DemonstrationSettings:
     codec: str = "h264"
 
     def __post_init__(self) -> None:
-        if self.num_episodes < 1:
-            raise EnvError(f"num_episodes must be at least 1; found {self.num_episodes}")
-        if self.seed < 0:
-            raise EnvError(f"seed must be at least 0; found {self.seed}")
+        for finding in check_bounds(self):
+            raise EnvError(finding.message)
         shares = self.mix.values()
         if not all(0 <= share < math.inf for share in shares) or not sum(shares) > 0:
             raise EnvError(f"mix must give qualities and their shares, such as {{'expert': 1}}; found {dict(self.mix)}")
-        if self.success_share is not None and not 0 <= self.success_share <= 1:
-            raise EnvError(f"success_share must lie in [0, 1]; found {self.success_share}")
 
     def seed_of(self, candidate: int) -> int:
         return int(np.random.SeedSequence([self.seed, candidate]).generate_state(1)[0])

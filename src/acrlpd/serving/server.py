@@ -14,13 +14,16 @@ import math
 import os
 import socket
 import time
+from typing import Annotated
 
+from annotated_types import Gt, Interval
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request as HTTPRequest
 from websockets.http11 import Response
 
+from acrlpd.config.bounds import check_bounds
 from acrlpd.serving.batching import Batcher
 from acrlpd.serving.message_format import MessageError, packb, unpackb
 from acrlpd.serving.metrics import ServerMetrics
@@ -42,25 +45,20 @@ class ServerOptions:
     """Where to listen, and the bounds of what clients can ask of the server."""
 
     host: str = "127.0.0.1"
-    port: int = 8000  # 0 means any free port
+    port: Annotated[int, Interval(ge=0, le=65535)] = 8000  # 0 means any free port
     api_key: str | None = None
     # Longest time that a request waits for others to share a call with, or a fifth of a call where that is longer.
-    max_wait_ms: float = 5.0
-    max_message_bytes: int = 32 * 2**20
-    max_clients: int = 64
+    max_wait_ms: Annotated[float, Interval(ge=0, lt=math.inf)] = 5.0
+    max_message_bytes: Annotated[int, Gt(0)] = 32 * 2**20
+    max_clients: Annotated[int, Gt(0)] = 64
     # Longest time until a request is answered, and longest time until its client has received the answer.
-    request_timeout_s: float = 30.0
+    request_timeout_s: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
     # Longest time that a stopping server waits for the requests under way.
-    drain_timeout_s: float = 30.0
+    drain_timeout_s: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port must be from 0 to 65535; found {self.port}")
-        if not 0 <= self.max_wait_ms < math.inf:
-            raise ValueError(f"max_wait_ms must be 0 or more; found {self.max_wait_ms:g}")
-        for name in ("max_message_bytes", "max_clients", "request_timeout_s", "drain_timeout_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0; found {getattr(self, name):g}")
+        for finding in check_bounds(self):
+            raise ValueError(finding.message)
 
     def check_address(self) -> None:
         """Refuses an address on which the server cannot listen, before it reads and compiles the policy."""
