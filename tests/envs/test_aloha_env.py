@@ -16,7 +16,7 @@ def transfer() -> Env:
     return make_env(TRANSFER, cameras=())
 
 
-def test_joint_positions_are_reached_beyond_what_the_action_space_says(transfer: Env) -> None:
+def test_joint_positions_beyond_the_bounds_of_the_action_space_are_reached(transfer: Env) -> None:
     transfer.reset(0)
     target = transfer.observe()["observation.state"].copy()
     target[[2, 9]] = 1.4  # the elbows
@@ -26,7 +26,7 @@ def test_joint_positions_are_reached_beyond_what_the_action_space_says(transfer:
     assert (transfer.spec.action_dim, transfer.spec.fps, transfer.prompt) == (14, 50, "Transfer cube")
 
 
-def test_the_cube_lies_where_the_seed_says_also_with_two_environments(transfer: Env) -> None:
+def test_the_seed_places_the_cube_also_with_two_environments(transfer: Env) -> None:
     other = make_env(TRANSFER, cameras=())
     places = []
     for seed in (1, 2, 1):
@@ -42,7 +42,7 @@ def test_insertion_is_another_task() -> None:
 
 
 @needs_egl
-def test_three_cameras_are_rendered_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_cameras_are_rendered_only_for_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env(TRANSFER, image_size=(48, 64))
     rendered = []
     render = env.env.render_camera

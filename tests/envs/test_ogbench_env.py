@@ -1,4 +1,4 @@
-"""OGBench: what policies read, when success is known, and that episodes repeat."""
+"""OGBench: the observations of policies, the time of a success, and episodes that repeat."""
 
 import numpy as np
 import pytest
@@ -136,7 +136,7 @@ def test_cube_features(effector: list, yaw: float, cube: list, cube_yaw: float, 
 
 @needs_ogbench
 @needs_egl
-def test_pixels_are_rendered_only_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_rendered_only_for_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env("visual-cube-single-play-singletask-v0", image_size=(48, 64))
     renders = []
     render = env.env.render

@@ -1,8 +1,8 @@
 """A small environment that needs no simulator, with every fault that a simulator can have.
 
-A point on a line that starts near 0 and is to reach 1. Faults are chosen by name: "toy-raise-13" raises in
-the episode with seed 13, every time; "toy-crash-13-once" only the first time, which it remembers in a file
-under $TOY_FAULTS, because the process that knew it is gone.
+A point on a line starts near 0 and has to reach 1. The name of the environment chooses a fault: "toy-raise-13" raises
+an error in the episode with seed 13, every time. "toy-crash-13-once" crashes only the first time. A file under
+$TOY_FAULTS remembers the first time, because the process does not survive it.
 """
 
 import os
@@ -22,7 +22,7 @@ MAX_STEPS = 12
 
 
 class Toy:
-    """gymnasium's interface, by hand."""
+    """An object with gymnasium's interface."""
 
     def __init__(self, name: str) -> None:
         _, _, rest = name.partition("-")
@@ -115,7 +115,7 @@ register_env("toy-*", make_toy)
 
 
 def seeded_chunks(observations: Columns, prompts: Any, seed: int) -> Any:
-    """A policy that mostly goes right, and says something about itself."""
+    """A policy that mostly goes right, and reports a value."""
     from acrlpd.envs import Chunks
 
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""The scripted cube transfer: it succeeds, repeats, fails when told to, and can be imitated."""
+"""The scripted cube transfer succeeds, repeats, fails on purpose, and can be imitated."""
 
 import numpy as np
 import pytest
@@ -41,12 +41,12 @@ def test_the_expert_reaches_alike_for_cubes_that_lie_close_together(transfer: En
     model, data = transfer.env.physics.model.ptr, transfer.env.physics.data.ptr
     arm = Arm(model, "right")
     x, y = np.meshgrid(np.linspace(0.0, 0.2, 6), np.linspace(0.4, 0.6, 6), indexing="ij")
-    cubes = np.stack([x, y, np.full_like(x, 0.02)], axis=-1)  # every 4 cm of where the cube can lie
+    cubes = np.stack([x, y, np.full_like(x, 0.02)], axis=-1)  # every 4 cm of the area in which the cube can lie
     plans = np.array([[arm.plan(data, right_waypoints(cube, np.zeros(2)), 1.0) for cube in row] for row in cubes])
     assert max(np.abs(np.diff(plans, axis=0)).max(), np.abs(np.diff(plans, axis=1)).max()) < 1.2  # radians
 
 
-def test_the_pose_above_the_cube_does_not_give_it_away(transfer: Env) -> None:
+def test_the_pose_above_the_cube_does_not_show_where_the_cube_lies(transfer: Env) -> None:
     """The arm arrives above the same cube in different poses, so that a policy has to look at the cube."""
     transfer.reset(0)
     arrivals, grasps = [], []

@@ -1,4 +1,4 @@
-"""Demonstrations: the mix that was asked for, the same for the same seed, also after a kill."""
+"""Collections of demonstrations have the wanted mix, and the same seed gives the same dataset, also after a kill."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_a_dataset_with_rewards_success_prompt_and_frames(tmp_path: Path) -> Non
     assert not (tmp_path / "demos.partial").exists()
 
 
-def test_the_same_seed_gives_the_same_dataset_and_another_one_another(tmp_path: Path) -> None:
+def test_the_seed_decides_about_the_dataset(tmp_path: Path) -> None:
     first = all_columns(collect(tmp_path / "a", num_episodes=3))
     again = all_columns(collect(tmp_path / "b", num_episodes=3))
     other = all_columns(collect(tmp_path / "c", num_episodes=3, seed=1))
@@ -85,8 +85,8 @@ def test_the_mix_is_met_exactly() -> None:
     assert all(qualities[i : i + 4].count("good") == 1 for i in range(0, 20, 4))
 
 
-def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) -> None:
-    """A real process, a real kill -9, in the middle of an episode."""
+def test_a_collection_that_was_killed_continues_to_the_same_dataset(tmp_path: Path) -> None:
+    """A process is killed with SIGKILL in the middle of an episode."""
     script = tmp_path / "collect.py"
     script.write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
@@ -117,7 +117,7 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) 
         resumed = all_columns(collect(tmp_path / "killed"))
     finally:
         demonstrations.demonstrate = original
-    assert len(played) < 12 + 4  # what was there was not played again
+    assert len(played) < 12 + 4  # the episodes on disk were not played again
     assert not set(played) & {DemonstrationSettings("toy", 12).seed_of(i) for i in range(len(written))}
     whole = all_columns(collect(tmp_path / "whole"))
     for name, values in whole.items():
@@ -136,7 +136,7 @@ def test_one_process_collects_at_a_time(tmp_path: Path) -> None:
 
 
 class OddToyEnv(ToyEnv):
-    """Its frames cannot become a video."""
+    """The height of its frames is odd, which a video cannot have."""
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
         columns = super().observation_columns(raw)
@@ -167,7 +167,7 @@ register_env("odd-toy", make_odd_toy)
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         collect(tmp_path / "demos", **settings)
-    assert not list(tmp_path.iterdir())  # nothing was played, and nothing is in the way
+    assert not list(tmp_path.iterdir())  # nothing was played, and no directory is left over
 
 
 def test_an_episode_that_fails_twice_is_replaced_by_the_next(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @needs_ogbench
 def test_ogbench_demonstrations_train_the_quick_start(tmp_path: Path) -> None:
-    """From the scripted expert to the dataset as the quick start's config reads it."""
+    """The config of the quick start can read the dataset of the scripted expert."""
     name = "cube-single-play-singletask-v0"
     settings = DemonstrationSettings(name, 4, {"expert": 1.0, "mixed": 1.0}, max_episode_steps=80)
     collection = collect_demonstrations(settings, tmp_path / "cube", num_workers=1, show_progress=False)
@@ -246,4 +246,4 @@ def test_aloha_demonstrations_have_three_cameras(tmp_path: Path) -> None:
     assert episode.frame("observation.images.top", 24).shape == (32, 32, 3)
     assert episode.columns["action"].shape == (25, 14) and not episode.columns["next.success"].any()
     top, wrist = (episode.frame(camera, 24).astype(int) for camera in source.cameras[:2])
-    assert np.abs(top - wrist).mean() > 5  # no camera is another one's picture
+    assert np.abs(top - wrist).mean() > 5  # the cameras show different images

@@ -1,4 +1,4 @@
-"""The scripted OGBench experts do every kind of task, and fail when they are told to."""
+"""The scripted OGBench expert does every kind of task, and fails on purpose."""
 
 import itertools
 
@@ -59,7 +59,7 @@ def test_every_family_has_the_expert_with_its_qualities() -> None:
 
 
 @needs_ogbench
-def test_the_global_generator_is_left_alone() -> None:
+def test_the_global_generator_keeps_its_state() -> None:
     env = make_env("cube-single-play-singletask-v0")
     np.random.seed(5)  # noqa: NPY002
     expected = np.random.random(3)  # noqa: NPY002
@@ -83,7 +83,7 @@ def press(board: np.ndarray, buttons: np.ndarray) -> np.ndarray:
 
 @given(st.sampled_from([(3, 3), (4, 4), (4, 5)]), st.data())
 def test_lights_out_is_solved(shape: tuple[int, int], data: st.DataObject) -> None:
-    """Any board that presses can make, presses can unmake (not every 4 x 4 board is one)."""
+    """A board that presses have made can be solved; other boards of 4 x 4 buttons may have no solution."""
     size = shape[0] * shape[1]
     presses = np.array(data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))).reshape(shape)
     board = press(np.zeros(shape, int), presses)

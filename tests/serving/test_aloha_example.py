@@ -28,7 +28,7 @@ pytestmark = [
 
 def test_the_example_plays_episodes() -> None:
     base = pi0_config()
-    # As in the preset `aloha_sim`, whose prompt is short and whose pictures are small.
+    # As in the preset `aloha_sim`: a short prompt and small images.
     data = DataConfig(
         robot="aloha",
         tokenizer="byte",

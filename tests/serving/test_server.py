@@ -1,4 +1,4 @@
-"""The server from outside: its protocol, its bounds, and what it does about clients that misbehave."""
+"""The server as clients see it: its protocol, its bounds, and how it handles clients that misbehave."""
 
 import dataclasses
 import socket
@@ -171,7 +171,7 @@ def test_the_number_of_clients_is_bounded(policy: ServingPolicy) -> None:
         assert "actions" in ask(first, state_observation())
 
 
-def test_clients_that_stall_or_vanish_disturb_nobody(server: RunningServer) -> None:
+def test_clients_that_stall_or_vanish_do_not_disturb_the_others(server: RunningServer) -> None:
     address = ("127.0.0.1", server.server.port)
     silent = socket.create_connection(address)  # never says anything
     half = server.connect()
@@ -184,19 +184,19 @@ def test_clients_that_stall_or_vanish_disturb_nobody(server: RunningServer) -> N
     gone.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     gone.socket.close()  # reset, not closed, with a request under way
     with server.connect() as good:
-        start = time.monotonic()
         for _ in range(20):
             assert "actions" in ask(good, state_observation())
-        assert time.monotonic() - start < 20
     silent.close()
     half.socket.close()
     deaf.socket.close()
 
 
-def slow(policy: ServingPolicy, seconds: float) -> ServingPolicy:
-    """The same policy with a transform that takes its time."""
+def slow(policy: ServingPolicy, seconds: float, begun: threading.Event | None = None) -> ServingPolicy:
+    """The same policy with a transform that takes so many seconds, and says when it has begun."""
 
     def inputs(data: dict[str, Any]) -> dict[str, Any]:
+        if begun is not None:
+            begun.set()
         time.sleep(seconds)
         return policy.inputs(data)
 
@@ -209,11 +209,12 @@ def test_requests_time_out(policy: ServingPolicy) -> None:
         assert server.scrape()['acrlpd_requests_total{result="timeout"}'] == 1
 
 
-def test_stopping_answers_what_is_under_way(policy: ServingPolicy) -> None:
-    with RunningServer(slow(policy, 0.5)) as server:
+def test_a_stopping_server_answers_the_requests_under_way(policy: ServingPolicy) -> None:
+    begun = threading.Event()
+    with RunningServer(slow(policy, 0.5, begun)) as server:
         idle, busy = server.connect(), server.connect()
         busy.send(packb(state_observation()))
-        time.sleep(0.1)
+        assert begun.wait(30)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
         assert "actions" in unpackb(busy.recv(timeout=10))
@@ -230,7 +231,7 @@ def server_port(connection: Any) -> int:
     return connection.remote_address[1]
 
 
-def test_trouble_on_the_device_is_told_and_survived(policy: ServingPolicy) -> None:
+def test_the_server_reports_an_error_of_the_device_and_goes_on(policy: ServingPolicy) -> None:
     broken = dataclasses.replace(policy, outputs=lambda data: 1 / 0)  # type: ignore[arg-type, return-value]
     with RunningServer(broken) as server:
         with server.connect() as connection:
