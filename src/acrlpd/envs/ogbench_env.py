@@ -190,6 +190,7 @@ def _simulator_class(base: Any) -> type:
             finally:
                 self._ob_type = kind
 
+        # OGBench puts the whole state into every info; `OGBenchEnv` does not read it.
         def get_reset_info(self) -> dict[str, Any]:
             return {}
 

@@ -14,18 +14,12 @@ IMAGE_SIZE = (224, 224)  # height and width of observed images: the resolution o
 # make(name, *, cameras, image_size, max_episode_steps) -> Env
 MakeFn = Callable[..., Env]
 
-_OGBENCH = "acrlpd.envs.ogbench_env:make_ogbench"
-_ALOHA = "acrlpd.envs.aloha_env:make_aloha"
+OGBENCH_NAMES = ("cube-*", "scene-*", "puzzle-*", "visual-cube-*", "visual-scene-*", "visual-puzzle-*")
 # Name or pattern -> the function that makes the environment; as text where its module is imported only when needed.
 _REGISTERED: dict[str, MakeFn | str] = {
-    "cube-*": _OGBENCH,
-    "scene-*": _OGBENCH,
-    "puzzle-*": _OGBENCH,
-    "visual-cube-*": _OGBENCH,
-    "visual-scene-*": _OGBENCH,
-    "visual-puzzle-*": _OGBENCH,
-    "gym_aloha/AlohaTransferCube-v0": _ALOHA,
-    "gym_aloha/AlohaInsertion-v0": _ALOHA,
+    **dict.fromkeys(OGBENCH_NAMES, "acrlpd.envs.ogbench_env:make_ogbench"),
+    "gym_aloha/AlohaTransferCube-v0": "acrlpd.envs.aloha_env:make_aloha",
+    "gym_aloha/AlohaInsertion-v0": "acrlpd.envs.aloha_env:make_aloha",
     "libero_*": "acrlpd.envs.libero_env:make_libero",
 }
 

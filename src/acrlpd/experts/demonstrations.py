@@ -246,10 +246,9 @@ def _play(envs: EnvPool, expert: type[Expert], partial: _PartialCollection, show
     with Progress(*columns, disable=not show_progress) as bar:
         task = bar.add_task(settings.env, total=settings.num_episodes, successes=0, candidates=0)
         while not partial.complete:
+            partial.add(*next(played))
             successes, candidates = partial.num_successes, partial.next_candidate
             bar.update(task, completed=len(partial.kept), successes=successes, candidates=candidates)
-            partial.add(*next(played))
-        bar.update(task, completed=len(partial.kept))
 
 
 def _candidates(

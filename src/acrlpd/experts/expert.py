@@ -12,7 +12,7 @@ import numpy as np
 from acrlpd.choice import import_name
 from acrlpd.envs.env import Env, EnvError
 from acrlpd.envs.episodes import Executed, Rollout, execute_chunk, stack, start_episode
-from acrlpd.envs.registry import find_by_pattern, import_registration
+from acrlpd.envs.registry import OGBENCH_NAMES, find_by_pattern, import_registration
 
 
 class Expert(abc.ABC):
@@ -30,15 +30,9 @@ class Expert(abc.ABC):
         """The action [a] for the present state."""
 
 
-_OGBENCH = "acrlpd.experts.ogbench:OGBenchExpert"
 # Name or pattern of environments -> their expert as "module:Name", which is imported only when needed.
 _EXPERTS = {
-    "cube-*": _OGBENCH,
-    "scene-*": _OGBENCH,
-    "puzzle-*": _OGBENCH,
-    "visual-cube-*": _OGBENCH,
-    "visual-scene-*": _OGBENCH,
-    "visual-puzzle-*": _OGBENCH,
+    **dict.fromkeys(OGBENCH_NAMES, "acrlpd.experts.ogbench:OGBenchExpert"),
     "gym_aloha/AlohaTransferCube-v0": "acrlpd.experts.aloha:TransferExpert",
 }
 
