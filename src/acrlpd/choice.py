@@ -72,7 +72,7 @@ def _is_member(value: Any, family: type[Choice]) -> bool:
 
 
 def import_name(path: str) -> Any:
-    """What `module:Name` names; a ValueError says which part is missing."""
+    """The object that `module:Name` names; a ValueError says which part is missing."""
     module, attribute = import_module(path), path.partition(":")[2]
     if not hasattr(module, attribute):
         raise ValueError(f"{path}: the module {module.__name__!r} has no {attribute!r}")
