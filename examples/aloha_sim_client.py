@@ -15,7 +15,7 @@ import numpy as np
 from openpi_client.websocket_client_policy import WebsocketClientPolicy
 
 from acrlpd.envs import make_env
-from acrlpd.envs.video import write_video
+from acrlpd.envs.episodes import write_video
 
 # What the server calls a camera -> what the simulator calls it.
 CAMERAS = {

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
 Family = TypeVar("Family", bound="Choice")
@@ -71,20 +72,25 @@ def _is_member(value: Any, family: type[Choice]) -> bool:
 
 
 def import_name(path: str) -> Any:
-    """What `module:Name` names; a ValueError says which part is missing."""
+    """The object that `module:Name` names; a ValueError says which part is missing."""
+    module, attribute = import_module(path), path.partition(":")[2]
+    if not hasattr(module, attribute):
+        raise ValueError(f"{path}: the module {module.__name__!r} has no {attribute!r}")
+    return getattr(module, attribute)
+
+
+def import_module(path: str) -> ModuleType:
+    """The module of `module:Name`; a ValueError says how Python finds a module that is missing."""
     module_name, _, attribute = path.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise ValueError(f"{path!r} is not of the form module:Name, with the module's whole name")
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"{path}: cannot import {module_name!r} ({error}). Install the module, or put the directory of its file on "
             "Python's path: PYTHONPATH=. acrlpd ..."
         ) from error
-    if not hasattr(module, attribute):
-        raise ValueError(f"{path}: the module {module_name!r} has no {attribute!r}")
-    return getattr(module, attribute)
 
 
 def hint(word: str, known: Iterable[str]) -> str:

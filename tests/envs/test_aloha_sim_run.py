@@ -53,14 +53,14 @@ def test_the_whole_path_with_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     summary = json.loads((run / "summary.json").read_text())
     assert summary["final_step"] == 4
     assert [summary["evaluation"][phase]["episodes"] for phase in ("offline", "online")] == [2, 2]
-    assert summary["online"]["env_steps"] >= 20 + 5  # the start, and one update at 0.2 updates per step
+    assert summary["online"]["env_steps"] >= 20 + 5  # online.start_steps, and one update at 0.2 updates per step
     # The replay keeps what the policy saw, in all three cameras, frame by frame.
     cameras = open_source("data/aloha_sim").cameras
     assert len(cameras) == 3
     shards = sorted((run / "replay").glob("episode-*.npz"))
     assert len(shards) == summary["online"]["episodes"]
     assert len(list((run / "replay").glob("*.jpegs"))) == 3 * len(shards)
-    # Somebody who was not there can look at it.
+    # There are films, and the report shows frames of them.
     assert len(list((run / "evaluations").rglob("*.mp4"))) == 2
     page = (run / "report.html").read_text()
     assert "data:image" in page, "the film strip is missing"

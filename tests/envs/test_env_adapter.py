@@ -1,4 +1,4 @@
-"""The adapter: names, limits, seeds, and clear words about everything an environment can do wrong."""
+"""The adapter: names, limits, seeds, and a clear message for everything that an environment can do wrong."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from toy_env import FAULT_STEP, MAX_STEPS, Toy, ToyEnv
 
 from acrlpd.envs import EnvError, make_env, make_gymnasium
 from acrlpd.envs.env import Env, flatten_observation
-from acrlpd.envs.rendering import choose_backend
+from acrlpd.envs.simulators import choose_backend
 
 RIGHT = np.array([1.0, 0.0], np.float32)
 STAY = np.zeros(2, np.float32)
@@ -60,14 +60,14 @@ def test_episodes_follow_from_their_seed() -> None:
     assert not np.array_equal(states[0], states[1])
 
 
-def test_actions_are_cut_to_bounds_only_where_bounds_mean_something() -> None:
+def test_actions_are_cut_to_the_bounds_unless_clipping_is_off() -> None:
     loud = np.array([5.0, -5.0], np.float32)
     np.testing.assert_array_equal(make_env("toy").executed(loud), [1.0, -1.0])
     unbounded = ToyEnv(Toy("toy"), name="toy", prompt="", fps=10, clip_actions=False)
     np.testing.assert_array_equal(unbounded.executed(loud), loud)
 
 
-def test_only_wanted_cameras_are_rendered_and_only_when_somebody_looks() -> None:
+def test_only_wanted_cameras_are_rendered_and_only_for_an_observation() -> None:
     blind, seeing = make_env("toy", cameras=()), make_env("toy")
     assert blind.spec.cameras == ()
     before = seeing.env.renders
@@ -119,7 +119,7 @@ def test_an_environment_that_says_nothing_about_success_is_refused() -> None:
         env.step(STAY)
 
 
-def test_actions_that_are_no_vector_are_refused() -> None:
+def test_actions_must_be_a_vector() -> None:
     toy = Toy("toy")
     toy.action_space = SimpleNamespace(n=4)
     with pytest.raises(EnvError, match="actions must be a vector of numbers"):
@@ -143,7 +143,7 @@ def test_a_success_function_that_raises_is_named() -> None:
         asked.step(np.zeros(2, np.float32))
 
 
-def test_a_camera_of_another_name_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_camera_is_refused_with_the_names_of_the_others() -> None:
     expected = r"'toy' has no camera 'top'; it has observation\.images\.side\. Give it the dataset's names"
     with pytest.raises(EnvError, match=expected):
         make_env("toy", cameras=("top",))
@@ -163,7 +163,7 @@ def test_any_gymnasium_id_with_a_success_function() -> None:
 
 
 @needs_gymnasium
-def test_an_unknown_name_lists_what_there_is() -> None:
+def test_an_unknown_name_is_refused_with_the_registered_names() -> None:
     with pytest.raises(EnvError, match=r"unknown environment 'NoSuchEnv-v0'.*libero_\*.*gymnasium id"):
         make_env("NoSuchEnv-v0")
 
@@ -177,7 +177,7 @@ def test_a_module_that_registers_is_imported_by_name(tmp_path: Path, monkeypatch
     assert make_env("my_robot:mine").spec.action_dim == 2
     with pytest.raises(EnvError, match=r"cannot import 'no_such_robot' .* PYTHONPATH=\. acrlpd"):
         make_env("no_such_robot:mine")
-    with pytest.raises(EnvError, match=r"whole name; found the relative '\.\.robots'"):
+    with pytest.raises(EnvError, match=r"'\.\.robots:mine' is not of the form module:Name"):
         make_env("..robots:mine")
 
 
@@ -190,7 +190,7 @@ def test_a_missing_simulator_names_the_extra(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["visual-cube-single-play-singletask-v0", "gym_aloha/AlohaTransferCube-v0"])
 def test_missing_graphics_name_the_system_packages(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUJOCO_GL", "")  # so that what is chosen here is undone
+    monkeypatch.setenv("MUJOCO_GL", "")  # monkeypatch then restores the variable after the test
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setattr("ctypes.util.find_library", lambda _: None)
     monkeypatch.setattr(sys, "platform", "linux")

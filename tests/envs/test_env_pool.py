@@ -1,4 +1,4 @@
-"""Environments in other processes: what they answer, and what happens when they do not."""
+"""Environments in other processes: their answers, and what happens when a process fails."""
 
 import os
 import signal
@@ -23,6 +23,17 @@ def process_id(env: Env) -> int:
     return os.getpid()
 
 
+def imported_modules(env: Env) -> list[str]:
+    return list(sys.modules)
+
+
+def test_the_process_of_an_environment_does_not_import_jax() -> None:
+    with EnvPool("toy", 1, num_workers=1, cameras=()) as envs:
+        modules = envs.run({0: (imported_modules,)})[0]
+    assert "acrlpd.envs.worker" in modules
+    assert not {"jax", "jaxlib", "flax"} & set(modules)
+
+
 def test_slots_are_spread_over_processes_and_keep_their_state() -> None:
     with EnvPool("toy", 4, num_workers=2, cameras=()) as envs:
         ids = envs.run(dict.fromkeys(range(4), (process_id,)))
@@ -36,7 +47,7 @@ def test_slots_are_spread_over_processes_and_keep_their_state() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_environment_that_raises_costs_its_own_episode_only(num_workers: int) -> None:
+def test_an_environment_that_raises_loses_its_own_episode_only(num_workers: int) -> None:
     with EnvPool("toy-raise-1", 2, num_workers=num_workers, cameras=()) as envs:
         envs.run({0: (start_episode, 0, False), 1: (start_episode, 1, False)})
         results = envs.run(dict.fromkeys(range(2), (execute_chunk, RIGHT, False, False)))
@@ -56,16 +67,14 @@ def test_a_dead_process_is_restarted_and_reported() -> None:
         assert envs.run({1: (start_episode, 2, False)})[1].prompt == "go right"
 
 
-def test_a_hanging_process_is_killed_and_its_neighbour_is_told() -> None:
-    with EnvPool("toy-hang-1", 2, num_workers=1, cameras=(), timeout_s=1.0) as envs:
+def test_a_hanging_process_is_killed_and_all_of_its_slots_lose_their_episodes() -> None:
+    with EnvPool("toy-hang-1", 2, num_workers=1, cameras=(), timeout_s=3.0) as envs:
         envs.run({0: (start_episode, 0, False), 1: (start_episode, 1, False)})
-        started = time.monotonic()
         results = envs.run(dict.fromkeys(range(2), (execute_chunk, RIGHT, False, False)))
-        assert time.monotonic() - started < 30
-        assert len(results[0].rewards) == 4  # answered before its neighbour hung
-        assert isinstance(results[1], EnvFailure) and "no answer for 1 s" in results[1].reason
+        assert len(results[0].rewards) == 4  # slot 0 answered before slot 1 began to hang
+        assert isinstance(results[1], EnvFailure) and "no answer for 3 s" in results[1].reason
         lost = envs.run({0: (execute_chunk, RIGHT, False, False)})[0]
-        assert isinstance(lost, EnvFailure) and "no answer for 1 s" in lost.reason
+        assert isinstance(lost, EnvFailure) and "no answer for 3 s" in lost.reason
 
 
 def make_slow(name: str, **options: Any) -> Env:
@@ -85,8 +94,8 @@ def die(env: Env) -> None:
 register_env("slow-start-toy", make_slow)
 
 
-def test_who_answers_while_another_is_restarted_has_answered() -> None:
-    """A restart takes longer here than an answer may."""
+def test_an_answer_that_comes_while_another_process_restarts_counts() -> None:
+    """A restart takes longer here than `timeout_s`."""
     with EnvPool("slow-start-toy", 3, num_workers=3, cameras=(), timeout_s=1.5) as envs:
         results = envs.run({0: (die,), 1: (half_a_second,), 2: (half_a_second,)})
     assert isinstance(results[0], EnvFailure)
@@ -109,12 +118,12 @@ def test_an_environment_that_cannot_be_made_says_why_in_the_parent() -> None:
         ({"image_size": (0, 0)}, r"image_size must be height and width in pixels, at least 1; found \[0, 0\]"),
     ],
 )
-def test_numbers_that_no_pool_can_have_are_refused(options: dict[str, Any], words: str) -> None:
+def test_options_outside_of_their_bounds_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(EnvError, match=words):
         EnvPool("toy", **({"num_envs": 2} | options))
 
 
-def test_a_function_that_cannot_travel_is_refused_with_the_fix() -> None:
+def test_a_function_that_another_process_cannot_import_is_refused() -> None:
     register_env("local", lambda name, **options: make_toy("toy", **options))
     with pytest.raises(EnvError, match="at the top level of a module, or use num_workers 0"):
         EnvPool("local", 1, num_workers=1)

@@ -1,4 +1,4 @@
-"""The LIBERO adapter against a fake of the package, since its meshes are a download."""
+"""The LIBERO adapter with a fake of the package, since LIBERO's meshes are a separate download."""
 
 import sys
 import textwrap
@@ -14,13 +14,13 @@ from acrlpd.envs.libero_env import axis_angle
 
 pytestmark = needs_gymnasium
 
-# Like the real one: the package reads its config file when it is imported, seeds and steps as old gym does,
-# and its images are upside down.
+# Like LIBERO, the fake reads its config file when it is imported, has the interface of old gym, and gives images that
+# are upside down.
 FAKE_PACKAGE = """
 import os, yaml
 from pathlib import Path
 
-with open(Path(os.environ["LIBERO_CONFIG_PATH"]) / "config.yaml") as file:  # the real one asks if it is missing
+with open(Path(os.environ["LIBERO_CONFIG_PATH"]) / "config.yaml") as file:  # LIBERO asks if the file is missing
     PATHS = yaml.safe_load(file)
 
 def get_libero_path(key):
@@ -126,7 +126,7 @@ def test_unknown_suites_and_tasks_are_refused(libero: Path) -> None:
 def test_a_missing_package_points_to_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "egl")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"installed by hand: see docs/online\.md"):
+    with pytest.raises(ModuleNotFoundError, match=r"installed by hand: see docs/environments\.md"):
         make_env("libero_spatial")
 
 

@@ -1,4 +1,4 @@
-"""OGBench: what policies read, when success is known, and that episodes repeat."""
+"""OGBench: the observations of policies, the time of a success, and episodes that repeat."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from sim_marks import needs_egl, needs_ogbench
 
 from acrlpd.envs import Env, EnvError, make_env
 from acrlpd.envs.ogbench_env import CAMERA, RAW_STATE, cube_features, proprioception
+from acrlpd.experts.ogbench import OGBenchExpert
 
 CUBE = "cube-single-play-singletask-v0"
 
@@ -83,7 +84,7 @@ def test_states_are_those_of_the_benchmark(cube: Env) -> None:
 @needs_ogbench
 def test_success_belongs_to_the_action_that_caused_it(cube: Env) -> None:
     cube.reset(0)
-    expert = cube.expert("expert", np.random.default_rng(0))
+    expert = OGBenchExpert(cube, "expert", np.random.default_rng(0))
     steps = []
     while not steps or not steps[-1].done:
         steps.append(cube.step(expert.act()))
@@ -135,7 +136,7 @@ def test_cube_features(effector: list, yaw: float, cube: list, cube_yaw: float, 
 
 @needs_ogbench
 @needs_egl
-def test_pixels_are_rendered_only_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_rendered_only_for_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make_env("visual-cube-single-play-singletask-v0", image_size=(48, 64))
     renders = []
     render = env.env.render

@@ -1,8 +1,8 @@
 """A small environment that needs no simulator, with every fault that a simulator can have.
 
-A point on a line that starts near 0 and is to reach 1. Faults are chosen by name: "toy-raise-13" raises in
-the episode with seed 13, every time; "toy-crash-13-once" only the first time, which it remembers in a file
-under $TOY_FAULTS, because the process that knew it is gone.
+A point on a line starts near 0 and has to reach 1. The name of the environment chooses a fault: "toy-raise-13" raises
+an error in the episode with seed 13, every time. "toy-crash-13-once" crashes only the first time. A file under
+$TOY_FAULTS remembers the first time, because the process does not survive it.
 """
 
 import os
@@ -22,7 +22,7 @@ MAX_STEPS = 12
 
 
 class Toy:
-    """gymnasium's interface, by hand."""
+    """An object with gymnasium's interface."""
 
     def __init__(self, name: str) -> None:
         _, _, rest = name.partition("-")
@@ -82,27 +82,11 @@ class Toy:
         return True
 
 
-class ToyExpert:
-    def __init__(self, toy: Toy, quality: str, rng: np.random.Generator) -> None:
-        self.toy, self.rng = toy, rng
-        self.direction = 1.0 if quality == "good" or rng.uniform() < 0.5 else -1.0
-
-    def act(self) -> np.ndarray:
-        if pause := os.environ.get("TOY_PAUSE"):
-            time.sleep(float(pause))
-        return np.array([self.direction, self.rng.normal()], np.float32)
-
-
 class ToyEnv(Env):
-    qualities = ("good", "mixed")
-
     def observation_columns(self, raw: np.ndarray) -> Columns:
         columns = {"observation.state": raw}
         camera = "observation.images.side"
         return columns | ({camera: self.env.render()} if self.wants(camera) else {})
-
-    def expert(self, quality: str, rng: np.random.Generator) -> ToyExpert:
-        return ToyExpert(self.env, quality, rng)
 
 
 def make_toy(
@@ -131,7 +115,7 @@ register_env("toy-*", make_toy)
 
 
 def seeded_chunks(observations: Columns, prompts: Any, seed: int) -> Any:
-    """A policy that mostly goes right, and says something about itself."""
+    """A policy that mostly goes right, and reports a value."""
     from acrlpd.envs import Chunks
 
     rng = np.random.default_rng(seed)

@@ -205,6 +205,13 @@ class RunningServer:
         response = connection.getresponse()
         return response.status, response.read().decode()
 
+    def scrape(self, **headers: str) -> dict[str, float]:
+        """What /metrics says: 'name{label="value"}' -> number."""
+        status, text = self.get("/metrics", **headers)
+        assert status == 200
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
 
 def ask(connection: Connection, message: Any) -> Any:
     """The reply, or the text of an error."""

@@ -28,7 +28,7 @@ pytestmark = [
 
 def test_the_example_plays_episodes() -> None:
     base = pi0_config()
-    # As in the preset `aloha_sim`, whose prompt is short and whose pictures are small.
+    # As in the preset `aloha_sim`: a short prompt and small images.
     data = DataConfig(
         robot="aloha",
         tokenizer="byte",
@@ -55,4 +55,4 @@ def test_the_example_plays_episodes() -> None:
         assert finished.returncode == 0, finished.stderr
         assert "connected: small, step None, best of 2" in finished.stdout
         assert "episode 1: failure (0 of 2)" in finished.stdout
-        assert server.server.metrics.requests["ok"] == 4
+        assert server.scrape()['acrlpd_requests_total{result="ok"}'] == 4

@@ -1,26 +1,33 @@
-"""Who shares a call with whom, with a device that takes its time."""
+"""Which requests share a call of the policy. The tests decide when a call ends, so no result depends on the speed."""
 
 import asyncio
 import dataclasses
-import time
-from collections.abc import Sequence
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from acrlpd.serving.batching import Batcher
 from acrlpd.serving.metrics import ServerMetrics
 
+FOREVER = 1000.0  # seconds; a test in which a request waits that long fails
+
 
 @dataclasses.dataclass(eq=False)
-class SlowPolicy:
-    """Answers after a fifth of a second, however many ask."""
+class GatedPolicy:
+    """Ends each call when the test opens the gate, and remembers how many requests each call had."""
 
     max_batch_size: int = 8
     sizes: list[int] = dataclasses.field(default_factory=list)
+    gate: threading.Semaphore = dataclasses.field(default_factory=lambda: threading.Semaphore(0))
 
     def infer(self, requests: Sequence[Any]) -> list[dict[str, Any]]:
         self.sizes.append(len(requests))
-        time.sleep(0.2)
+        assert self.gate.acquire(timeout=60)
         return [{} for _ in requests]
+
+    async def wait_for_call(self, number: int) -> None:
+        while len(self.sizes) < number:
+            await asyncio.sleep(0.001)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,85 +37,128 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    policy: SlowPolicy
+    policy: GatedPolicy
     options: Options = Options()
 
 
-async def ask_repeatedly(batcher: Batcher, request: Request, *, starts_at: float, count: int) -> None:
-    await asyncio.sleep(starts_at)
-    for _ in range(count):
-        await batcher.submit(request)  # type: ignore[arg-type]
+def run(scenario: Callable[[Batcher, GatedPolicy], Awaitable[None]], *, max_wait_s: float, clients: int) -> list[int]:
+    """Sizes of the calls in a scenario with so many connected clients."""
+    policy = GatedPolicy()
 
-
-def sizes_of_calls(max_wait_s: float, starts: Sequence[float], count: int = 6) -> list[int]:
-    policy = SlowPolicy()
-
-    async def run() -> None:
-        batcher = Batcher(max_wait_s=max_wait_s, expected=lambda: len(starts), metrics=ServerMetrics())
-        clients = (ask_repeatedly(batcher, Request(policy), starts_at=start, count=count) for start in starts)
-        await asyncio.gather(*clients)
+    async def main() -> None:
+        batcher = Batcher(max_wait_s=max_wait_s, expected=lambda: clients, metrics=ServerMetrics())
+        async with asyncio.timeout(60):
+            await scenario(batcher, policy)
+        policy.gate.release(100)
         await batcher.close()
 
-    asyncio.run(run())
+    asyncio.run(main())
     return policy.sizes
 
 
-def test_clients_that_came_while_others_were_answered_join_them() -> None:
-    sizes = sizes_of_calls(0.05, [0.0, 0.0, 0.0, 0.15, 0.15, 0.15, 0.15, 0.15])
-    assert sizes[0] == 3
-    assert sizes[1:6] == [8] * 5
+def ask(batcher: Batcher, policy: GatedPolicy, times: int = 1) -> "asyncio.Task[None]":
+    """A client that asks again as soon as it has its answer."""
+
+    async def client() -> None:
+        for _ in range(times):
+            await batcher.submit(Request(policy))  # type: ignore[arg-type]
+
+    return asyncio.create_task(client())
 
 
-def test_nobody_waits_when_told_not_to() -> None:
-    assert sizes_of_calls(0.0, [0.0, 0.1, 0.1], count=1) == [1, 2]
+def test_clients_that_ask_during_a_call_share_the_next_one_with_the_answered_clients() -> None:
+    async def scenario(batcher: Batcher, policy: GatedPolicy) -> None:
+        clients = [ask(batcher, policy, times=4) for _ in range(3)]
+        await policy.wait_for_call(1)
+        clients += [ask(batcher, policy, times=3) for _ in range(5)]
+        for call in range(2, 5):
+            await asyncio.sleep(0)  # the new clients are in the queue before the call ends
+            policy.gate.release()
+            await policy.wait_for_call(call)
+        policy.gate.release()
+        await asyncio.gather(*clients)
+
+    assert run(scenario, max_wait_s=FOREVER, clients=8) == [3, 8, 8, 8]
 
 
-def test_two_clients_who_take_turns_find_each_other() -> None:
-    assert sizes_of_calls(0.5, [0.0, 0.1]) == [1, 2, 2, 2, 2, 2, 1]
+def test_two_clients_that_take_turns_come_to_share_their_calls() -> None:
+    async def scenario(batcher: Batcher, policy: GatedPolicy) -> None:
+        first = ask(batcher, policy, times=4)
+        await policy.wait_for_call(1)
+        second = ask(batcher, policy, times=3)
+        await asyncio.sleep(0)
+        policy.gate.release(4)
+        await asyncio.gather(first, second)
+
+    assert run(scenario, max_wait_s=FOREVER, clients=2) == [1, 2, 2, 2]
 
 
-def test_clients_whose_requests_do_not_meet_do_not_wait() -> None:
-    start = time.perf_counter()
-    assert sizes_of_calls(10.0, [0.0, 1.0], count=1) == [1, 1]
-    assert time.perf_counter() - start < 10.0
+def test_without_a_wait_a_call_begins_with_the_requests_that_are_there() -> None:
+    async def scenario(batcher: Batcher, policy: GatedPolicy) -> None:
+        clients = [ask(batcher, policy)]
+        await policy.wait_for_call(1)
+        clients += [ask(batcher, policy), ask(batcher, policy)]
+        await asyncio.sleep(0)
+        policy.gate.release(2)
+        await asyncio.gather(*clients)
+
+    assert run(scenario, max_wait_s=0.0, clients=4) == [1, 2]
 
 
-def test_only_like_requests_share_a_call() -> None:
-    """While a newer checkpoint comes into service there are two policies, and a call has one number of steps."""
-    old, new = SlowPolicy(), SlowPolicy()
+def test_clients_whose_requests_do_not_overlap_do_not_wait() -> None:
+    async def scenario(batcher: Batcher, policy: GatedPolicy) -> None:
+        policy.gate.release(2)
+        await ask(batcher, policy)
+        await ask(batcher, policy)
+
+    assert run(scenario, max_wait_s=FOREVER, clients=2) == [1, 1]
+
+
+def test_the_only_client_does_not_wait() -> None:
+    async def scenario(batcher: Batcher, policy: GatedPolicy) -> None:
+        policy.gate.release(3)
+        await ask(batcher, policy, times=3)
+
+    assert run(scenario, max_wait_s=FOREVER, clients=1) == [1, 1, 1]
+
+
+def test_the_wait_for_clients_that_do_not_ask_ends() -> None:
+    async def scenario(batcher: Batcher, policy: GatedPolicy) -> None:
+        policy.gate.release(2)
+        await asyncio.gather(ask(batcher, policy), ask(batcher, policy))
+        await ask(batcher, policy)
+
+    assert run(scenario, max_wait_s=0.05, clients=3) == [2, 1]
+
+
+def test_only_requests_for_the_same_policy_and_steps_share_a_call() -> None:
+    """While a newer checkpoint comes into service there are two policies."""
+    old, new = GatedPolicy(), GatedPolicy()
+    old.gate.release(2)
+    new.gate.release(1)
     requests = [Request(old), Request(old), Request(new), Request(old, Options(num_steps=5)), Request(new)]
 
-    async def run() -> None:
+    async def main() -> None:
         batcher = Batcher(max_wait_s=0.0, expected=lambda: len(requests), metrics=ServerMetrics())
         await asyncio.gather(*(batcher.submit(request) for request in requests))  # type: ignore[arg-type]
         await batcher.close()
 
-    asyncio.run(run())
+    asyncio.run(main())
     assert (old.sizes, new.sizes) == ([2, 1], [2])
 
 
-def test_nobody_computes_for_a_client_that_has_gone() -> None:
-    policy = SlowPolicy()
-
-    async def run() -> None:
-        batcher = Batcher(max_wait_s=0.0, expected=lambda: 2, metrics=ServerMetrics())
-        first = asyncio.create_task(batcher.submit(Request(policy)))  # type: ignore[arg-type]
-        while not policy.sizes:  # the device is busy
-            await asyncio.sleep(0.01)
-        second = asyncio.create_task(batcher.submit(Request(policy)))  # type: ignore[arg-type]
+def test_the_request_of_a_client_that_has_gone_is_not_computed() -> None:
+    async def scenario(batcher: Batcher, policy: GatedPolicy) -> None:
+        first = ask(batcher, policy)
+        await policy.wait_for_call(1)
+        second = ask(batcher, policy)
         await asyncio.sleep(0)
         assert len(batcher) == 1
         second.cancel()
-        await asyncio.gather(first, second, return_exceptions=True)
+        await asyncio.gather(second, return_exceptions=True)
         assert len(batcher) == 0
+        policy.gate.release()
+        await first
         await asyncio.sleep(0.01)
-        await batcher.close()
 
-    asyncio.run(run())
-    assert policy.sizes == [1]
-
-
-def test_a_client_that_is_alone_does_not_wait() -> None:
-    start = time.perf_counter()
-    assert sizes_of_calls(10.0, [0.0], count=3) == [1, 1, 1]
-    assert time.perf_counter() - start < 10.0
+    assert run(scenario, max_wait_s=0.0, clients=2) == [1]

@@ -1,4 +1,4 @@
-"""The wire format is openpi's, byte for byte, and decoding trusts nothing."""
+"""The wire format is openpi's, byte for byte, and decoding refuses everything that is not a message."""
 
 import tracemalloc
 
@@ -82,7 +82,7 @@ def test_bad_bytes_are_refused(data: bytes) -> None:
 
 
 def test_a_message_of_millions_of_lists_is_refused_before_it_fills_the_memory() -> None:
-    """One byte each on the wire, 56 in Python, and no other client is answered while they are made."""
+    """A list takes one byte in a message and 56 in Python, and no client gets an answer while lists are made."""
     size, chunk = 2**20, 2**10
     lists = [b"\xdd" + size.to_bytes(4, "big") + b"\x90" * size]
     lists.append(b"\xdc" + chunk.to_bytes(2, "big") + (b"\xdc" + chunk.to_bytes(2, "big") + b"\x80" * chunk) * chunk)
@@ -96,7 +96,7 @@ def test_a_message_of_millions_of_lists_is_refused_before_it_fills_the_memory() 
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_never_surprise(data: bytes) -> None:
+def test_random_bytes_are_decoded_or_refused(data: bytes) -> None:
     try:
         unpackb(data)
     except MessageError as error:

@@ -38,7 +38,7 @@ def test_round_trip(server: RunningServer, policy: ServingPolicy) -> None:
 
 
 def test_a_chunk_is_replayed_step_by_step(server: RunningServer) -> None:
-    """The broker cuts every array of a reply along the chunk; whatever we add must survive that."""
+    """The broker cuts every array of a reply into steps, also the fields that openpi's own server does not send."""
     broker_module = pytest.importorskip("openpi_client.action_chunk_broker", reason="dm-tree is missing")
     broker = broker_module.ActionChunkBroker(connect(server), action_horizon=4)
     message = state_observation(best_of_n=3, return_candidates=True) | {"seed": 2}

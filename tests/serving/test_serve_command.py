@@ -168,12 +168,12 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--port", "70000"], "port must be from 0 to 65535; found 70000"),
+        (["--port", "70000"], "port must lie in [0, 65535]; found 70000"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid, port 8000"),
-        (["--max_wait_ms", "-1"], "max_wait_ms must be 0 or more"),
+        (["--max_wait_ms", "-1"], "max_wait_ms must lie in [0, inf); found -1.0"),
         (["--max_message_mib", "0"], "max_message_bytes must be above 0"),
         (["--max_clients", "0"], "max_clients must be above 0"),
-        (["--request_timeout_s", "nan"], "request_timeout_s must be above 0"),
+        (["--request_timeout_s", "nan"], "request_timeout_s must lie in (0, inf); found nan"),
         (["--api_key_file", "nowhere"], "--api_key_file nowhere cannot be read"),
         (["--follow", "nowhere"], "--follow: nowhere is not a directory"),
         (["--config", "aloha"], "--config is for checkpoints of openpi"),

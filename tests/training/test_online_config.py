@@ -104,7 +104,7 @@ def test_environments_render_what_the_data_has(tmp_path: pathlib.Path, caplog: p
     assert set(sizes) == {(48, 64)}
 
     features = {"observation.images.side": Feature("video", (48, 64, 3)), "observation.state": Feature("float32", (3,))}
-    spec = EnvSpec("toy", features, 2, "action", 10, None, ())
+    spec = EnvSpec("toy", features, 2, "action", 10, None)
     with caplog.at_level(logging.WARNING):
         warn_about_image_size(features, spec)
         assert not caplog.messages

@@ -22,7 +22,7 @@ def collect(
     timeout: float = 300.0,
     json_: JsonFlag = False,
 ) -> None:
-    """Collect a LeRobot v3.0 dataset with rewards; goes on where an interrupted collection stopped.
+    """Collect a LeRobot v3.0 dataset with rewards. A collection that was interrupted continues.
 
     Args:
         env: Name of the environment, such as cube-single-play-singletask-v0.
@@ -30,13 +30,13 @@ def collect(
         episodes: Episodes in the dataset.
         mix: Qualities of the expert and their shares, as in `--mix expert 0.2 mixed 0.8`. `acrlpd demos list`
             shows the qualities. Default: expert.
-        success_share: Share of successes in the dataset, between 0 and 1. Default: as they come.
+        success_share: Share of successes in the dataset, between 0 and 1. Default: keep every episode.
         seed: Seed of everything random.
         max_episode_steps: Steps after which an episode is cut. Default: the environment's own limit.
         image_size: Height and width of the cameras' images.
         codec: H.264, which encodes fast, or AV1 as lerobot writes it.
-        num_workers: Processes that collect; 0: this one. Default: one per core.
-        timeout: Seconds an episode may take before its process is restarted.
+        num_workers: Processes that play; 0 means this process. Default: one per core.
+        timeout: Seconds that an episode may take before its process is restarted.
         json_: Print JSON.
     """
     import json
@@ -56,19 +56,20 @@ def collect(
     collection = collect_demonstrations(
         settings, output, num_workers=num_workers, timeout_s=timeout, show_progress=not json_
     )
-    facts = {
-        "path": str(collection.path),
-        "episodes": collection.num_episodes,
-        "successes": collection.num_successes,
-        "steps": collection.num_steps,
-        "candidates": collection.num_candidates,
-        "failures": [failure.reason for failure in collection.failures],
-    }
+    reasons = [failure.reason for failure in collection.failures]
     if json_:
+        facts = {
+            "path": str(collection.path),
+            "episodes": collection.num_episodes,
+            "successes": collection.num_successes,
+            "steps": collection.num_steps,
+            "candidates": collection.num_candidates,
+            "failures": reasons,
+        }
         print(json.dumps(facts, indent=2))
         return
-    for failure in collection.failures:
-        print(f"warning: an environment failed and was restarted: {failure.reason}")
+    for reason in reasons:
+        print(f"warning: an environment failed and was restarted: {reason}")
     print(
         f"{output}: {collection.num_episodes} episodes ({collection.num_successes} successes), "
         f"{collection.num_steps} steps, {collection.num_candidates} episodes tried"
@@ -76,22 +77,23 @@ def collect(
 
 
 def list_(json_: JsonFlag = False) -> None:
-    """List the environments that have a scripted expert, and its qualities.
+    """List the environments that have a scripted expert, and the qualities of the expert.
 
     Args:
         json_: Print JSON.
     """
     import json
 
-    from acrlpd.experts.demonstrations import EXPERTS
+    from acrlpd.experts.expert import list_experts
 
+    experts = list_experts()
     if json_:
-        print(json.dumps(EXPERTS, indent=2))
+        print(json.dumps(experts, indent=2))
         return
-    for env, qualities in EXPERTS.items():
-        print(env)
-        for quality, meaning in qualities.items():
-            print(f"  {quality:<8}{meaning}")
+    for envs, qualities in experts.items():
+        print(envs)
+        for quality, shows in qualities.items():
+            print(f"  {quality:<8}{shows}")
 
 
 COMMANDS = {"collect": collect, "list": list_}

@@ -1,8 +1,7 @@
 """gym-aloha: two simulated ViperX arms, 14 joint positions, three cameras.
 
-The package renders three 480x640 images at every step, whatever is asked for, with shadows and
-multisampling. Here a step renders nothing, an observation renders the cameras that are wanted at the size
-that is wanted, and both are fast.
+The package itself renders three 480x640 images with shadows and multisampling at every step. Here a step renders
+nothing, and an observation renders only the wanted cameras, in the wanted size and with fast settings.
 """
 
 from collections.abc import Sequence
@@ -10,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from acrlpd.envs.env import STATE, Columns, Env, Expert
-from acrlpd.envs.errors import EnvError, require
-from acrlpd.envs.rendering import choose_backend, rendering_error, require_rendering, use_fast_settings
+from acrlpd.envs.env import STATE, Columns, Env
+from acrlpd.envs.simulators import choose_backend, rendering_error, require, require_rendering, use_fast_settings
 
 # Camera column -> camera of the simulator.
 CAMERAS = {
@@ -35,7 +33,7 @@ def make_aloha(
     image_size: tuple[int, int],
     max_episode_steps: int | None = None,
 ) -> Env:
-    """`cameras=()` gives joint positions alone and needs no graphics."""
+    """With `cameras=()` observations are joint positions alone, which needs no graphics."""
     choose_backend()
     if cameras is None or cameras:
         require_rendering(name)
@@ -55,22 +53,11 @@ def make_aloha(
 
 
 class AlohaEnv(Env):
-    """Joint positions and the cameras that are wanted."""
-
-    @property
-    def qualities(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("expert", "noisy", "mixed") if self.env.task == "transfer_cube" else ()
+    """Observes joint positions and the wanted cameras."""
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
         images = {column: self.env.render_camera(camera) for column, camera in CAMERAS.items() if self.wants(column)}
         return {STATE: raw, **images}
-
-    def expert(self, quality: str, rng: np.random.Generator) -> Expert:
-        if not self.qualities:
-            raise EnvError(f"environment {self.name!r} has no scripted expert; AlohaTransferCube-v0 has one")
-        from acrlpd.experts.aloha import TransferExpert
-
-        return TransferExpert(self.env.physics, self.name, quality, rng)
 
 
 def _simulator(name: str, task: str, image_size: tuple[int, int]) -> Any:
@@ -91,7 +78,7 @@ def _simulator(name: str, task: str, image_size: tuple[int, int]) -> Any:
             return raw_obs["qpos"].astype(np.float32)
 
         def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-            """Commands that make the simulation diverge end the episode, failed, in the last pose that was valid."""
+            """An action that makes the simulation diverge ends the episode as a failure, in the last valid pose."""
             before = self.physics.get_state()
             try:
                 return super().step(action)
@@ -102,18 +89,17 @@ def _simulator(name: str, task: str, image_size: tuple[int, int]) -> Any:
                 return raw, 0.0, False, True, {"is_success": False}
 
         def render_camera(self, camera: str, size: tuple[int, int] = image_size) -> np.ndarray:
-            renderer = self._renderers.get(size)
-            if renderer is None:
-                renderer = self._renderers[size] = self._make_renderer(size)
-            renderer.update_scene(self.physics.data.ptr, camera)
-            return renderer.render()
+            if size not in self._renderers:
+                self._renderers[size] = self._make_renderer(size)
+            self._renderers[size].update_scene(self.physics.data.ptr, camera)
+            return self._renderers[size].render()
 
         def _make_renderer(self, size: tuple[int, int]) -> Any:
             require_rendering(name)
             try:
                 return mujoco.Renderer(self.physics.model.ptr, *size)
-            except Exception as error:  # PyOpenGL and mujoco raise many kinds
-                raise rendering_error(name, f"{type(error).__name__}: {error}") from error
+            except Exception as error:  # PyOpenGL and mujoco raise many kinds of errors
+                raise rendering_error(name, error) from error
 
         def render(self) -> np.ndarray:
             return self.render_camera("angle", _FILM_SIZE)

@@ -1,26 +1,30 @@
-"""One environment as the rest of acrlpd sees it: an adapter around gymnasium that trusts nothing.
+"""One environment as the rest of acrlpd sees it: an adapter around gymnasium's interface.
 
-Observations come out under the names of dataset columns (`observation.state`, `observation.images.top`),
-so that demonstrations, rollouts and replay go through the same transforms. Stepping and observing are
-apart: during an open-loop chunk nobody looks at the images, so nobody renders them.
+The adapter checks everything that a simulator returns. Observations have the names of dataset columns
+(`observation.state`, `observation.images.top`), so that demonstrations, rollouts and the replay go through the same
+transforms. `step` returns no observation: nobody looks at the images within an open-loop chunk, so none is rendered.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from acrlpd.data.sources.source import Feature
-from acrlpd.envs.errors import EnvError
 
 Columns = dict[str, np.ndarray]
 # (reward, terminated, info) -> whether the task is done; None where the environment does not say.
 SuccessFn = Callable[[float, bool, Mapping[str, Any]], bool | None]
 
 STATE = "observation.state"
-# What to do where an environment and a dataset have different names for the same thing.
-RENAME = "Give it the dataset's names: an Env with observation_columns of its own (docs/online.md)"
+# The end of an error message about names that differ between an environment and a dataset.
+RENAME = "Give it the dataset's names: an Env with observation_columns of its own (docs/environments.md)"
+
+
+class EnvError(ValueError):
+    """An environment cannot be made, or returned something wrong; the message says what and where."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +37,6 @@ class EnvSpec:
     action_column: str
     fps: float
     robot_type: str | None
-    qualities: tuple[str, ...]  # that a scripted expert can show; () where there is none
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -45,8 +48,8 @@ class Step:
     """What one action led to."""
 
     reward: float
-    terminated: bool  # a true end: nothing comes after it
-    truncated: bool  # a time limit: the episode was cut
+    terminated: bool  # the episode ended by itself
+    truncated: bool  # a time limit cut the episode
     success: bool
 
     @property
@@ -54,15 +57,8 @@ class Step:
         return self.terminated or self.truncated
 
 
-class Expert(Protocol):
-    """Acts in one episode of the environment it was made for, with access to the simulator's state."""
-
-    def act(self) -> np.ndarray:
-        """The action [a] for the present state."""
-
-
 def success_from_info(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool | None:
-    """gymnasium's usual keys."""
+    """Success under the keys that gymnasium environments usually have."""
     for key in ("success", "is_success"):
         if key in info:
             return bool(info[key])
@@ -70,13 +66,12 @@ def success_from_info(reward: float, terminated: bool, info: Mapping[str, Any]) 
 
 
 class Env:
-    """An adapter around something with gymnasium's `reset`, `step`, `render` and `close`.
+    """An adapter around an object with gymnasium's `reset`, `step`, `render` and `close`.
 
-    Subclasses for simulators override `observation_columns`, and `expert` where there is a scripted one.
+    Subclasses for simulators override `observation_columns`.
     """
 
-    # Names of the qualities that `expert` knows; () where there is no expert.
-    qualities: tuple[str, ...] = ()
+    # The dataset column that holds the actions.
     action_column = "action"
 
     def __init__(
@@ -92,8 +87,8 @@ class Env:
         success: SuccessFn = success_from_info,
         robot_type: str | None = None,
     ) -> None:
-        """`cameras` are the camera columns to observe; None: all. `clip_actions` cuts actions to the
-        environment's own bounds, where these mean something."""
+        """`cameras` are the camera columns to observe; None means all of them. `clip_actions` cuts actions to the
+        bounds of the environment's action space; turn it off where these bounds are not the real ones."""
         self.env = env
         self.name = name
         self.prompt = prompt
@@ -102,34 +97,33 @@ class Env:
         self._success = success
         self._low, self._high = _action_bounds(name, env.action_space)
         self._clip_actions = clip_actions
-        self._raw: Any = None
+        self._raw: Any = None  # the last observation of the simulator; None before the first reset
         self._seed: int | None = None
         self._steps = 0
         self._features: dict[str, Feature] | None = None
         self.reset(0)
         self._features = {column: _feature(value) for column, value in self.observe().items()}
-        self.spec = EnvSpec(name, self._features, len(self._low), self.action_column, fps, robot_type, self.qualities)
-        self._missing_cameras()
-        self._raw = None  # the first episode must be asked for
+        self.spec = EnvSpec(name, self._features, len(self._low), self.action_column, fps, robot_type)
+        self._check_cameras()
+        self._raw = None  # the user starts the first episode
 
     def reset(self, seed: int) -> None:
         """Starts the episode that belongs to the seed."""
         self._seed, self._steps = int(seed), 0
-        with _Blame(self):
+        with self._errors_name_the_step():
             self._raw, _ = self.env.reset(seed=self._seed)
 
     def step(self, action: np.ndarray) -> Step:
         """Executes one action [a] in the environment's units."""
-        if self._raw is None:
-            raise EnvError(f"environment {self.name!r}: there is no episode under way; call reset first")
+        self._check_started()
         action = self.executed(action)
-        with _Blame(self):
+        with self._errors_name_the_step():
             self._raw, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
         reward, terminated = float(reward), bool(terminated)
         if not np.isfinite(reward):
             raise EnvError(f"{self._where()}: the reward is {reward}")
-        with _Blame(self, "its success function"):
+        with self._errors_name_the_step("its success function"):
             success = self._success(reward, terminated, info)
         if success is None:
             raise EnvError(
@@ -142,7 +136,7 @@ class Env:
         return Step(reward, terminated, truncated, bool(success))
 
     def executed(self, action: np.ndarray) -> np.ndarray:
-        """The action as it is executed, and recorded: cut to the bounds where there are any."""
+        """The action as the environment executes it and as a dataset records it: cut to the bounds."""
         action = np.asarray(action, np.float32)
         if action.shape != self._low.shape or not np.isfinite(action).all():
             raise EnvError(
@@ -152,25 +146,22 @@ class Env:
         return np.clip(action, self._low, self._high) if self._clip_actions else action
 
     def observe(self) -> Columns:
-        """The present observation: column -> float32 [n], camera -> uint8 [h, w, 3]. Renders if it must."""
-        if self._raw is None:
-            raise EnvError(f"environment {self.name!r}: there is no episode under way; call reset first")
-        with _Blame(self):
+        """The present observation: column -> float32 [n], camera -> uint8 [h, w, 3]. Cameras are rendered now."""
+        self._check_started()
+        with self._errors_name_the_step():
             columns = self.observation_columns(self._raw)
         result = {}
         for name, value in columns.items():
             value = np.asarray(value)
-            if value.dtype == np.uint8 and value.ndim == 3:
-                if self._cameras is not None and name not in self._cameras:
-                    continue
-            else:
-                value = np.atleast_1d(value).astype(np.float32)
-            result[name] = value
-        self._check(result)
+            if not _is_image(value):
+                result[name] = np.atleast_1d(value).astype(np.float32)
+            elif self.wants(name):
+                result[name] = value
+        self._check_observation(result)
         return result
 
     def observation_columns(self, raw: Any) -> Columns:
-        """A raw observation as dataset columns: what gymnasium's spaces suggest, unless overridden."""
+        """An observation of the simulator as dataset columns; subclasses choose their own names."""
         return flatten_observation(raw)
 
     def wants(self, camera: str) -> bool:
@@ -179,67 +170,59 @@ class Env:
 
     def render(self) -> np.ndarray:
         """A picture of the scene for a person: uint8 [h, w, 3]."""
-        with _Blame(self):
-            frame = self.env.render()
-        frame = np.asarray(frame)
-        if frame.ndim != 3 or frame.dtype != np.uint8:
+        with self._errors_name_the_step():
+            frame = np.asarray(self.env.render())
+        if not _is_image(frame):
             raise EnvError(
                 f"environment {self.name!r} cannot be filmed: render() gave {frame.dtype} {list(frame.shape)}, "
                 "expected uint8 [h, w, 3]"
             )
         return frame
 
-    def expert(self, quality: str, rng: np.random.Generator) -> Expert:
-        """A scripted expert for the episode under way."""
-        raise EnvError(f"environment {self.name!r} has no scripted expert")
-
     def close(self) -> None:
         self.env.close()
 
-    def _check(self, columns: Columns) -> None:
-        if self._features is not None and columns.keys() != self._features.keys():
-            raise EnvError(f"{self._where()}: the observation has {sorted(columns)}, expected {sorted(self._features)}")
+    def _check_started(self) -> None:
+        if self._raw is None:
+            raise EnvError(f"environment {self.name!r}: no episode has started; call reset first")
+
+    def _check_observation(self, columns: Columns) -> None:
+        expected = self._features or {name: _feature(value) for name, value in columns.items()}
+        if columns.keys() != expected.keys():
+            raise EnvError(f"{self._where()}: the observation has {sorted(columns)}, expected {sorted(expected)}")
         for name, value in columns.items():
-            if self._features is not None and value.shape != self._features[name].shape:
-                raise EnvError(
-                    f"{self._where()}: {name} has shape {list(value.shape)}, expected "
-                    f"{list(self._features[name].shape)}"
-                )
+            shape = expected[name].shape
+            if value.shape != shape:
+                raise EnvError(f"{self._where()}: {name} has shape {list(value.shape)}, expected {list(shape)}")
             if value.dtype != np.uint8 and not np.isfinite(value).all():
                 raise EnvError(f"{self._where()}: {name} is not finite: {np.array2string(value, threshold=20)}")
 
-    def _missing_cameras(self) -> None:
+    def _check_cameras(self) -> None:
         missing = [camera for camera in self._cameras or () if camera not in self.spec.features]
         if missing:
-            self._cameras = self._features = None  # an unwanted camera is not observed; look at all to name them
-            offered = ", ".join(name for name, value in self.observe().items() if value.dtype == np.uint8) or "none"
+            self._cameras = self._features = None  # observe every camera once, so that the message can name them
+            offered = ", ".join(name for name, value in self.observe().items() if _is_image(value)) or "none"
             raise EnvError(f"environment {self.name!r} has no camera {missing[0]!r}; it has {offered}. {RENAME}")
+
+    @contextlib.contextmanager
+    def _errors_name_the_step(self, culprit: str = "it") -> Iterator[None]:
+        """Turns an error of the simulator into one that names the environment, the seed and the step."""
+        try:
+            yield
+        except EnvError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{self._where()}: {culprit} raised {type(error).__name__}: {error}") from error
 
     def _where(self) -> str:
         return f"environment {self.name!r}, seed {self._seed}, step {self._steps}"
 
 
-class _Blame:
-    """Says which environment, seed and step an error of the simulator belongs to."""
-
-    def __init__(self, env: Env, what: str = "it") -> None:
-        self._env = env
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, EnvError):
-            message = f"{self._env._where()}: {self._what} raised {type(error).__name__}: {error}"
-            raise EnvError(message) from error
-
-
 def flatten_observation(raw: Any) -> Columns:
-    """gymnasium observations under lerobot's names.
+    """A gymnasium observation under lerobot's names.
 
-    A vector is `observation.state`, an image `observation.image`; in a dict `agent_pos` and `state` are the
-    state, an image is `observation.images.<key>` and anything else `observation.<key>`.
+    A vector is `observation.state`, an image `observation.image`. In a dict `agent_pos` and `state` are the
+    state, an image is `observation.images.<key>` and everything else `observation.<key>`.
     """
     if not isinstance(raw, Mapping):
         return {"observation.image" if _is_image(raw) else STATE: raw}
@@ -249,10 +232,8 @@ def flatten_observation(raw: Any) -> Columns:
             columns |= flatten_observation(value)
         elif _is_image(value):
             columns[f"observation.images.{key}"] = value
-        elif key in ("agent_pos", "state"):
-            columns[STATE] = value
         else:
-            columns[f"observation.{key}"] = value
+            columns[STATE if key in ("agent_pos", "state") else f"observation.{key}"] = value
     return columns
 
 

@@ -1,15 +1,18 @@
-"""One episode as it was lived, and what a worker does with an environment to make one.
+"""One episode, the functions that play a part of one in an environment, and its film.
 
-These functions run where the environment lives, often in a process without JAX.
+A pool runs these functions in the process of the environment, which has no JAX.
 """
 
 import dataclasses
 from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
 
+import av
 import numpy as np
 
 from acrlpd.data.sources.source import Feature
-from acrlpd.envs.env import Columns, Env, EnvSpec, Step
+from acrlpd.envs.env import Columns, Env, EnvSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +24,12 @@ class Rollout:
     actions: np.ndarray  # float32 [L, a] as executed
     rewards: np.ndarray  # float32 [L]
     success: np.ndarray  # bool [L] after each action
-    terminated: bool  # ended by itself; otherwise a time limit cut it
-    # Column or camera -> [L, ...]: what was seen before each action. Empty where nobody recorded it.
+    terminated: bool  # True: the episode ended by itself; False: a time limit cut the episode
+    # Column or camera -> [L, ...]: the observation before each action. Empty where observations were not recorded.
     observations: Columns
-    # What the policy said at the start of each chunk: the steps int64 [c], and numbers [c] by name.
-    chunk_steps: np.ndarray
-    values: dict[str, np.ndarray]
+    # What the policy said at the start of each of the c chunks: at which step int64 [c], and numbers [c] by name.
+    chunk_steps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    values: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     video: Sequence[np.ndarray] = ()  # uint8 [h, w, 3] each
 
     @property
@@ -63,7 +66,7 @@ def rollout_features(spec: EnvSpec) -> dict[str, Feature]:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A new episode."""
+    """The first observation of a new episode."""
 
     observation: Columns
     prompt: str
@@ -72,9 +75,9 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Executed:
-    """What came of a chunk: k steps, fewer than asked for if the episode ended in between."""
+    """The k steps of a chunk that were executed; fewer than the chunk has where the episode ended before."""
 
-    # After each step, or after the last one only; nothing after the end of an episode, where nobody acts.
+    # After each step, or only after the last step. There is no observation after the end of the episode.
     observations: list[Columns]
     actions: np.ndarray  # [k, a]
     rewards: np.ndarray  # [k]
@@ -94,13 +97,13 @@ def start_episode(env: Env, seed: int, film: bool) -> Start:
 
 
 def check_filming(env: Env) -> None:
-    """Raises where no pictures can be made, before episodes are lost to it."""
+    """Raises an error where the environment cannot render, before the first episode is played."""
     env.reset(0)
     env.render()
 
 
 def execute_chunk(env: Env, actions: np.ndarray, record: bool, film: bool) -> Executed:
-    """Executes actions [k, a] open loop. Without `record` only the last observation is made (and rendered)."""
+    """Executes actions [k, a] open loop. Without `record` only the last observation is made and rendered."""
     observations, steps, executed, video = [], [], [], []
     for i, action in enumerate(actions):
         executed.append(env.executed(action))
@@ -122,30 +125,19 @@ def execute_chunk(env: Env, actions: np.ndarray, record: bool, film: bool) -> Ex
     )
 
 
-def demonstrate(env: Env, seed: int, quality: str) -> Rollout:
-    """One episode of the environment's scripted expert, everything recorded."""
-    env.reset(seed)
-    expert = env.expert(quality, np.random.default_rng(seed))
-    seen: list[Columns] = []
-    steps: list[Step] = []
-    executed: list[np.ndarray] = []
-    while not steps or not steps[-1].done:
-        seen.append(env.observe())
-        executed.append(env.executed(expert.act()))
-        steps.append(env.step(executed[-1]))
-    return Rollout(
-        seed=seed,
-        prompt=env.prompt,
-        actions=np.stack(executed),
-        rewards=np.array([step.reward for step in steps], np.float32),
-        success=np.array([step.success for step in steps]),
-        terminated=steps[-1].terminated,
-        observations=stack(seen),
-        chunk_steps=np.zeros(0, np.int64),
-        values={},
-    )
-
-
 def stack(observations: Sequence[Columns]) -> Columns:
     """[{column: x}, ...] -> {column: [n, ...]}"""
     return {name: np.stack([observation[name] for observation in observations]) for name in observations[0]}
+
+
+def write_video(path: Path, frames: Sequence[np.ndarray], fps: float) -> None:
+    """Writes frames uint8 [h, w, 3] as H.264 in MP4, which plays everywhere, cut to the even sizes that H.264 needs."""
+    height, width = (size // 2 * 2 for size in frames[0].shape[:2])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("h264", rate=Fraction(fps).limit_denominator(1001))
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        for frame in frames:
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame[:height, :width]), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode(None))

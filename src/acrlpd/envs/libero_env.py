@@ -1,9 +1,9 @@
 """LIBERO task suites, with observations as in openpi's LIBERO examples.
 
-LIBERO is installed by hand (docs/online.md); its meshes and textures are a download of their own. Its
-`benchmark` module needs torch and its fixed initial states are torch files, so neither is used: tasks are
-found by their files, and the seed places the objects. "libero_spatial" plays task `seed % tasks`,
-"libero_spatial/3" always the fourth.
+LIBERO is installed by hand (docs/environments.md), and its meshes and textures are a separate download. LIBERO's
+`benchmark` module needs torch, and its fixed initial states are torch files, so this adapter uses neither: it finds the
+tasks by their files, and the seed places the objects. "libero_spatial" plays task `seed % tasks`, "libero_spatial/3"
+always plays the fourth task.
 """
 
 import importlib.util
@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from acrlpd.envs.env import Columns, Env
-from acrlpd.envs.errors import EnvError, require
-from acrlpd.envs.rendering import choose_backend, require_rendering
+from acrlpd.envs.env import Columns, Env, EnvError
+from acrlpd.envs.simulators import choose_backend, require, require_rendering
 
 STATE, IMAGE, WRIST_IMAGE = "state", "image", "wrist_image"
-# Steps within which the suite's longest demonstration fits, as openpi evaluates.
+# Steps in which the suite's longest demonstration fits; openpi evaluates with the same numbers.
 _MAX_STEPS = {
     "libero_spatial": 220,
     "libero_object": 280,
@@ -29,7 +28,7 @@ _MAX_STEPS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-_SETTLE_STEPS = 10  # objects fall onto the table first
+_SETTLE_STEPS = 10  # in which objects fall onto the table
 _DO_NOTHING = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 
 
@@ -60,7 +59,7 @@ def make_libero(
 
 
 class LiberoEnv(Env):
-    """Columns of physical-intelligence/libero; the prompt is the task of the episode."""
+    """Has the columns of physical-intelligence/libero; the prompt is the task of the episode."""
 
     action_column = "actions"
 
@@ -71,16 +70,12 @@ class LiberoEnv(Env):
     def observation_columns(self, raw: dict[str, np.ndarray]) -> Columns:
         position, quaternion = raw["robot0_eef_pos"], raw["robot0_eef_quat"]
         state = np.concatenate([position, axis_angle(quaternion), raw["robot0_gripper_qpos"]])
-        # The simulator's images are upside down and mirrored.
-        return {
-            STATE: state,
-            IMAGE: np.ascontiguousarray(raw["agentview_image"][::-1, ::-1]),
-            WRIST_IMAGE: np.ascontiguousarray(raw["robot0_eye_in_hand_image"][::-1, ::-1]),
-        }
+        image, wrist_image = raw["agentview_image"], raw["robot0_eye_in_hand_image"]
+        return {STATE: state, IMAGE: _upright(image), WRIST_IMAGE: _upright(wrist_image)}
 
 
 class _Simulator:
-    """LIBERO's environment of one task at a time, behind gymnasium's interface."""
+    """LIBERO's environment behind gymnasium's interface; one task is open at a time."""
 
     def __init__(self, name: str, suite: str, task: int | None, image_size: tuple[int, int]) -> None:
         libero = importlib.import_module("libero.libero")
@@ -116,7 +111,7 @@ class _Simulator:
         return self._last, float(reward), bool(done), False, {"success": bool(done)}
 
     def render(self) -> np.ndarray:
-        return np.ascontiguousarray(self._last["agentview_image"][::-1, ::-1])
+        return _upright(self._last["agentview_image"])
 
     def close(self) -> None:
         if self._env is not None:
@@ -134,8 +129,13 @@ class _Simulator:
         self._open_task = task
 
 
+def _upright(image: np.ndarray) -> np.ndarray:
+    """The simulator's images are upside down and mirrored."""
+    return np.ascontiguousarray(image[::-1, ::-1])
+
+
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:
-    """A rotation (x, y, z, w) as axis times angle."""
+    """A rotation, given as a quaternion (x, y, z, w), as axis times angle."""
     w = float(np.clip(quaternion[3], -1.0, 1.0))
     norm = math.sqrt(1.0 - w * w)
     if norm < 1e-8:
@@ -144,11 +144,11 @@ def axis_angle(quaternion: np.ndarray) -> np.ndarray:
 
 
 def _write_config(name: str) -> None:
-    """LIBERO asks on the terminal where its files lie unless this file exists: write the usual answer."""
+    """Writes the file in which LIBERO looks for its paths; without the file LIBERO asks for them on the terminal."""
     spec = importlib.util.find_spec("libero")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"environment {name!r} needs LIBERO, which is installed by hand: see docs/online.md", name="libero"
+            f"environment {name!r} needs LIBERO, which is installed by hand: see docs/environments.md", name="libero"
         )
     folder = Path(os.environ.get("LIBERO_CONFIG_PATH") or Path.home() / ".libero")
     path = folder / "config.yaml"

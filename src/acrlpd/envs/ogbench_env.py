@@ -1,8 +1,8 @@
 """OGBench manipulation: cubes, scene and puzzle with a UR5e arm, from state or from pixels.
 
-Differs from the benchmark's own single-task environments in timing only: reward, success and the end of
-an episode belong to the action that caused them, not to the one after it, because the row of a dataset
-holds an action and what came of it.
+These environments differ from the benchmark's own single-task environments in timing only. Reward, success and the
+end of an episode belong to the action that caused them instead of the action after it, because the row of a dataset
+holds an action and its result.
 """
 
 import copy
@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from acrlpd.envs.env import STATE, Columns, Env, Expert
-from acrlpd.envs.errors import EnvError, require
-from acrlpd.envs.rendering import choose_backend, rendering_error, require_rendering, use_fast_settings
+from acrlpd.envs.env import STATE, Columns, Env, EnvError
+from acrlpd.envs.simulators import choose_backend, rendering_error, require, require_rendering, use_fast_settings
 
 RAW_STATE = "observation.raw_state"
 CAMERA = "observation.images.front"
@@ -33,7 +32,7 @@ def make_ogbench(
     image_size: tuple[int, int],
     max_episode_steps: int | None = None,
 ) -> Env:
-    """Names as in OGBench: [visual-]cube-single[-play]-singletask[-task1]-v0."""
+    """An environment by OGBench's own name: [visual-]cube-single[-play]-singletask[-task1]-v0."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise EnvError(
@@ -51,24 +50,20 @@ def make_ogbench(
     except gymnasium.error.Error as error:
         raise EnvError(f"unknown OGBench environment {name!r}: {error}") from error
     env = _template(name, match["kind"], spec.id, image_size).twin()
-    limit = spec.max_episode_steps
-    if max_episode_steps is not None:
-        limit = max_episode_steps if limit is None else min(limit, max_episode_steps)
+    limits = [steps for steps in (spec.max_episode_steps, max_episode_steps) if steps is not None]
     return OGBenchEnv(
         env,
         name=name,
         prompt=_prompt(match["kind"], env, task),
         fps=20,
         cameras=cameras,
-        max_episode_steps=limit,
+        max_episode_steps=min(limits, default=None),
         robot_type="ur5e",
     )
 
 
 class OGBenchEnv(Env):
-    """Adds what a policy reads: features of the cubes, the raw state, or proprioception and a camera."""
-
-    qualities = ("expert", "noisy", "mixed", "play")
+    """Observes features of the cubes and the raw state, the raw state alone, or proprioception and a camera."""
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
         if self.env.visual:
@@ -78,19 +73,14 @@ class OGBenchEnv(Env):
             return {STATE: cube_features(raw), RAW_STATE: raw}
         return {STATE: raw}
 
-    def expert(self, quality: str, rng: np.random.Generator) -> Expert:
-        from acrlpd.experts.ogbench import OGBenchExpert
-
-        return OGBenchExpert(self.env, self.name, quality, rng)
-
 
 def cube_features(raw: np.ndarray) -> np.ndarray:
-    """Numbers from which grasping is easy to learn; 7 + 13 per cube.
+    """Features from which grasping is easy to learn: 7, and 13 per cube.
 
-    OGBench's state leaves it to the network to subtract positions and angles. Here are the effector
-    (position, yaw), the gripper (opening, contact), and for every cube its position and yaw, its position
-    relative to the effector at two scales, and its yaw relative to the effector up to the quarter turns
-    that make no difference. Positions are in units of 10 cm, as in OGBench.
+    With OGBench's raw state the network has to learn to subtract positions and angles. The features are the effector
+    (position, yaw), the gripper (opening, contact), and for every cube its position and yaw, its position relative to
+    the effector at two scales, and its yaw relative to the effector. A quarter turn of a cube changes nothing, so the
+    last feature ignores quarter turns. Positions are in units of 10 cm, as in OGBench.
     """
     effector, effector_yaw, gripper = raw[12:15], raw[15] + 1j * raw[16], raw[17:19]
     features = [effector, _parts(effector_yaw), gripper]
@@ -103,7 +93,7 @@ def cube_features(raw: np.ndarray) -> np.ndarray:
 
 
 def proprioception(raw: np.ndarray) -> np.ndarray:
-    """What the arm feels, without the objects: joints (6), effector and its yaw (5), gripper (2)."""
+    """The state of the arm without the objects: joints (6), effector and its yaw (5), gripper (2)."""
     return np.concatenate([raw[:6], raw[12:19]]).astype(np.float32)
 
 
@@ -123,7 +113,7 @@ def _prompt(kind: str, env: Any, task: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _template(name: str, kind: str, env_id: str, image_size: tuple[int, int]) -> Any:
-    """A simulator that is never stepped: building one takes a second, a twin of it milliseconds."""
+    """A simulator from which twins are made: building a simulator takes a second, making a twin milliseconds."""
     gymnasium = require("gymnasium", env=name)
     spec = gymnasium.spec(env_id)
     create = _simulator_class(gymnasium.envs.registration.load_env_creator(spec.entry_point))
@@ -135,7 +125,7 @@ def _template(name: str, kind: str, env_id: str, image_size: tuple[int, int]) ->
 
 
 def _simulator_class(base: Any) -> type:
-    """The simulator's class with reproducible resets and without what nobody asked for."""
+    """A subclass of the simulator with reproducible resets, which computes and renders only what is used."""
 
     class Simulator(base):
         def __init__(self, name: str, kind: str, **options: Any) -> None:
@@ -148,7 +138,7 @@ def _simulator_class(base: Any) -> type:
             self.visual = self._ob_type == "pixels"
 
         def twin(self) -> "Simulator":
-            """An independent copy that shares what never changes: the parsed model and names."""
+            """An independent copy that shares the parts that never change: the parsed model and the names."""
             import mujoco
             from ogbench.manipspace.controllers import DiffIKController
 
@@ -166,7 +156,7 @@ def _simulator_class(base: Any) -> type:
 
         @functools.cached_property
         def action_space(self) -> Any:
-            """One space instead of a new, unseeded one at every use: resets sample actions from it."""
+            """One space with a seed, since resets sample actions; OGBench makes an unseeded space at every use."""
             from gymnasium.spaces import Box
 
             return Box(-np.ones(5, np.float32), np.ones(5, np.float32))
@@ -185,7 +175,7 @@ def _simulator_class(base: Any) -> type:
             super().post_step()
 
         def compute_ob_info(self) -> dict[str, Any]:
-            """Once per step instead of three times: the state does not change in between."""
+            """Computes once per step instead of three times: the state does not change in between."""
             if not self._caches:
                 return super().compute_ob_info()
             if self._ob_info is None:
@@ -193,13 +183,14 @@ def _simulator_class(base: Any) -> type:
             return self._ob_info
 
         def compute_observation(self) -> np.ndarray:
-            """The state in every case; images are rendered when somebody looks."""
+            """The state, also where the environment has images: `OGBenchEnv` renders them in `observe`."""
             kind, self._ob_type = self._ob_type, "states"
             try:
                 return super().compute_observation()
             finally:
                 self._ob_type = kind
 
+        # OGBench puts the whole state into every info; `OGBenchEnv` does not read it.
         def get_reset_info(self) -> dict[str, Any]:
             return {}
 
@@ -211,7 +202,7 @@ def _simulator_class(base: Any) -> type:
             use_fast_settings(self._model)
             try:
                 super()._initialize_renderer()
-            except Exception as error:  # PyOpenGL and mujoco raise many kinds
-                raise rendering_error(self._name, f"{type(error).__name__}: {error}") from error
+            except Exception as error:  # PyOpenGL and mujoco raise many kinds of errors
+                raise rendering_error(self._name, error) from error
 
     return Simulator

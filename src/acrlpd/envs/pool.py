@@ -1,8 +1,8 @@
-"""Several environments at once, in processes of their own or in this one.
+"""Several environments at once, in processes of their own or in this process.
 
-The environments are numbered slots; a slot is given one call at a time and answers with its result or with
-an `EnvFailure`. An environment that raises is made anew, a process that dies or hangs is started again,
-and whoever uses the pool is told which slots lost their episode.
+The environments are numbered slots. A slot executes one call at a time and answers with the result or with an
+`EnvFailure`. An environment that raises an error is replaced by a new one. A process that dies or hangs is started
+again, and the slots that lost their episode answer their next call with an `EnvFailure`.
 """
 
 import contextlib
@@ -15,30 +15,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
-from types import TracebackType
 from typing import Any, Self
 
-from acrlpd.envs.env import Env, EnvSpec
-from acrlpd.envs.errors import EnvError
+from acrlpd.envs.env import Env, EnvError, EnvSpec
 from acrlpd.envs.registry import IMAGE_SIZE, bind_env
 from acrlpd.envs.worker import Call, EnvSlots, work
 
 logger = logging.getLogger(__name__)
 
-# Importing a simulator and building its model on a busy machine.
+# Importing a simulator and building its model takes this long at most, on a busy machine.
 _START_TIMEOUT_S = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvFailure:
-    """A slot lost the episode it was in."""
+    """A slot lost its episode."""
 
     slot: int
     reason: str
 
 
 class EnvPool:
-    """`num_envs` environments of one kind in `num_workers` processes; 0: in this process."""
+    """`num_envs` environments of one kind in `num_workers` processes; with 0 processes they live in this one."""
 
     def __init__(
         self,
@@ -51,9 +49,9 @@ class EnvPool:
         max_episode_steps: int | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        """`num_workers` None: one process per core, at most one per environment.
+        """`num_workers` None means one process per core, but at most one per environment.
 
-        `timeout_s` is how long a call may take before its process is killed; in this process nobody can.
+        A process whose call takes longer than `timeout_s` is killed; without processes there is no time-out.
         """
         if num_envs < 1:
             raise EnvError(f"a pool needs at least one environment; found num_envs {num_envs}")
@@ -64,21 +62,21 @@ class EnvPool:
         make = bind_env(name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)
         self.name = name
         self.num_envs = num_envs
+        self.num_workers = min(num_envs, (os.cpu_count() or 1) if num_workers is None else num_workers)
         self.failures: list[EnvFailure] = []
-        workers = min(os.cpu_count() or 1, num_envs) if num_workers is None else min(num_workers, num_envs)
-        self.num_workers = workers
-        self._backend = _Processes(name, make, num_envs, workers, timeout_s) if workers else _InProcess(make, num_envs)
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._backend.spec
+        self._backend = (
+            _Processes(name, make, num_envs, self.num_workers, timeout_s)
+            if self.num_workers
+            else _InProcess(make, num_envs)
+        )
+        self.spec: EnvSpec = self._backend.spec
 
     def submit(self, slot: int, function: Callable[..., Any], *args: Any) -> None:
-        """Asks for `function(env, *args)` in a slot that has nothing to do."""
+        """Asks an idle slot for `function(env, *args)`."""
         self._backend.submit(slot, (function, args))
 
     def next_result(self) -> tuple[int, Any]:
-        """Waits for any slot; its result, or an `EnvFailure`."""
+        """Waits until any slot answers: the slot, and its result or an `EnvFailure`."""
         slot, result = self._backend.next_result()
         if isinstance(result, EnvFailure):
             self.failures.append(result)
@@ -86,7 +84,7 @@ class EnvPool:
         return slot, result
 
     def run(self, calls: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Slot -> (function, *args) for several slots at once; waits for all of them."""
+        """Executes slot -> (function, *args) in several slots at once and waits for all of them."""
         for slot, (function, *args) in calls.items():
             self.submit(slot, function, *args)
         results = dict(self.next_result() for _ in calls)
@@ -98,18 +96,17 @@ class EnvPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 class _InProcess:
-    """Calls are executed when their result is asked for."""
+    """Executes a call when its result is asked for."""
 
     def __init__(self, make: Callable[[], Env], num_envs: int) -> None:
         self._envs = EnvSlots(make, list(range(num_envs)))
         self.spec = self._envs.spec
+        self.close = self._envs.close
         self._queue: deque[tuple[int, Call]] = deque()
 
     def submit(self, slot: int, call: Call) -> None:
@@ -120,25 +117,29 @@ class _InProcess:
         result, error = self._envs.run(slot, call)
         return slot, result if error is None else EnvFailure(slot, error)
 
-    def close(self) -> None:
-        self._envs.close()
-
 
 @dataclasses.dataclass
 class _Worker:
     process: Any
     connection: connection.Connection
     slots: list[int]
-    pending: set[int]
-    last_answer: float  # or last submission to an idle worker, by the monotonic clock
+    pending: set[int] = dataclasses.field(default_factory=set)  # slots with a call under way
+    # When the worker last answered, or was given a call while idle; by the monotonic clock.
+    waiting_since: float = 0.0
+
+    def kill(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.connection.close()
 
 
 class _Processes:
-    """Slots spread over worker processes; a worker does its calls in the order they came."""
+    """Spreads slots over worker processes; a worker executes its calls in the order of their arrival."""
 
     def __init__(self, name: str, make: Callable[[], Env], num_envs: int, num_workers: int, timeout_s: float) -> None:
         try:
-            pickle.dumps(make)  # multiprocessing would fail inside the child, without a word about why
+            pickle.dumps(make)  # multiprocessing would fail inside the child without saying why
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise EnvError(
                 f"environment {name!r} cannot be made in another process: {error}. Define the function given to "
@@ -150,10 +151,11 @@ class _Processes:
         self._context = multiprocessing.get_context("spawn")
         self._render_threads = max(1, (os.cpu_count() or 1) // num_workers)
         self._results: deque[tuple[int, Any]] = deque()
-        self._lost: dict[int, str] = {}  # slot -> why its episode is gone, although its last call went well
+        # Idle slots whose episode was lost with their process -> the reason, which their next failure reports.
+        self._lost: dict[int, str] = {}
         self._workers: list[_Worker] = []
         try:
-            # All of them first: they import and build at the same time.
+            # Start all processes before waiting for the first, so that they build their environments in parallel.
             self._workers += [self._launch(list(range(i, num_envs, num_workers))) for i in range(num_workers)]
             for worker in self._workers:
                 self.spec = self._await_ready(worker)
@@ -165,9 +167,9 @@ class _Processes:
     def submit(self, slot: int, call: Call) -> None:
         worker = self._of_slot[slot]
         if not worker.pending:
-            worker.last_answer = time.monotonic()
+            worker.waiting_since = time.monotonic()
         worker.pending.add(slot)
-        with contextlib.suppress(OSError):  # it has died since its last answer; `next_result` finds out
+        with contextlib.suppress(OSError):  # the process has died; `next_result` notices
             worker.connection.send((slot, call))
 
     def next_result(self) -> tuple[int, Any]:
@@ -176,17 +178,17 @@ class _Processes:
         return self._results.popleft()
 
     def _wait(self) -> None:
-        """Until an answer, a death or a time-out."""
+        """Waits for an answer, the death of a process, or a time-out."""
         busy = [worker for worker in self._workers if worker.pending]
         if not busy:
-            raise RuntimeError("next_result without a call under way")
-        deadline = min(worker.last_answer for worker in busy) + self._timeout_s
+            raise RuntimeError("next_result was called, but no slot has a call under way")
+        deadline = min(worker.waiting_since for worker in busy) + self._timeout_s
         ready = connection.wait([w.connection for w in busy], max(0.0, deadline - time.monotonic()))
-        now = time.monotonic()  # restarting one worker takes its time, in which others may have answered
+        now = time.monotonic()  # before restarts, which take time in which other workers may answer
         for worker in busy:
             if worker.connection in ready:
                 self._receive(worker)
-            elif now > worker.last_answer + self._timeout_s:
+            elif now > worker.waiting_since + self._timeout_s:
                 self._restart(worker, f"no answer for {self._timeout_s:g} s; its process was killed and restarted")
 
     def _receive(self, worker: _Worker) -> None:
@@ -197,34 +199,35 @@ class _Processes:
             self._restart(worker, f"its process died (exit code {worker.process.exitcode}) and was restarted")
             return
         worker.pending.discard(slot)
-        worker.last_answer = time.monotonic()
-        lost = self._lost.pop(slot, error)
-        self._results.append((slot, result if error is None else EnvFailure(slot, lost or error)))
+        worker.waiting_since = time.monotonic()
+        reason = self._lost.pop(slot, error)
+        self._results.append((slot, result if error is None else EnvFailure(slot, reason or error)))
 
     def _restart(self, worker: _Worker, reason: str) -> None:
-        """A new process; every call of the old one has failed, and its other slots lost their episodes."""
-        for slot in sorted(worker.pending):
-            self._results.append((slot, EnvFailure(slot, reason)))
-        self._lost |= {slot: reason for slot in worker.slots if slot not in worker.pending}
-        _kill(worker)
+        """Starts a new process. The calls of the old one have failed, and its other slots lost their episodes."""
+        for slot in worker.slots:
+            if slot in worker.pending:
+                self._results.append((slot, EnvFailure(slot, reason)))
+            else:
+                self._lost[slot] = reason
+        worker.kill()
         fresh = self._launch(worker.slots)
         worker.process, worker.connection, worker.pending = fresh.process, fresh.connection, set()
         self._await_ready(worker)
 
     def _launch(self, slots: list[int]) -> _Worker:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=work, args=(theirs, self._make, slots, self._render_threads), daemon=True
-        )
+        args = (theirs, self._make, slots, self._render_threads)
+        process = self._context.Process(target=work, args=args, daemon=True)
         process.start()
-        theirs.close()  # so that we notice when the child's end closes
-        return _Worker(process, ours, slots, set(), time.monotonic())
+        theirs.close()  # the connection then ends with the child
+        return _Worker(process, ours, slots)
 
     def _await_ready(self, worker: _Worker) -> EnvSpec:
         if not worker.connection.poll(_START_TIMEOUT_S):
             raise EnvError(f"environment {self._name!r} was not ready after {_START_TIMEOUT_S:g} s")
         try:
-            kind, content, missing_package = worker.connection.recv()
+            kind, content, package_is_missing = worker.connection.recv()
         except EOFError:
             worker.process.join(5)
             raise EnvError(
@@ -233,7 +236,7 @@ class _Processes:
                 "environments needs `if __name__ == '__main__':` around its main part"
             ) from None
         if kind == "failed":
-            raise ImportError(content) if missing_package else EnvError(content)
+            raise ImportError(content) if package_is_missing else EnvError(content)
         return content
 
     def close(self) -> None:
@@ -242,11 +245,4 @@ class _Processes:
                 worker.connection.send(None)
         for worker in self._workers:
             worker.process.join(5)
-            _kill(worker)
-
-
-def _kill(worker: _Worker) -> None:
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
-    worker.connection.close()
+            worker.kill()

@@ -2,29 +2,24 @@
 
 import fnmatch
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from acrlpd.envs.env import Env
-from acrlpd.envs.errors import EnvError, require
+from acrlpd.choice import import_module, import_name
+from acrlpd.envs.env import Env, EnvError
+from acrlpd.envs.simulators import require
 
 IMAGE_SIZE = (224, 224)  # height and width of observed images: the resolution of the released policies
 
 # make(name, *, cameras, image_size, max_episode_steps) -> Env
 MakeFn = Callable[..., Env]
 
-_OGBENCH = "acrlpd.envs.ogbench_env:make_ogbench"
-_ALOHA = "acrlpd.envs.aloha_env:make_aloha"
+OGBENCH_NAMES = ("cube-*", "scene-*", "puzzle-*", "visual-cube-*", "visual-scene-*", "visual-puzzle-*")
+# Name or pattern -> the function that makes the environment; as text where its module is imported only when needed.
 _REGISTERED: dict[str, MakeFn | str] = {
-    "cube-*": _OGBENCH,
-    "scene-*": _OGBENCH,
-    "puzzle-*": _OGBENCH,
-    "visual-cube-*": _OGBENCH,
-    "visual-scene-*": _OGBENCH,
-    "visual-puzzle-*": _OGBENCH,
-    "gym_aloha/AlohaTransferCube-v0": _ALOHA,
-    "gym_aloha/AlohaInsertion-v0": _ALOHA,
+    **dict.fromkeys(OGBENCH_NAMES, "acrlpd.envs.ogbench_env:make_ogbench"),
+    "gym_aloha/AlohaTransferCube-v0": "acrlpd.envs.aloha_env:make_aloha",
+    "gym_aloha/AlohaInsertion-v0": "acrlpd.envs.aloha_env:make_aloha",
     "libero_*": "acrlpd.envs.libero_env:make_libero",
 }
 
@@ -32,9 +27,9 @@ _REGISTERED: dict[str, MakeFn | str] = {
 def register_env(name: str, make: MakeFn) -> None:
     """Makes an environment known under a name, or under a pattern such as "kitchen-*".
 
-    `make(name, *, cameras, image_size, max_episode_steps)` returns an `Env`. Define it at the top level of
-    a module: parallel environments live in processes of their own, which import it. Where nobody else
-    imports the module that registers, the name "module:name" does.
+    `make(name, *, cameras, image_size, max_episode_steps)` returns an `Env`. Define `make` at the top level of a
+    module, because the processes of parallel environments import it. The environment's name "module:name" imports the
+    module that registers it.
     """
     _REGISTERED[name] = make
 
@@ -46,10 +41,10 @@ def make_env(
     image_size: tuple[int, int] = IMAGE_SIZE,
     max_episode_steps: int | None = None,
 ) -> Env:
-    """An environment by registered name or gymnasium id.
+    """An environment by its registered name or gymnasium id.
 
-    `cameras` are the camera columns to observe (None: all that it has), `max_episode_steps` cuts episodes
-    sooner than the environment's own limit.
+    `cameras` are the camera columns to observe; None means all that the environment has. `max_episode_steps` cuts
+    episodes sooner than the environment's own limit.
     """
     return bind_env(name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)()
 
@@ -61,47 +56,31 @@ def bind_env(
     image_size: tuple[int, int],
     max_episode_steps: int | None,
 ) -> Callable[[], Env]:
-    """`make_env` for later, or for another process; numbers that no environment can have are refused now."""
+    """`make_env` for later or for another process; the name and the numbers are checked now."""
     if min(image_size) < 1:
         raise EnvError(f"image_size must be height and width in pixels, at least 1; found {list(image_size)}")
     if max_episode_steps is not None and max_episode_steps < 1:
         raise EnvError(f"max_episode_steps must be at least 1; found {max_episode_steps}")
-    return functools.partial(
-        find_env(name), name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps
-    )
-
-
-def find_env(name: str) -> MakeFn:
-    """The function that makes the environment of this name; "module:name" imports the module first."""
-    module, _, known_as = name.rpartition(":")
-    if module:
-        _import_module(name, module)
-    make = _REGISTERED.get(known_as)
-    if make is None:
-        patterns = [pattern for pattern in _REGISTERED if fnmatch.fnmatchcase(known_as, pattern)]
-        make = _REGISTERED[patterns[-1]] if patterns else make_gymnasium
+    make = find_by_pattern(_REGISTERED, import_registration(name)) or make_gymnasium
     if isinstance(make, str):
-        module, _, attribute = make.partition(":")
-        make = getattr(importlib.import_module(module), attribute)
-    assert callable(make)
-    return make
+        make = import_name(make)
+    return functools.partial(make, name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)
 
 
-def list_envs() -> list[str]:
-    """Registered names and patterns."""
-    return list(_REGISTERED)
+def import_registration(name: str) -> str:
+    """Imports the module of "module:name", which registers the environment, and returns the name alone."""
+    if ":" in name:
+        try:
+            import_module(name)
+        except ValueError as error:
+            raise EnvError(f"environment {error}") from error
+    return name.partition(":")[2] or name
 
 
-def _import_module(name: str, module: str) -> None:
-    if module.startswith("."):
-        raise EnvError(f"environment {name!r}: give the module's whole name; found the relative {module!r}")
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise EnvError(
-            f"environment {name!r}: cannot import {module!r} ({error}). Install it, or put the directory of its file "
-            "on Python's path: PYTHONPATH=. acrlpd ..."
-        ) from error
+def find_by_pattern(registered: dict[str, Any], name: str) -> Any:
+    """What is registered under this name, or else under the newest pattern that fits; None where nothing fits."""
+    patterns = [pattern for pattern in registered if fnmatch.fnmatchcase(name, pattern)]
+    return registered.get(name, registered[patterns[-1]] if patterns else None)
 
 
 def make_gymnasium(
@@ -114,9 +93,7 @@ def make_gymnasium(
 ) -> Env:
     """Any gymnasium id; `options` go to `Env`. Images keep the size that the environment gives them."""
     gymnasium = require("gymnasium", env=name)
-    module, _, env_id = name.rpartition(":")
-    if module:
-        _import_module(name, module)
+    env_id = import_registration(name)
     try:
         spec = gymnasium.spec(env_id)
     except gymnasium.error.Error as error:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from acrlpd.envs.env import Columns
+from acrlpd.envs.env import Columns, EnvError
 from acrlpd.envs.episodes import Executed, Rollout, Start, check_filming, execute_chunk, stack, start_episode
-from acrlpd.envs.errors import EnvError
 from acrlpd.envs.pool import EnvFailure, EnvPool
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The process that some of the environments of a pool live in. Imports no JAX."""
+"""The process in which some of the environments of a pool live. It imports no JAX."""
 
 import os
 import signal
@@ -7,22 +7,19 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from acrlpd.envs.env import Env, EnvSpec
+from acrlpd.envs.env import Env
 
-# What a pool is asked to do: function(env, *args).
+# What a pool asks of an environment: function(env, *args).
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class EnvSlots:
-    """Environments by slot, which are made anew after an error: nobody knows what state it left behind."""
+    """Environments by slot. An error leaves an environment in an unknown state, so a new one takes its place."""
 
     def __init__(self, make: Callable[[], Env], slots: list[int]) -> None:
         self._make = make
         self._envs = {slot: make() for slot in slots}
-
-    @property
-    def spec(self) -> EnvSpec:
-        return next(iter(self._envs.values())).spec
+        self.spec = self._envs[slots[0]].spec
 
     def run(self, slot: int, call: Call) -> tuple[Any, str | None]:
         """(result, None), or (None, what went wrong)."""
@@ -41,13 +38,13 @@ class EnvSlots:
 
 
 def work(connection: Connection, make: Callable[[], Env], slots: list[int], render_threads: int) -> None:
-    """Answers ("ready", spec) once, then (slot, result, error) for every (slot, call), until told None."""
+    """Sends ("ready", spec, False) once, then (slot, result, error) for every (slot, call); None ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    # Software rendering takes every core unless told otherwise, in every process.
+    # Software rendering in every process would otherwise use every core.
     os.environ.setdefault("LP_NUM_THREADS", str(render_threads))
     try:
         envs = EnvSlots(make, slots)
-    except Exception as error:  # sent to the parent, which raises it there
+    except Exception as error:  # the parent raises it
         connection.send(("failed", f"{error}" or type(error).__name__, isinstance(error, ImportError)))
         return
     connection.send(("ready", envs.spec, False))
@@ -55,6 +52,6 @@ def work(connection: Connection, make: Callable[[], Env], slots: list[int], rend
         while (message := connection.recv()) is not None:
             slot, call = message
             connection.send((slot, *envs.run(slot, call)))
-    except (EOFError, BrokenPipeError):  # the parent is gone
+    except (EOFError, BrokenPipeError):  # the parent has ended
         sys.exit(1)
     envs.close()

@@ -12,11 +12,10 @@ from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.rewards import environment_rewards
-from acrlpd.envs.episodes import Rollout
-from acrlpd.envs.errors import EnvError
+from acrlpd.envs.env import EnvError
+from acrlpd.envs.episodes import Rollout, write_video
 from acrlpd.envs.pool import EnvPool
 from acrlpd.envs.rollouts import ChunkPolicy, rollouts
-from acrlpd.envs.video import write_video
 from acrlpd.evaluation.calibration import BestOfNEffect, Calibration, best_of_n_effect, calibrate
 from acrlpd.evaluation.statistics import Summary, summarize
 from acrlpd.evaluation.traces import EpisodeTrace, trace_episodes

@@ -1,1 +1,1 @@
-"""Scripted experts, and the demonstrations they give."""
+"""Scripted experts of simulated environments, and the datasets of demonstrations that they make."""

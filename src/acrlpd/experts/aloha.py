@@ -1,27 +1,27 @@
-"""A scripted cube transfer for gym-aloha: the right arm picks the cube up, the left one takes it over.
+"""The scripted cube transfer of gym-aloha: the right arm picks the cube up, and the left arm takes it over.
 
-Poses of the fingers over time, made once when the episode starts, turned into joint positions by damped
-least squares and interpolated between.
+When the episode starts the expert plans poses of the fingers over time, turns them into joint positions by damped least
+squares, and interpolates between them.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
-import mujoco
 import numpy as np
 
-from acrlpd.envs.errors import EnvError
+from acrlpd.envs.env import Env
+from acrlpd.experts.expert import Expert
 
-# Where the fingers close, ahead of the body that the kinematics end in.
+# Where the fingers close, relative to the last body of the kinematics.
 FINGERTIP = np.array([0.1347, 0.0, 0.0])
 _JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate")
 _OPEN, _CLOSED = 1.0, 0.0
-_CUBE_HEIGHT = 0.02  # of its centre, when it lies on the table
+_CUBE_HEIGHT = 0.02  # of the centre of a cube that lies on the table
 _MEETING_POINT = np.array([0.0, 0.5, 0.3])
 _PITCH_DOWN = np.deg2rad(60.0)  # of the right gripper
-# Angles of the wrists from which poses are searched. The right wrist bends the other way than it does at rest; a
-# search through the straight wrist turns the forearm over for some cubes and not for others, one way or the other,
-# and demonstrations that jump like this between cubes that lie side by side are hard to imitate.
+# Angles of the wrists from which the search for poses starts. The right wrist starts bent, opposite to its angle at
+# rest. A search that passes the straight wrist turns the forearm over for some cubes and not for their neighbours, and
+# demonstrations that jump between neighbouring cubes are hard to imitate.
 _WRIST_BEND = {"left": -0.3, "right": 0.6}
 _MAX_STEP = 0.2  # radians per iteration of the inverse kinematics
 _DAMPING = 1e-2
@@ -30,27 +30,32 @@ _TOLERANCE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """How well the script does its work."""
+    """How well the expert does its work. A pair holds the bounds between which a number is drawn per episode."""
 
-    noise: tuple[float, float]  # standard deviation of joint targets in radians, drawn per episode
+    shows: str  # for people
+    noise: tuple[float, float]  # standard deviation of the joint targets in radians
     aim_probability: float = 1.0  # that the right arm reaches for the cube itself
-    miss: tuple[float, float] = (0.04, 0.08)  # metres by which it reaches beside the cube otherwise
-    pace: tuple[float, float] = (0.9, 1.1)  # of all movements, drawn per episode; larger is slower
-    # Metres, at most, between where it arrives above its aim and the aim. A pose that gave the aim away would leave
-    # nothing to look for on the way down, and nothing to learn corrections from.
+    miss: tuple[float, float] = (0.04, 0.08)  # metres by which the arm otherwise reaches beside the cube
+    pace: tuple[float, float] = (0.9, 1.1)  # of all movements; larger is slower
+    # The most metres by which the hand arrives beside its aim, before it goes down. If the hand always arrived right
+    # above the aim, a policy would not have to look at the cube on the way down and would learn no corrections.
     drift: float = 0.03
 
 
 QUALITIES = {
-    "expert": Quality(noise=(0.0, 0.005)),
-    "noisy": Quality(noise=(0.005, 0.03)),
-    "mixed": Quality(noise=(0.0, 0.02), aim_probability=0.5),
+    "expert": Quality("smooth, and hands the cube over", noise=(0.0, 0.005)),
+    "noisy": Quality("hands the cube over with noise on every joint", noise=(0.005, 0.03)),
+    "mixed": Quality(
+        "noisy, and reaches for the cube in half of the episodes, beside it in the others",
+        noise=(0.0, 0.02),
+        aim_probability=0.5,
+    ),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Waypoint:
-    """Where the fingers of one arm are at a step, and how open they are."""
+    """The pose of the fingers of one arm at a step, and how open they are."""
 
     step: int
     position: np.ndarray  # [3] metres
@@ -58,16 +63,16 @@ class Waypoint:
     opening: float
 
 
-class TransferExpert:
-    """Plays the plan for the cube's initial pose, with noise."""
+class TransferExpert(Expert):
+    """Follows a plan for the initial pose of the cube, with noise."""
 
-    def __init__(self, physics: Any, name: str, quality: str, rng: np.random.Generator) -> None:
-        if quality not in QUALITIES:
-            raise EnvError(f"the expert of {name!r} has qualities {list(QUALITIES)}; found {quality!r}")
+    qualities: ClassVar[dict[str, str]] = {name: quality.shows for name, quality in QUALITIES.items()}
+
+    def __init__(self, env: Env, quality: str, rng: np.random.Generator) -> None:
         settings = QUALITIES[quality]
         self._rng = rng
         self._noise = rng.uniform(*settings.noise)
-        model, data = physics.model.ptr, physics.data.ptr
+        model, data = env.env.physics.model.ptr, env.env.physics.data.ptr
         cube = np.array([*data.qpos[16:18], _CUBE_HEIGHT])
         if rng.uniform() >= settings.aim_probability:
             cube[:2] += rng.uniform(*settings.miss) * direction(rng)
@@ -79,11 +84,11 @@ class TransferExpert:
         self._step = 0
 
     def act(self) -> np.ndarray:
-        """Joint targets and gripper openings [14]; after the end of the plan the last ones."""
+        """Joint targets and gripper openings [14]; after the end of the plan its last ones."""
         action = self._plan[min(self._step, len(self._plan) - 1)].copy()
         self._step += 1
         noise = self._rng.normal(0.0, self._noise, 14)
-        noise[[6, 13]] = 0.0  # the grippers only know open and closed
+        noise[[6, 13]] = 0.0  # the grippers are open or closed
         return (action + noise).astype(np.float32)
 
 
@@ -123,7 +128,7 @@ def direction(rng: np.random.Generator) -> np.ndarray:
 
 
 def gripper_rotation(heading: float, pitch: float, roll: float) -> np.ndarray:
-    """Turned about the vertical, then tilted down, then turned about the gripper's own axis."""
+    """A gripper turned about the vertical, then tilted down, then turned about its own axis."""
     (ch, cp, cr), (sh, sp, sr) = np.cos([heading, pitch, roll]), np.sin([heading, pitch, roll])
     turn = np.array([[ch, -sh, 0], [sh, ch, 0], [0, 0, 1]])
     tilt = np.array([[cp, 0, sp], [0, 1, 0], [-sp, 0, cp]])
@@ -135,8 +140,10 @@ class Arm:
     """Inverse kinematics of one arm."""
 
     def __init__(self, model: Any, side: str) -> None:
+        import mujoco
+
         self._model = model
-        self._data = mujoco.MjData(model)  # scratch: the simulation itself is not touched
+        self._data = mujoco.MjData(model)  # a copy, so that planning does not change the simulation
         joints = [model.joint(f"vx300s_{side}/{joint}") for joint in _JOINTS]
         self._qpos = np.array([joint.qposadr[0] for joint in joints])
         self._dofs = np.array([joint.dofadr[0] for joint in joints])
@@ -145,7 +152,7 @@ class Arm:
         self._wrist_bend = _WRIST_BEND[side]
 
     def plan(self, data: Any, waypoints: list[Waypoint], pace: float) -> np.ndarray:
-        """Joint positions and opening [steps, 7] from where the arm is now through all waypoints."""
+        """Joint positions and opening [steps, 7] from the present pose of the arm through all waypoints."""
         self._data.qpos[:] = data.qpos
         joints, openings = [self._data.qpos[self._qpos].copy()], [_CLOSED]
         self._data.qpos[self._qpos[_JOINTS.index("wrist_angle")]] = self._wrist_bend
@@ -154,7 +161,7 @@ class Arm:
             openings.append(waypoint.opening)
         times = pace * np.array([0, *(waypoint.step for waypoint in waypoints)])
         steps = np.arange(1, int(times[-1]) + 1)
-        # Movements start and end gently: a pose that gives the aim away at once would leave nothing to look for.
+        # Movements start and end slowly, so that the first steps do not show yet where the cube lies.
         position = np.interp(steps, times, np.arange(len(times)))  # in waypoints
         passed, share = np.divmod(np.minimum(position, len(times) - 1 - 1e-9), 1.0)
         position = passed + share**3 * (10 - 15 * share + 6 * share**2)
@@ -162,7 +169,9 @@ class Arm:
         return np.stack([np.interp(position, np.arange(len(times)), column) for column in columns], axis=1)
 
     def solve(self, position: np.ndarray, rotation: np.ndarray, iterations: int = 200) -> np.ndarray:
-        """Joint positions [6] that put the fingertips there, from those of the last call."""
+        """Joint positions [6] that bring the fingertips to a pose; the search starts from the last solution."""
+        import mujoco
+
         model, data = self._model, self._data
         jacobian = np.empty((6, model.nv))
         for _ in range(iterations):
@@ -183,6 +192,8 @@ class Arm:
 
 def rotation_vector(rotation: np.ndarray) -> np.ndarray:
     """Axis times angle of a rotation matrix."""
+    import mujoco
+
     quaternion, vector = np.empty(4), np.empty(3)
     mujoco.mju_mat2Quat(quaternion, rotation.ravel())
     mujoco.mju_quat2Vel(vector, quaternion, 1.0)

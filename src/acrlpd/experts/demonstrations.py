@@ -1,8 +1,8 @@
-"""Demonstrations by scripted experts, as a LeRobot v3.0 dataset with rewards.
+"""Datasets of demonstrations by scripted experts: LeRobot v3.0 with rewards.
 
-Every episode is a candidate with a number; its seed, its quality and whether it is kept follow from that
-number and the settings alone. Kept episodes lie one file each next to the dataset until all are there, so
-a collection that was interrupted goes on where it stopped and ends with the same dataset.
+Experts play numbered candidates. The seed of a candidate, its quality and whether it is kept follow from its number and
+the settings alone. Kept episodes are stored next to the dataset, one file each, until all are there, so that a
+collection that was interrupted continues and ends with the same dataset.
 """
 
 import contextlib
@@ -12,42 +12,32 @@ import math
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Annotated
 
 import numpy as np
+from annotated_types import Ge, Interval
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from acrlpd.config.bounds import check_bounds
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
-from acrlpd.envs.env import EnvSpec
-from acrlpd.envs.episodes import Rollout, demonstrate, rollout_features
-from acrlpd.envs.errors import EnvError
+from acrlpd.envs.env import EnvError, EnvSpec
+from acrlpd.envs.episodes import Rollout, rollout_features
 from acrlpd.envs.pool import EnvFailure, EnvPool
 from acrlpd.envs.registry import IMAGE_SIZE
-from acrlpd.files import LOCK, only_one
+from acrlpd.experts.expert import Expert, demonstrate, find_expert
+from acrlpd.files import LOCK, only_one, write_atomically, write_text_atomically
 
-# Candidates per wanted episode after which a share of successes is called out of reach.
+# After this many candidates per wanted episode a share of successes counts as out of reach.
 _MAX_CANDIDATES_PER_EPISODE = 20
-# Candidates that may fail (crash, hang) before the collection gives up.
+# So many candidates may crash or hang before the collection ends with an error.
 _MAX_FAILED = 10
-# At once; finished episodes with images take 100 MB each until it is their turn.
+# Environments at once: an episode with images takes 100 MB of memory until it is stored.
 _MAX_ENVS = 16
-_SETTINGS_FILE = "settings.json"
-
-# For people: which environments have an expert, and what its qualities are.
-EXPERTS = {
-    "[visual-]cube-*, scene-*, puzzle-* (OGBench)": {
-        "expert": "smooth, and does the task",
-        "noisy": "does the task with strong noise on every action",
-        "mixed": "noisy, and does the task in 35 % of the episodes, something else in the others",
-        "play": "smooth, with every third goal or so that of the task",
-    },
-    "gym_aloha/AlohaTransferCube-v0": {
-        "expert": "smooth, and hands the cube over",
-        "noisy": "hands the cube over with noise on every joint",
-        "mixed": "noisy, and reaches for the cube in half of the episodes, beside it in the others",
-    },
-}
+# Names of the arrays in an episode's file.
+_STORED = ("seed", "prompt", "actions", "rewards", "success", "terminated")
+_OBSERVATION = "observation/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,28 +47,24 @@ class DemonstrationSettings:
     # Name of the environment.
     env: str
     # Episodes in the dataset.
-    num_episodes: int
-    # Quality of the expert -> its share of the candidates; an environment's experts know several.
+    num_episodes: Annotated[int, Ge(1)]
+    # Quality of the expert -> its share of the candidates.
     mix: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"expert": 1.0})
-    # Share of the episodes that are to be successes; None: as they come.
-    success_share: float | None = None
-    seed: int = 0
-    # Steps after which an episode is cut; None: the environment's own limit.
+    # Share of successes among the episodes of the dataset; None keeps every candidate.
+    success_share: Annotated[float | None, Interval(ge=0, le=1)] = None
+    seed: Annotated[int, Ge(0)] = 0
+    # Steps after which an episode is cut; None means the environment's own limit.
     max_episode_steps: int | None = None
     image_size: tuple[int, int] = IMAGE_SIZE
     # Encoder of the cameras' videos.
     codec: str = "h264"
 
     def __post_init__(self) -> None:
-        if self.num_episodes < 1:
-            raise EnvError(f"num_episodes must be at least 1; found {self.num_episodes}")
-        if self.seed < 0:
-            raise EnvError(f"seed must be at least 0; found {self.seed}")
+        for finding in check_bounds(self):
+            raise EnvError(finding.message)
         shares = self.mix.values()
         if not all(0 <= share < math.inf for share in shares) or not sum(shares) > 0:
             raise EnvError(f"mix must give qualities and their shares, such as {{'expert': 1}}; found {dict(self.mix)}")
-        if self.success_share is not None and not 0 <= self.success_share <= 1:
-            raise EnvError(f"success_share must lie in [0, 1]; found {self.success_share}")
 
     def seed_of(self, candidate: int) -> int:
         return int(np.random.SeedSequence([self.seed, candidate]).generate_state(1)[0])
@@ -116,10 +102,11 @@ def collect_demonstrations(
 ) -> Collection:
     """Collects a dataset into the directory `output`, which must not exist yet.
 
-    If an earlier call with the same settings was interrupted, goes on from where it was.
+    If an earlier call with the same settings was interrupted, this call continues it.
     """
     output = Path(output)
-    with _only_collector(output) as path:
+    expert = find_expert(settings.env, settings.mix)
+    with _partial_directory(output) as directory:
         with EnvPool(
             settings.env,
             min(os.cpu_count() or 1, _MAX_ENVS),
@@ -128,103 +115,72 @@ def collect_demonstrations(
             max_episode_steps=settings.max_episode_steps,
             timeout_s=timeout_s,
         ) as envs:
-            # What cannot be shown or written is said before anything is played, and leaves nothing behind.
-            _check_mix(settings, envs.spec)
+            # The writer refuses features that a dataset cannot hold, before anything is played or stored.
             writer = _create_writer(output, settings, envs.spec)
-            partial = Partial(path, settings)
-            candidates = _candidates(envs, settings, partial.next_candidate)
-            with _Progress(settings, partial, show_progress) as progress:
-                while not partial.complete:
-                    partial.add(*next(candidates))
-                    progress.update(partial)
-            spec, failures = envs.spec, tuple(envs.failures)
-        _write_dataset(output, writer, partial, spec)
-        shutil.rmtree(path)
-    lengths = [length for _, length in partial.kept.values()]
-    return Collection(output, len(lengths), partial.num_successes, sum(lengths), partial.next_candidate, failures)
-
-
-@contextlib.contextmanager
-def _only_collector(output: Path) -> Iterator[Path]:
-    """Where episodes lie until all are there; for one process, since two would write over each other's."""
-    partial = output.with_name(output.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    with only_one(partial, "collecting these demonstrations; wait until it is done", EnvError):
-        try:
-            if output.exists() and (not output.is_dir() or any(output.iterdir())):
-                raise EnvError(f"{output} exists already; choose another directory or remove it")
-            yield partial
-        finally:
-            if partial.exists() and all(path.name == LOCK for path in partial.iterdir()):
-                shutil.rmtree(partial)
+            partial = _PartialCollection(directory, settings)
+            _play(envs, expert, partial, show_progress)
+        with writer:
+            for rollout in partial.episodes():
+                write_rollout(writer, rollout, envs.spec)
+        if output.exists():
+            output.rmdir()  # the directory is empty; others were refused above
+        writer.root.replace(output)
+        shutil.rmtree(directory)
+    return Collection(
+        output,
+        num_episodes=len(partial.kept),
+        num_successes=partial.num_successes,
+        num_steps=sum(length for _, length in partial.kept.values()),
+        num_candidates=partial.next_candidate,
+        failures=tuple(envs.failures),
+    )
 
 
 def write_rollout(writer: LeRobotWriter, rollout: Rollout, spec: EnvSpec) -> int:
-    """Appends a recorded episode to a dataset with the features `rollout_features(spec)`."""
+    """Appends a recorded episode to a dataset with the features `rollout_features(spec)`; returns its index."""
     columns = rollout.columns(spec.action_column)
     cameras = {name: columns.pop(name) for name in spec.cameras}
     writer.add_steps(columns, cameras)
     return writer.end_episode(rollout.prompt)
 
 
-def _check_mix(settings: DemonstrationSettings, spec: EnvSpec) -> None:
-    if not spec.qualities:
-        raise EnvError(
-            f"environment {spec.name!r} has no scripted expert. Those of OGBench and "
-            "gym_aloha/AlohaTransferCube-v0 have one"
-        )
-    unknown = [quality for quality in settings.mix if quality not in spec.qualities]
-    if unknown:
-        raise EnvError(f"the expert of {spec.name!r} shows {', '.join(spec.qualities)}; found {unknown[0]!r} in mix")
+@contextlib.contextmanager
+def _partial_directory(output: Path) -> Iterator[Path]:
+    """The directory of the kept episodes, for one process: two would overwrite each other's files."""
+    directory = output.with_name(output.name + ".partial")
+    directory.mkdir(parents=True, exist_ok=True)
+    with only_one(directory, "collecting these demonstrations; wait until it is done", EnvError):
+        try:
+            if output.exists() and (not output.is_dir() or any(output.iterdir())):
+                raise EnvError(f"{output} exists already; choose another directory or remove it")
+            yield directory
+        finally:
+            if directory.exists() and all(path.name == LOCK for path in directory.iterdir()):
+                shutil.rmtree(directory)
 
 
-def _candidates(envs: EnvPool, settings: DemonstrationSettings, first: int) -> Iterator[tuple[int, Rollout | None]]:
-    """Episodes in the order of their numbers, however long each takes; None for one that failed twice."""
-    finished: dict[int, Rollout | None] = {}
-    running: dict[int, int] = {}  # slot -> candidate
-    upcoming, wanted = first, first
-    failed: set[int] = set()
-
-    def submit(slot: int, candidate: int) -> None:
-        running[slot] = candidate
-        envs.submit(slot, demonstrate, settings.seed_of(candidate), settings.quality_of(candidate))
-
-    while True:
-        for slot in range(envs.num_envs):
-            # Nobody runs far ahead of a slow one: what is finished waits in memory.
-            if slot not in running and upcoming < wanted + 2 * envs.num_envs:
-                submit(slot, upcoming)
-                upcoming += 1
-        slot, result = envs.next_result()
-        candidate = running.pop(slot)
-        if isinstance(result, EnvFailure):
-            if len(failed) >= _MAX_FAILED:
-                raise EnvError(f"demonstrations in {settings.env!r} keep failing; the last: {result.reason}")
-            if candidate not in failed:
-                failed.add(candidate)
-                submit(slot, candidate)
-                continue
-        finished[candidate] = None if isinstance(result, EnvFailure) else result
-        while wanted in finished:
-            yield wanted, finished.pop(wanted)
-            wanted += 1
+def _create_writer(output: Path, settings: DemonstrationSettings, spec: EnvSpec) -> LeRobotWriter:
+    """A writer into a directory beside `output`; the directory appears with the first episode."""
+    writing = output.with_name(output.name + ".writing")
+    shutil.rmtree(writing, ignore_errors=True)
+    return LeRobotWriter(
+        writing, fps=spec.fps, features=rollout_features(spec), robot_type=spec.robot_type, codec=settings.codec
+    )
 
 
-class Partial:
-    """A collection under way: one file per kept episode, and the settings they belong to."""
+class _PartialCollection:
+    """A collection that is not complete: one file per kept episode, and the settings that they belong to."""
 
-    def __init__(self, path: Path, settings: DemonstrationSettings) -> None:
-        self.path = path
+    def __init__(self, directory: Path, settings: DemonstrationSettings) -> None:
+        self.directory = directory
         self.settings = settings
-        # candidate -> (success, steps)
-        self.kept = {int(p.name.split("-")[1]): self._facts(p) for p in sorted(path.glob("episode-*.npz"))}
+        # Candidate -> (success, steps), which are also part of the file's name.
+        self.kept: dict[int, tuple[bool, int]] = {}
+        for path in self._files():
+            _, candidate, outcome, length = path.stem.split("-")
+            self.kept[int(candidate)] = (outcome == "success", int(length))
         self.next_candidate = max(self.kept, default=-1) + 1
-        described = json.loads(json.dumps(dataclasses.asdict(settings)))
-        file = path / _SETTINGS_FILE
-        if self.kept:
-            self._check_settings(described, json.loads(file.read_text()))
-        path.mkdir(parents=True, exist_ok=True)
-        _write_atomically(file, lambda name: name.write_text(json.dumps(described, indent=2)))
+        self._check_and_store_settings()
 
     @property
     def num_successes(self) -> int:
@@ -239,7 +195,7 @@ class Partial:
         self.next_candidate = candidate + 1
         if rollout is not None and self._wants(rollout.succeeded):
             name = f"episode-{candidate:08d}-{'success' if rollout.succeeded else 'failure'}-{rollout.length}.npz"
-            _write_atomically(self.path / name, lambda temporary: _save_rollout(temporary, rollout))
+            write_atomically(self.directory / name, lambda file: _save_rollout(file, rollout))
             self.kept[candidate] = (rollout.succeeded, rollout.length)
         wanted = self.settings.num_episodes
         if self.next_candidate >= _MAX_CANDIDATES_PER_EPISODE * wanted and not self.complete:
@@ -250,8 +206,10 @@ class Partial:
             )
 
     def episodes(self) -> Iterator[Rollout]:
-        for path in sorted(self.path.glob("episode-*.npz")):
-            yield _load_rollout(path)
+        return map(_load_rollout, self._files())
+
+    def _files(self) -> list[Path]:
+        return sorted(self.directory.glob("episode-*.npz"))
 
     def _wants(self, success: bool) -> bool:
         total, share = self.settings.num_episodes, self.settings.success_share
@@ -261,108 +219,84 @@ class Partial:
         failures = len(self.kept) - self.num_successes
         return self.num_successes < successes if success else failures < total - successes
 
-    def _check_settings(self, wanted: dict[str, Any], found: dict[str, Any]) -> None:
-        different = sorted(key for key in wanted if wanted[key] != found.get(key))
-        if different:
-            key = different[0]
-            raise EnvError(
-                f"{self.path} is a collection under way with other settings: {key} was {found.get(key)!r} and is "
-                f"{wanted[key]!r}. Remove it to start again"
-            )
+    def _check_and_store_settings(self) -> None:
+        file = self.directory / "settings.json"
+        wanted = json.loads(json.dumps(dataclasses.asdict(self.settings)))
+        found = json.loads(file.read_text()) if self.kept else wanted
+        for key in wanted:
+            if wanted[key] != found.get(key):
+                raise EnvError(
+                    f"{self.directory} holds an unfinished collection with other settings: {key} was "
+                    f"{found.get(key)!r} and is {wanted[key]!r}. Remove the directory to start again"
+                )
+        write_text_atomically(file, json.dumps(wanted, indent=2))
 
-    def _facts(self, path: Path) -> tuple[bool, int]:
-        _, _, outcome, length = path.stem.split("-")
-        return outcome == "success", int(length)
+
+def _play(envs: EnvPool, expert: type[Expert], partial: _PartialCollection, show_progress: bool) -> None:
+    """Plays candidates until the collection is complete, with a progress bar."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[successes]} successes of {task.fields[candidates]} tried"),
+        TimeRemainingColumn(),
+    )
+    settings = partial.settings
+    played = _candidates(envs, expert, settings, partial.next_candidate)
+    with Progress(*columns, disable=not show_progress) as bar:
+        task = bar.add_task(settings.env, total=settings.num_episodes, successes=0, candidates=0)
+        while not partial.complete:
+            partial.add(*next(played))
+            successes, candidates = partial.num_successes, partial.next_candidate
+            bar.update(task, completed=len(partial.kept), successes=successes, candidates=candidates)
 
 
-def _save_rollout(path: Path, rollout: Rollout) -> None:
-    arrays: dict[str, Any] = {
-        "seed": rollout.seed,
-        "prompt": rollout.prompt,
-        "actions": rollout.actions,
-        "rewards": rollout.rewards,
-        "success": rollout.success,
-        "terminated": rollout.terminated,
-    }
-    arrays |= {f"observation/{name}": values for name, values in rollout.observations.items()}
-    # Rendered frames are plain: the lowest level makes files as small, four times as fast as numpy's own.
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+def _candidates(
+    envs: EnvPool, expert: type[Expert], settings: DemonstrationSettings, first: int
+) -> Iterator[tuple[int, Rollout | None]]:
+    """Candidates in the order of their numbers, however long each takes; None for one that failed twice."""
+    finished: dict[int, Rollout | None] = {}
+    running: dict[int, int] = {}  # slot -> candidate
+    upcoming, wanted = first, first
+    failed: set[int] = set()
+
+    def submit(slot: int, candidate: int) -> None:
+        running[slot] = candidate
+        envs.submit(slot, demonstrate, expert, settings.seed_of(candidate), settings.quality_of(candidate))
+
+    while True:
+        for slot in range(envs.num_envs):
+            # The bound is for memory, which holds the finished candidates that come after a slow one.
+            if slot not in running and upcoming < wanted + 2 * envs.num_envs:
+                submit(slot, upcoming)
+                upcoming += 1
+        slot, result = envs.next_result()
+        candidate = running.pop(slot)
+        if isinstance(result, EnvFailure):
+            if len(failed) >= _MAX_FAILED:
+                raise EnvError(f"demonstrations in {settings.env!r} keep failing; the last reason: {result.reason}")
+            if candidate not in failed:
+                failed.add(candidate)
+                submit(slot, candidate)
+                continue
+        finished[candidate] = None if isinstance(result, EnvFailure) else result
+        while wanted in finished:
+            yield wanted, finished.pop(wanted)
+            wanted += 1
+
+
+def _save_rollout(file: IO[bytes], rollout: Rollout) -> None:
+    arrays = {name: getattr(rollout, name) for name in _STORED}
+    arrays |= {_OBSERVATION + name: values for name, values in rollout.observations.items()}
+    # numpy's own compression is four times as slow, and no smaller for rendered frames.
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, array in arrays.items():
-            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def _load_rollout(path: Path) -> Rollout:
     with np.load(path, allow_pickle=False) as file:
-        content = dict(file)
-    prefix = "observation/"
-    return Rollout(
-        seed=int(content["seed"]),
-        prompt=str(content["prompt"]),
-        actions=content["actions"],
-        rewards=content["rewards"],
-        success=content["success"],
-        terminated=bool(content["terminated"]),
-        observations={k.removeprefix(prefix): v for k, v in content.items() if k.startswith(prefix)},
-        chunk_steps=np.zeros(0, np.int64),
-        values={},
-    )
-
-
-def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """A kill leaves either nothing or the whole file."""
-    temporary = path.with_name(path.name + ".tmp")
-    write(temporary)
-    temporary.replace(path)
-
-
-def _create_writer(output: Path, settings: DemonstrationSettings, spec: EnvSpec) -> LeRobotWriter:
-    """Writes beside `output`; the directory appears with the first episode."""
-    writing = output.with_name(output.name + ".writing")
-    shutil.rmtree(writing, ignore_errors=True)
-    return LeRobotWriter(
-        writing,
-        fps=spec.fps,
-        features=rollout_features(spec),
-        robot_type=spec.robot_type,
-        codec=settings.codec,
-    )
-
-
-def _write_dataset(output: Path, writer: LeRobotWriter, partial: Partial, spec: EnvSpec) -> None:
-    """All episodes into the writer's directory, which gets its name when it is complete."""
-    with writer:
-        for rollout in partial.episodes():
-            write_rollout(writer, rollout, spec)
-    if output.exists():
-        output.rmdir()  # empty, or it would have been refused
-    writer.root.replace(output)
-
-
-class _Progress:
-    """A progress bar with the counts that matter."""
-
-    def __init__(self, settings: DemonstrationSettings, partial: Partial, show: bool) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[outcome]}"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, disable=not show)
-        self._task = self._bar.add_task(settings.env, total=settings.num_episodes, outcome="")
-        self.update(partial)
-
-    def update(self, partial: Partial) -> None:
-        outcome = f"{partial.num_successes} successes of {partial.next_candidate} tried"
-        self._bar.update(self._task, completed=len(partial.kept), outcome=outcome)
-
-    def __enter__(self) -> "_Progress":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        content = {name: array if array.ndim else array.item() for name, array in file.items()}
+    stored = {name: content.pop(name) for name in _STORED}
+    return Rollout(**stored, observations={name.removeprefix(_OBSERVATION): v for name, v in content.items()})

@@ -1,14 +1,15 @@
-"""Scripted OGBench experts: the benchmark's own oracles, aimed at the task's goal or past it."""
+"""The scripted expert of OGBench: the benchmark's own oracles, which pursue the task's goal or another goal."""
 
 import contextlib
 import dataclasses
 import importlib
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from acrlpd.envs.errors import EnvError
+from acrlpd.envs.env import Env
+from acrlpd.experts.expert import Expert
 from acrlpd.experts.ogbench_goals import Goal, next_goal, random_goal
 
 
@@ -16,34 +17,42 @@ from acrlpd.experts.ogbench_goals import Goal, next_goal, random_goal
 class Quality:
     """How good a demonstration is."""
 
+    shows: str  # for people
     # "plan" follows a smooth trajectory; "markov" reacts to the state and so recovers from noise.
     oracle: Literal["plan", "markov"]
-    # Standard deviation of the noise on all five actions, drawn per episode. OGBench's own scaling
-    # ([1, 1, 1, 3, 10]) ruins the gripper at such levels.
+    # Bounds between which the standard deviation of the noise on all five actions is drawn per episode. OGBench's own
+    # scaling of the noise ([1, 1, 1, 3, 10]) would keep the gripper from holding anything at such levels.
     noise: tuple[float, float] = (0.0, 0.0)
-    # Probability to do what the task asks for; otherwise something else that looks the same.
+    # Probability to pursue the goal of the task; otherwise the expert pursues a random goal.
     goal_probability: float = 1.0
-    # Whether that is decided once for the whole episode, or again for every goal in it.
+    # Whether the expert chooses between the two once for the whole episode, or again for every goal.
     decided: Literal["per_episode", "per_goal"] = "per_episode"
 
 
 QUALITIES = {
-    "expert": Quality("plan"),
-    "noisy": Quality("markov", noise=(0.1, 0.5)),
-    "mixed": Quality("markov", noise=(0.1, 0.5), goal_probability=0.35),
-    "play": Quality("plan", goal_probability=0.3, decided="per_goal"),
+    "expert": Quality("smooth, and does the task", "plan"),
+    "noisy": Quality("does the task with strong noise on every action", "markov", noise=(0.1, 0.5)),
+    "mixed": Quality(
+        "noisy, and does the task in 35 % of the episodes, something else in the others",
+        "markov",
+        noise=(0.1, 0.5),
+        goal_probability=0.35,
+    ),
+    "play": Quality(
+        "smooth, with the task as every third goal or so", "plan", goal_probability=0.3, decided="per_goal"
+    ),
 }
 _PLAN_OPTIONS = {"noise": 0.1, "noise_smoothing": 0.5}
 _MARKOV_OPTIONS = {"min_norm": 0.1}
 
 
-class OGBenchExpert:
-    """Plays one goal after another until the episode ends."""
+class OGBenchExpert(Expert):
+    """Pursues one goal after another until the episode ends."""
 
-    def __init__(self, simulator: Any, name: str, quality: str, rng: np.random.Generator) -> None:
-        if quality not in QUALITIES:
-            raise EnvError(f"the expert of {name!r} has qualities {list(QUALITIES)}; found {quality!r}")
-        self._simulator = simulator
+    qualities: ClassVar[dict[str, str]] = {name: quality.shows for name, quality in QUALITIES.items()}
+
+    def __init__(self, env: Env, quality: str, rng: np.random.Generator) -> None:
+        self._simulator = env.env
         self._quality = QUALITIES[quality]
         self._rng = rng
         self._noise = rng.uniform(*self._quality.noise)
@@ -52,7 +61,7 @@ class OGBenchExpert:
         self._oracle: Any = None
 
     def act(self) -> np.ndarray:
-        """The oracle's action [5] with noise; a new goal when the last one is done."""
+        """The action [5] of the oracle, with noise; the expert chooses a new goal when the last one is reached."""
         if self._oracle is None or self._oracle.done:
             self._start_goal()
         action = self._oracle.select_action(None, self._info())
@@ -81,7 +90,7 @@ class OGBenchExpert:
 
 @contextlib.contextmanager
 def seeded_globally(seed: int) -> Iterator[None]:
-    """Seeds numpy's global generator, which the oracles draw from, and leaves it as it was."""
+    """Seeds numpy's global generator, from which the oracles draw, and restores its state afterwards."""
     state = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
     try:

@@ -1,17 +1,19 @@
-"""What the scripted OGBench expert does next: one object to one place, until the task is done.
+"""What the scripted OGBench expert does next.
 
-A goal is something that one of OGBench's oracles can do: move a cube, press a button, slide the drawer or
-the window. `next_goal` chooses the one that leads to the task's goal; `random_goal` any.
+A goal is something that one of OGBench's oracles can do: move a cube, press a button, slide the drawer or the window.
+`next_goal` chooses the next step of the task; `random_goal` chooses any.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-_DRAWER_OPEN, _WINDOW_OPEN = -0.16, 0.2
-_TOLERANCE = 0.04  # OGBench's own, metres
-# Where to put a cube into the open drawer so that it is at the task's goal once the drawer is closed.
+# Positions of the open drawer and the open window; closed is 0.
+_OPEN = {"drawer": -0.16, "window": 0.2}
+_DIRECTION = {"drawer": np.array([0.0, -1.0, 0.0]), "window": np.array([1.0, 0.0, 0.0])}
+_TOLERANCE = 0.04  # metres, as in OGBench
+# The place in the open drawer from which a cube reaches the task's goal when the drawer closes.
 _IN_DRAWER = np.array([0.33, -0.21, 0.066])
 _CUBE_SIZE = 0.04
 
@@ -26,7 +28,7 @@ class CubeGoal:
     oracle = "Cube"
 
     def info(self, simulator: Any) -> dict[str, Any]:
-        """What the oracle wants to know."""
+        """What the oracle has to be told."""
         return {
             "privileged/target_block": self.cube,
             "privileged/target_block_pos": self.position,
@@ -52,52 +54,43 @@ class ButtonGoal:
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawerGoal:
-    """Slide the drawer to a position."""
+class SlideGoal:
+    """Slide the drawer or the window to a position."""
 
+    part: Literal["drawer", "window"]
     position: float
-    oracle = "Drawer"
+
+    @property
+    def oracle(self) -> str:
+        return self.part.capitalize()
 
     def info(self, simulator: Any) -> dict[str, Any]:
-        handle = simulator._data.site_xpos[simulator._drawer_site_id].copy()
-        handle[1] -= self.position - slide(simulator, "drawer")
-        return {"privileged/target_drawer_handle_pos": handle}
+        handle = simulator._data.site_xpos[getattr(simulator, f"_{self.part}_site_id")].copy()
+        # The drawer slides along -y and the window along x.
+        handle += (self.position - slide(simulator, self.part)) * _DIRECTION[self.part]
+        return {f"privileged/target_{self.part}_handle_pos": handle}
 
 
-@dataclasses.dataclass(frozen=True)
-class WindowGoal:
-    """Slide the window to a position."""
-
-    position: float
-    oracle = "Window"
-
-    def info(self, simulator: Any) -> dict[str, Any]:
-        handle = simulator._data.site_xpos[simulator._window_site_id].copy()
-        handle[0] += self.position - slide(simulator, "window")
-        return {"privileged/target_window_handle_pos": handle}
-
-
-Goal = CubeGoal | ButtonGoal | DrawerGoal | WindowGoal
+Goal = CubeGoal | ButtonGoal | SlideGoal
 
 
 def next_goal(simulator: Any, rng: np.random.Generator) -> Goal:
-    """The next thing to do for the task; some goal even where all is done but not yet noticed."""
+    """The next step of the task; a random goal where nothing is left to do and the episode has not ended yet."""
     kind = simulator.kind
     goal = {"cube": _next_cube, "puzzle": _next_press, "scene": _next_in_scene}[kind](simulator, rng)
     return goal if goal is not None else random_goal(simulator, rng)
 
 
 def random_goal(simulator: Any, rng: np.random.Generator) -> Goal:
-    """Anything that the robot can do here."""
+    """Any goal that the environment has."""
     kinds = {"cube": ["cube"], "puzzle": ["button"], "scene": ["cube", "button", "drawer", "window"]}
     kind = rng.choice(kinds[simulator.kind])
     if kind == "button":
         button = int(rng.integers(simulator._num_buttons))
         return ButtonGoal(button, 1 - int(simulator._cur_button_states[button]))
-    if kind == "drawer":
-        return DrawerGoal(_DRAWER_OPEN if slide(simulator, "drawer") >= _DRAWER_OPEN / 2 else 0.0)
-    if kind == "window":
-        return WindowGoal(_WINDOW_OPEN if slide(simulator, "window") <= _WINDOW_OPEN / 2 else 0.0)
+    if kind in _OPEN:
+        is_closed = abs(slide(simulator, kind)) <= abs(_OPEN[kind]) / 2
+        return SlideGoal(kind, _OPEN[kind] if is_closed else 0.0)
     free = [cube for cube in range(simulator._num_cubes) if not _covered(simulator, cube)]
     return _anywhere(simulator, int(rng.choice(free)), rng)
 
@@ -122,7 +115,7 @@ def goal_positions(simulator: Any) -> np.ndarray:
 
 
 def _next_cube(simulator: Any, rng: np.random.Generator) -> Goal | None:
-    """An uncovered cube whose place is ready; where every place is taken, a cube out of the way."""
+    """Moves an uncovered cube whose place is free; where no place is free, moves a cube out of the way."""
     now, goals = cube_positions(simulator), goal_positions(simulator)
     todo = [i for i in range(len(now)) if np.linalg.norm(now[i] - goals[i]) > _TOLERANCE]
     todo.sort(key=lambda i: goals[i][2])
@@ -146,7 +139,7 @@ def _same_spot(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def _anywhere(simulator: Any, cube: int, rng: np.random.Generator) -> CubeGoal:
-    """A random place on the table where no other cube lies or is to lie."""
+    """Moves a cube to a random place on the table, away from the other cubes and from the goals of all cubes."""
     low, high = simulator._target_sampling_bounds
     occupied = np.concatenate([np.delete(cube_positions(simulator), cube, axis=0), goal_positions(simulator)])
     position = np.array([*rng.uniform(low, high), _CUBE_SIZE / 2])
@@ -171,7 +164,7 @@ def _next_press(simulator: Any, rng: np.random.Generator) -> Goal | None:
 
 
 def solve_lights_out(wrong: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Which buttons to press so that those that are wrong [rows * columns] flip; arithmetic modulo 2."""
+    """The buttons to press so that exactly the `wrong` ones [rows * columns] flip: linear equations modulo 2."""
     size = rows * columns
     effect = np.eye(size, dtype=np.int64)
     for i in range(size):
@@ -200,7 +193,7 @@ def solve_lights_out(wrong: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _next_in_scene(simulator: Any, rng: np.random.Generator) -> Goal | None:
-    """The cube first, then drawer and window, then the buttons, which lock the two."""
+    """Moves the cube first, then the drawer and the window, then presses the buttons, which lock these two."""
     drawer, window = slide(simulator, "drawer"), slide(simulator, "window")
     drawer_goal, window_goal = simulator._target_drawer_pos, simulator._target_window_pos
     buttons, button_goals = simulator._cur_button_states, simulator._target_button_states
@@ -208,13 +201,13 @@ def _next_in_scene(simulator: Any, rng: np.random.Generator) -> Goal | None:
     if np.linalg.norm(cube - cube_goal) > _TOLERANCE and not simulator._is_in_drawer(cube):
         if cube_goal[2] < 0.05:
             return CubeGoal(0, cube_goal, 0.0)
-        if drawer < 0.75 * _DRAWER_OPEN:
+        if drawer < 0.75 * _OPEN["drawer"]:
             return CubeGoal(0, _IN_DRAWER, 0.0)
-        drawer_goal = _DRAWER_OPEN
+        drawer_goal = _OPEN["drawer"]
     if abs(drawer - drawer_goal) > _TOLERANCE:
-        return ButtonGoal(0, 1) if buttons[0] == 0 else DrawerGoal(drawer_goal)
+        return ButtonGoal(0, 1) if buttons[0] == 0 else SlideGoal("drawer", drawer_goal)
     if abs(window - window_goal) > _TOLERANCE:
-        return ButtonGoal(1, 1) if buttons[1] == 0 else WindowGoal(window_goal)
+        return ButtonGoal(1, 1) if buttons[1] == 0 else SlideGoal("window", window_goal)
     for button in range(2):
         if buttons[button] != button_goals[button]:
             return ButtonGoal(button, int(button_goals[button]))

@@ -1,4 +1,4 @@
-"""Requests of several clients share one call of the policy, without making any of them wait long."""
+"""Requests of several clients share one call of the policy, and no client waits long for the others."""
 
 import asyncio
 import concurrent.futures
@@ -26,24 +26,24 @@ class _Waiting:
 
 
 class Batcher:
-    """Collects requests while the device is busy, and a moment longer if more clients are about to ask.
+    """Collects requests while the device is busy, and waits a moment longer if more requests are likely to come.
 
-    More are when clients get in each other's way: the last call was shared, or somebody had to wait for its
-    end. Clients whose requests do not meet lose no time; `expected`, the number of connected clients, is the
-    most that can come. Nobody keeps the device waiting for company more than `max_wait_s`, or a fifth of what
-    a call takes where that is longer: large models take large messages, which do not come at once. With a
-    `max_wait_s` of 0 nobody waits.
+    More requests are likely to come if the last call was shared, or if the oldest request had to wait for the end of
+    the last call. Clients whose requests do not overlap lose no time. `expected` is the number of connected clients,
+    which is the most requests that can come.
 
-    The wait begins when the device is free. If it began with the request, clients would split for good
-    into those who are answered and those who wait meanwhile.
+    The device waits for more requests at most `max_wait_s`, or a fifth of the duration of a call where that is longer:
+    the messages of large models are large and take longer to arrive. With a `max_wait_s` of 0 the device never waits.
+    The wait begins when the device becomes free. If it began with the arrival of the request, clients would split
+    for good into two groups that take turns.
     """
 
     def __init__(self, *, max_wait_s: float, expected: Callable[[], int], metrics: ServerMetrics) -> None:
         self._max_wait_s = max_wait_s
         self._expected = expected
         self._metrics = metrics
-        self._call_s = 0.0  # of the last call
-        self._was_shared = False  # the last call
+        self._call_s = 0.0  # duration of the last call
+        self._was_shared = False  # whether the last call had more than one request
         self._free_since = 0.0
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
@@ -54,7 +54,7 @@ class Batcher:
         return len(self._queue)
 
     async def submit(self, request: Request) -> dict[str, Any]:
-        """The reply to a request; leaving early takes it out of the queue."""
+        """The reply to a request; a cancelled task leaves the queue."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(request, loop.time(), loop.create_future())
         self._queue.append(waiting)
@@ -74,11 +74,11 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._collect()
+            requests = [waiting.request for waiting in batch]
             started = loop.time()
-            infer = batch[0].request.policy.infer
             try:
-                replies = await loop.run_in_executor(self._device, infer, [waiting.request for waiting in batch])
-            except Exception as error:  # whatever the device says belongs to these requests; others go on
+                replies = await loop.run_in_executor(self._device, requests[0].policy.infer, requests)
+            except Exception as error:  # an error of the device belongs to these requests; the others go on
                 for waiting in batch:
                     if not waiting.reply.done():
                         waiting.reply.set_exception(error)
@@ -89,7 +89,7 @@ class Batcher:
             self._metrics.infer_seconds.observe(self._call_s)
             self._metrics.batch_size.observe(len(batch))
             for waiting, reply in zip(batch, replies, strict=True):
-                if waiting.reply.done():  # its client has gone
+                if waiting.reply.done():  # the client has gone
                     continue
                 if isinstance(reply, RequestError):
                     waiting.reply.set_exception(reply)
@@ -98,7 +98,7 @@ class Batcher:
                     waiting.reply.set_result({**reply, "server_timing": timing})
 
     async def _collect(self) -> list[_Waiting]:
-        """The requests of the next call: those that can share one with the oldest."""
+        """Waits for the requests of the next call: the oldest one, and those that can share a call with it."""
         loop = asyncio.get_running_loop()
         while True:
             while not self._queue:
@@ -106,8 +106,8 @@ class Batcher:
                 await self._arrived.wait()
             oldest = self._queue[0]
             limit = min(oldest.request.policy.max_batch_size, max(self._expected(), 1))
-            company = self._max_wait_s > 0 and (self._was_shared or oldest.arrived < self._free_since)
-            wait = max(self._max_wait_s, 0.2 * self._call_s) if company else 0.0
+            more_likely = self._was_shared or oldest.arrived < self._free_since
+            wait = max(self._max_wait_s, 0.2 * self._call_s) if self._max_wait_s > 0 and more_likely else 0.0
             remaining = max(oldest.arrived, self._free_since) + wait - loop.time()
             batch = [waiting for waiting in self._queue if waiting.key == oldest.key][:limit]
             if len(batch) == limit or remaining <= 0:

@@ -51,11 +51,11 @@ async def follow_run(
                     policy = await loop.run_in_executor(thread, load, run / str(latest))
                     _check_same(server.policy, policy)
                 except Exception as error:  # the run may have removed it, or it is of another kind: we go on serving
-                    server.metrics.reloads["error"] += 1
+                    server.metrics.reloads.labels("error").inc()
                     logger.error("step %d cannot be served: %s", latest, error)
                 else:
                     server.replace_policy(policy)
-                    server.metrics.reloads["ok"] += 1
+                    server.metrics.reloads.labels("ok").inc()
                     logger.info("now serving step %d", latest)
             await asyncio.sleep(poll_seconds)
     finally:

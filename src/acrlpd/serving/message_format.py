@@ -1,7 +1,7 @@
 """openpi's wire format: msgpack, in which a NumPy array is a map with bytes keys.
 
-Messages come from the network, so decoding trusts nothing: an array is only made when dtype, shape and
-number of bytes agree, and only of plain numbers, and a message is a few dicts and lists, not millions.
+Messages come from the network, so decoding checks everything. An array is made only of plain numbers, and only if
+dtype, shape and number of bytes agree. The number of dicts and lists in a message is bounded.
 """
 
 import itertools
@@ -14,9 +14,9 @@ import numpy as np
 
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[biuf][0-9]{1,2}")
 _MAX_DIMS = 32
-# An empty list is one byte in a message and 56 in Python, which makes it with all other threads waiting: a message that
-# is all empty lists would take gigabytes, and seconds in which nobody is answered.
-_MAX_CONTAINERS = 1024  # an array is two of them
+# An empty list takes one byte in a message and 56 bytes in Python. A message full of empty lists would take gigabytes
+# of memory, and seconds in which no other thread runs and no client gets an answer.
+_MAX_CONTAINERS = 1024  # an array counts as two
 _MAX_LENGTH = 4096
 
 
@@ -29,7 +29,7 @@ def packb(message: Any) -> bytes:
 
 
 def unpackb(data: bytes) -> Any:
-    """The message; arrays are read-only views of `data`."""
+    """The message in `data`; its arrays are read-only views of `data`."""
     containers = itertools.count(1)
 
     def counted(value: Any) -> Any:
@@ -47,7 +47,7 @@ def unpackb(data: bytes) -> Any:
         )
     except MessageError:
         raise
-    # msgpack has a class for each fault; what it finds in strings and keys are plain Python errors.
+    # msgpack has its own errors for most faults, and raises plain Python errors for bad strings and keys.
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.exceptions.UnpackException) as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise MessageError(f"the message is not valid msgpack ({reason})") from error

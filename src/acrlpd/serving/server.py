@@ -1,7 +1,7 @@
 """openpi's policy server protocol: websocket frames of msgpack, metadata first, errors as text.
 
-A connection has one request under way at a time, and the number of connections is bounded; so is what the
-server holds in memory. Whatever a client sends, stalls or breaks, only its own connection ends.
+A connection has one request under way at a time, and the number of connections is bounded, so that the memory of the
+server is bounded too. A client that sends nonsense, stalls or vanishes ends its own connection and no other.
 """
 
 import asyncio
@@ -14,14 +14,16 @@ import math
 import os
 import socket
 import time
-from typing import Any
+from typing import Annotated
 
+from annotated_types import Gt, Interval
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request as HTTPRequest
 from websockets.http11 import Response
 
+from acrlpd.config.bounds import check_bounds
 from acrlpd.serving.batching import Batcher
 from acrlpd.serving.message_format import MessageError, packb, unpackb
 from acrlpd.serving.metrics import ServerMetrics
@@ -29,11 +31,12 @@ from acrlpd.serving.requests import RequestError
 from acrlpd.serving.serving_policy import Request, ServingPolicy
 
 logger = logging.getLogger(__name__)
-# Port scanners and lost connections are not worth a traceback each.
+# The websockets library would log a traceback for every port scanner and every lost connection.
 _quiet = logging.getLogger(f"{__name__}.connections")
 _quiet.setLevel(logging.CRITICAL)
-# Bytes; three images of 224 as openpi's client sends them are read in less time than it takes to hand them to another
-# thread and back. Larger ones need resizing, which would hold up the other clients.
+# Messages up to this many bytes are prepared in the event loop: three images of 224 pixels, as openpi's client sends
+# them, are read in less time than a thread takes to start. Larger images have to be resized, which would delay the
+# other clients.
 _SMALL_MESSAGE = 512 * 2**10
 
 
@@ -42,34 +45,29 @@ class ServerOptions:
     """Where to listen, and the bounds of what clients can ask of the server."""
 
     host: str = "127.0.0.1"
-    port: int = 8000  # 0: any free one
+    port: Annotated[int, Interval(ge=0, le=65535)] = 8000  # 0 means any free port
     api_key: str | None = None
     # Longest time that a request waits for others to share a call with, or a fifth of a call where that is longer.
-    max_wait_ms: float = 5.0
-    max_message_bytes: int = 32 * 2**20
-    max_clients: int = 64
-    # For a request to be answered, and for its client to take the answer.
-    request_timeout_s: float = 30.0
-    # For requests under way when the server is told to stop.
-    drain_timeout_s: float = 30.0
+    max_wait_ms: Annotated[float, Interval(ge=0, lt=math.inf)] = 5.0
+    max_message_bytes: Annotated[int, Gt(0)] = 32 * 2**20
+    max_clients: Annotated[int, Gt(0)] = 64
+    # Longest time until a request is answered, and longest time until its client has received the answer.
+    request_timeout_s: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
+    # Longest time that a stopping server waits for the requests under way.
+    drain_timeout_s: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port must be from 0 to 65535; found {self.port}")
-        if not 0 <= self.max_wait_ms < math.inf:
-            raise ValueError(f"max_wait_ms must be 0 or more; found {self.max_wait_ms:g}")
-        for name in ("max_message_bytes", "max_clients", "request_timeout_s", "drain_timeout_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0; found {getattr(self, name):g}")
+        for finding in check_bounds(self):
+            raise ValueError(finding.message)
 
     def check_address(self) -> None:
-        """Refuses an address that cannot be listened on, before minutes go into reading and compiling."""
+        """Refuses an address on which the server cannot listen, before it reads and compiles the policy."""
         try:
             family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
             socket.create_server((self.host, self.port), family=family).close()
         except OSError as error:
             reason = error.strerror or str(error)
-            raise ValueError(f"cannot listen on {self.host}, port {self.port}: {reason}; choose others") from error
+            raise ValueError(f"cannot listen on {self.host}, port {self.port}: {reason}; choose another one") from error
 
 
 class PolicyServer:
@@ -87,11 +85,14 @@ class PolicyServer:
         )
 
     async def start(self) -> None:
-        """Listens; the policy should be warm by now."""
+        """Listens for clients. Warm the policy up before, or the first request waits for the compilation."""
         options = self._options
         self._batcher = Batcher(
             max_wait_s=options.max_wait_ms / 1000, expected=lambda: len(self._clients), metrics=self.metrics
         )
+        self.metrics.clients.set_function(lambda: len(self._clients))
+        self.metrics.waiting.set_function(lambda: len(self._batcher))
+        self.metrics.step.set_function(lambda: -1 if self.policy.step is None else self.policy.step)
         self._server: Server = await serve(
             self._serve_client,
             options.host,
@@ -108,11 +109,11 @@ class PolicyServer:
         return self._server.sockets[0].getsockname()[1]
 
     def replace_policy(self, policy: ServingPolicy) -> None:
-        """Requests that are being prepared or answered stay with the policy they began with."""
+        """Serves another policy from the next request on; requests under way keep the policy they began with."""
         self.policy = policy
 
     async def drain(self) -> None:
-        """Stops: takes no new client, answers what is under way, says goodbye to the others."""
+        """Stops the server: takes no new client, answers the requests under way, and closes the idle connections."""
         self._draining = True
         self._server.close(close_connections=False)
         goodbyes = [client.close(CloseCode.GOING_AWAY, "the server is stopping") for client in self._idle]
@@ -146,7 +147,7 @@ class PolicyServer:
                     return
             await client.close(CloseCode.GOING_AWAY, "the server is stopping")
         except (ConnectionClosed, TimeoutError):
-            client.transport.abort()  # gone, or does not take its answer
+            client.transport.abort()  # the client is gone, or does not receive its answer
         finally:
             self._clients.discard(client)
             self._idle.discard(client)
@@ -158,17 +159,17 @@ class PolicyServer:
             async with asyncio.timeout(self._options.request_timeout_s):
                 reply = await self._batcher.submit(await self._prepare(message))
         except (RequestError, MessageError) as error:
-            self.metrics.requests["bad_request"] += 1
+            self.metrics.requests.labels("bad_request").inc()
             return f"bad request: {error}"
         except TimeoutError:
-            self.metrics.requests["timeout"] += 1
+            self.metrics.requests.labels("timeout").inc()
             return f"no answer within {self._options.request_timeout_s:g} s: the server is overloaded"
-        except Exception as error:  # our bug or the device's trouble: logged here, told there, and on we go
-            self.metrics.requests["error"] += 1
+        except Exception as error:  # a bug or an error of the device: the server logs it and goes on
+            self.metrics.requests.labels("error").inc()
             logger.exception("a request failed")
             return f"error in the policy server: {type(error).__name__}: {error}"
         seconds = time.perf_counter() - start
-        self.metrics.requests["ok"] += 1
+        self.metrics.requests.labels("ok").inc()
         self.metrics.request_seconds.observe(seconds)
         reply["server_timing"]["infer_ms"] = 1000 * seconds
         if previous_ms is not None:
@@ -190,21 +191,18 @@ class PolicyServer:
         if request.path == "/healthz":
             return client.respond(http.HTTPStatus.OK, "OK\n")
         if not self._authorized(request):
-            self.metrics.refused_connections["unauthorized"] += 1
+            self.metrics.refused_connections.labels("unauthorized").inc()
             return client.respond(
                 http.HTTPStatus.UNAUTHORIZED, "this server needs the header 'Authorization: Api-Key <key>'\n"
             )
         if request.path == "/metrics":
-            text = self.metrics.text(clients=len(self._clients), waiting=len(self._batcher), step=self.policy.step)
-            return client.respond(http.HTTPStatus.OK, text)
+            return client.respond(http.HTTPStatus.OK, self.metrics.text())
         if len(self._clients) >= self._options.max_clients:
-            self.metrics.refused_connections["full"] += 1
-            return client.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{len(self._clients)} clients are enough\n")
+            self.metrics.refused_connections.labels("full").inc()
+            message = f"the server has {len(self._clients)} clients, the most that it takes\n"
+            return client.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, message)
         return None
 
     def _authorized(self, request: HTTPRequest) -> bool:
-        key = self._options.api_key
-        if key is None:
-            return True
-        given: Any = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(), f"Api-Key {key}".encode())
+        key, given = self._options.api_key, request.headers.get("Authorization", "")
+        return key is None or hmac.compare_digest(given.encode(), f"Api-Key {key}".encode())

@@ -19,7 +19,7 @@ import numpy as np
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.replay import Replay
-from acrlpd.envs.errors import EnvError
+from acrlpd.envs.env import EnvError
 from acrlpd.training.checkpoints.items import served_field
 from acrlpd.training.online.rounds import Round, read_rounds
 

@@ -16,9 +16,8 @@ import numpy as np
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.data.pipeline.replay import Replay, ReplayError
 from acrlpd.data.sources.source import Feature
-from acrlpd.envs.env import EnvSpec
+from acrlpd.envs.env import EnvError, EnvSpec
 from acrlpd.envs.episodes import rollout_features
-from acrlpd.envs.errors import EnvError
 from acrlpd.envs.pool import EnvPool
 from acrlpd.envs.rollouts import ChunkPolicy, rollouts
 from acrlpd.files import write_atomically

@@ -1,4 +1,4 @@
-"""The scripted OGBench experts do every kind of task, and fail when they are told to."""
+"""The scripted OGBench expert does every kind of task, and fails on purpose."""
 
 import itertools
 
@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sim_marks import needs_ogbench
 
-from acrlpd.envs import EnvError, make_env
-from acrlpd.envs.episodes import demonstrate, execute_chunk
+from acrlpd.envs import Env, EnvError, Rollout, make_env
+from acrlpd.envs.episodes import execute_chunk
+from acrlpd.experts.expert import demonstrate, find_expert
+from acrlpd.experts.ogbench import OGBenchExpert
 from acrlpd.experts.ogbench_goals import solve_lights_out
+
+
+def play(env: Env, seed: int, quality: str) -> Rollout:
+    return demonstrate(env, OGBenchExpert, seed, quality)
 
 
 @needs_ogbench
@@ -24,37 +30,42 @@ from acrlpd.experts.ogbench_goals import solve_lights_out
     ],
 )
 def test_the_expert_solves(name: str) -> None:
-    rollout = demonstrate(make_env(name), 0, "expert")
+    rollout = play(make_env(name), 0, "expert")
     assert rollout.succeeded and rollout.terminated
 
 
 @needs_ogbench
 def test_qualities_of_cube_single() -> None:
     env = make_env("cube-single-play-singletask-v0", max_episode_steps=100)
-    expert = [demonstrate(env, seed, "expert") for seed in range(3)]
-    mixed = [demonstrate(env, seed, "mixed") for seed in range(6)]
+    expert = [play(env, seed, "expert") for seed in range(3)]
+    mixed = [play(env, seed, "mixed") for seed in range(6)]
     assert all(rollout.succeeded for rollout in expert)
     assert 0 < sum(rollout.succeeded for rollout in mixed) < 6
     assert all(rollout.length == 100 for rollout in mixed if not rollout.succeeded)
-    again = demonstrate(env, 4, "mixed")
+    again = play(env, 4, "mixed")
     np.testing.assert_array_equal(again.actions, mixed[4].actions)
     np.testing.assert_array_equal(again.observations["observation.state"], mixed[4].observations["observation.state"])
     env.reset(expert[0].seed)
     replayed = execute_chunk(env, expert[0].actions, record=False, film=False)
     np.testing.assert_array_equal(replayed.rewards, expert[0].rewards)
     assert replayed.terminated
-    with pytest.raises(EnvError, match="has qualities"):
-        demonstrate(env, 0, "perfect")
+
+
+def test_every_family_has_the_expert_with_its_qualities() -> None:
+    for name in ("cube-single-play-singletask-v0", "visual-scene-play-singletask-v0", "puzzle-3x3-singletask-v0"):
+        assert find_expert(name, ("expert", "noisy", "mixed", "play")) is OGBenchExpert
+    with pytest.raises(EnvError, match="has the qualities expert, noisy, mixed, play; found 'perfect'"):
+        find_expert("cube-single-play-singletask-v0", ("perfect",))
 
 
 @needs_ogbench
-def test_the_global_generator_is_left_alone() -> None:
+def test_the_global_generator_keeps_its_state() -> None:
     env = make_env("cube-single-play-singletask-v0")
     np.random.seed(5)  # noqa: NPY002
     expected = np.random.random(3)  # noqa: NPY002
     np.random.seed(5)  # noqa: NPY002
     env.reset(0)
-    env.expert("play", np.random.default_rng(0)).act()
+    OGBenchExpert(env, "play", np.random.default_rng(0)).act()
     np.testing.assert_array_equal(np.random.random(3), expected)  # noqa: NPY002
 
 
@@ -72,7 +83,7 @@ def press(board: np.ndarray, buttons: np.ndarray) -> np.ndarray:
 
 @given(st.sampled_from([(3, 3), (4, 4), (4, 5)]), st.data())
 def test_lights_out_is_solved(shape: tuple[int, int], data: st.DataObject) -> None:
-    """Any board that presses can make, presses can unmake (not every 4 x 4 board is one)."""
+    """A board that presses have made can be solved; other boards of 4 x 4 buttons may have no solution."""
     size = shape[0] * shape[1]
     presses = np.array(data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))).reshape(shape)
     board = press(np.zeros(shape, int), presses)

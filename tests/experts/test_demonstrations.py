@@ -1,4 +1,4 @@
-"""Demonstrations: the mix that was asked for, the same for the same seed, also after a kill."""
+"""Collections of demonstrations have the wanted mix, and the same seed gives the same dataset, also after a kill."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sim_marks import needs_aloha, needs_egl, needs_ogbench
 from toy_env import Toy, ToyEnv
+from toy_expert import ToyExpert
 
 from acrlpd.cli.demos import COMMANDS
 from acrlpd.config import apply_config_overrides, get_config
@@ -19,8 +20,9 @@ from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
 from acrlpd.data.sources.source import EpisodeSource, open_source
 from acrlpd.envs import Env, EnvError, make_env, register_env
 from acrlpd.envs.env import Columns
-from acrlpd.envs.episodes import demonstrate
+from acrlpd.experts import expert
 from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
+from acrlpd.experts.expert import demonstrate
 from acrlpd.files import only_one
 
 
@@ -46,7 +48,7 @@ def test_a_dataset_with_rewards_success_prompt_and_frames(tmp_path: Path) -> Non
     settings = DemonstrationSettings("toy", 12, {"mixed": 1.0})
     outcomes = []
     for i, episode in enumerate(source):
-        expected = demonstrate(env, settings.seed_of(i), "mixed")
+        expected = demonstrate(env, ToyExpert, settings.seed_of(i), "mixed")
         assert (episode.prompt, episode.length) == ("go right", expected.length)
         for name, values in expected.columns().items():
             if name in source.cameras:
@@ -59,7 +61,7 @@ def test_a_dataset_with_rewards_success_prompt_and_frames(tmp_path: Path) -> Non
     assert not (tmp_path / "demos.partial").exists()
 
 
-def test_the_same_seed_gives_the_same_dataset_and_another_one_another(tmp_path: Path) -> None:
+def test_the_seed_decides_about_the_dataset(tmp_path: Path) -> None:
     first = all_columns(collect(tmp_path / "a", num_episodes=3))
     again = all_columns(collect(tmp_path / "b", num_episodes=3))
     other = all_columns(collect(tmp_path / "c", num_episodes=3, seed=1))
@@ -83,12 +85,12 @@ def test_the_mix_is_met_exactly() -> None:
     assert all(qualities[i : i + 4].count("good") == 1 for i in range(0, 20, 4))
 
 
-def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) -> None:
-    """A real process, a real kill -9, in the middle of an episode."""
+def test_a_collection_that_was_killed_continues_to_the_same_dataset(tmp_path: Path) -> None:
+    """A process is killed with SIGKILL in the middle of an episode."""
     script = tmp_path / "collect.py"
     script.write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import toy_env\nfrom pathlib import Path\nfrom test_demonstrations import collect\n"
+        "import conftest\nfrom pathlib import Path\nfrom test_demonstrations import collect\n"
         f"collect(Path({str(tmp_path / 'killed')!r}))\n"
     )
     process = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "TOY_PAUSE": "0.02"})
@@ -100,7 +102,7 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) 
     process.wait()
     kept = sorted(partial.glob("episode-*.npz"))
     assert 3 <= len(kept) < 12 and not (tmp_path / "killed").exists()
-    with pytest.raises(EnvError, match="other settings: seed was 0 and is 5"):
+    with pytest.raises(EnvError, match="unfinished collection with other settings: seed was 0 and is 5"):
         collect(tmp_path / "killed", seed=5)
     written = {path.name: path.stat().st_mtime_ns for path in kept}
 
@@ -109,11 +111,13 @@ def test_a_collection_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) 
     played = []
     original = demonstrations.demonstrate
     try:
-        demonstrations.demonstrate = lambda env, seed, quality: played.append(seed) or original(env, seed, quality)
+        demonstrations.demonstrate = lambda env, expert, seed, quality: (
+            played.append(seed) or original(env, expert, seed, quality)
+        )
         resumed = all_columns(collect(tmp_path / "killed"))
     finally:
         demonstrations.demonstrate = original
-    assert len(played) < 12 + 4  # what was there was not played again
+    assert len(played) < 12 + 4  # the episodes on disk were not played again
     assert not set(played) & {DemonstrationSettings("toy", 12).seed_of(i) for i in range(len(written))}
     whole = all_columns(collect(tmp_path / "whole"))
     for name, values in whole.items():
@@ -132,7 +136,7 @@ def test_one_process_collects_at_a_time(tmp_path: Path) -> None:
 
 
 class OddToyEnv(ToyEnv):
-    """Its frames cannot become a video."""
+    """The height of its frames is odd, which a video cannot have."""
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
         columns = super().observation_columns(raw)
@@ -151,7 +155,7 @@ register_env("odd-toy", make_odd_toy)
     [
         ({"num_episodes": 0}, "num_episodes must be at least 1"),
         ({"mix": {}}, "mix must give qualities"),
-        ({"mix": {"perfect": 1.0}}, "shows good, mixed; found 'perfect'"),
+        ({"mix": {"perfect": 1.0}}, "has the qualities good, mixed; found 'perfect'"),
         ({"success_share": 2.0}, r"success_share must lie in \[0, 1\]"),
         ({"mix": {"good": float("nan")}}, "mix must give qualities"),
         ({"seed": -1}, "seed must be at least 0; found -1"),
@@ -163,7 +167,7 @@ register_env("odd-toy", make_odd_toy)
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         collect(tmp_path / "demos", **settings)
-    assert not list(tmp_path.iterdir())  # nothing was played, and nothing is in the way
+    assert not list(tmp_path.iterdir())  # nothing was played, and no directory is left over
 
 
 def test_an_episode_that_fails_twice_is_replaced_by_the_next(tmp_path: Path) -> None:
@@ -172,6 +176,27 @@ def test_an_episode_that_fails_twice_is_replaced_by_the_next(tmp_path: Path) -> 
     starts = [float(episode.columns["observation.state"][0, 0]) for episode in source]
     expected = [np.random.default_rng(settings.seed_of(i)).uniform(0.0, 0.2) for i in (1, 2)]
     np.testing.assert_allclose(starts, expected, rtol=1e-6)
+
+
+def test_the_expert_of_a_users_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module of the environment registers both, and the processes of the pool import what they need."""
+    (tmp_path / "my_bench.py").write_text(
+        "import numpy as np\nimport toy_env\nfrom acrlpd.envs import register_env\n"
+        "from acrlpd.experts.expert import Expert, register_expert\n\n\n"
+        "def make_bench(name, **options):\n    return toy_env.make_toy('toy', **options)\n\n\n"
+        "class BenchExpert(Expert):\n    qualities = {'expert': 'goes right'}\n\n"
+        "    def __init__(self, env, quality, rng):\n        pass\n\n"
+        "    def act(self):\n        return np.array([1.0, 0.0], np.float32)\n\n\n"
+        "register_env('bench', make_bench)\nregister_expert('bench', 'my_bench:BenchExpert')\n"
+        "register_env('lost', make_bench)\nregister_expert('lost', 'my_bench:make_bench')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(expert, "_EXPERTS", dict(expert._EXPERTS))  # what this test registers is forgotten again
+    settings = DemonstrationSettings("my_bench:bench", 2)
+    collection = collect_demonstrations(settings, tmp_path / "demos", num_workers=1, show_progress=False)
+    assert (collection.num_episodes, collection.num_successes) == (2, 2)
+    with pytest.raises(EnvError, match="my_bench:make_bench must be a class that inherits from"):
+        collect(tmp_path / "others", env="my_bench:lost")
 
 
 def test_an_existing_dataset_is_never_overwritten(tmp_path: Path) -> None:
@@ -191,7 +216,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @needs_ogbench
 def test_ogbench_demonstrations_train_the_quick_start(tmp_path: Path) -> None:
-    """From the scripted expert to the dataset as the quick start's config reads it."""
+    """The config of the quick start can read the dataset of the scripted expert."""
     name = "cube-single-play-singletask-v0"
     settings = DemonstrationSettings(name, 4, {"expert": 1.0, "mixed": 1.0}, max_episode_steps=80)
     collection = collect_demonstrations(settings, tmp_path / "cube", num_workers=1, show_progress=False)
@@ -221,4 +246,4 @@ def test_aloha_demonstrations_have_three_cameras(tmp_path: Path) -> None:
     assert episode.frame("observation.images.top", 24).shape == (32, 32, 3)
     assert episode.columns["action"].shape == (25, 14) and not episode.columns["next.success"].any()
     top, wrist = (episode.frame(camera, 24).astype(int) for camera in source.cameras[:2])
-    assert np.abs(top - wrist).mean() > 5  # no camera is another one's picture
+    assert np.abs(top - wrist).mean() > 5  # the cameras show different images

@@ -1,0 +1,89 @@
+"""What a scripted expert is, which expert acts in which environment, and one demonstration.
+
+Environments know nothing of experts: the table in this module finds the expert by the environment's name.
+"""
+
+import abc
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from acrlpd.choice import import_name
+from acrlpd.envs.env import Env, EnvError
+from acrlpd.envs.episodes import Executed, Rollout, execute_chunk, stack, start_episode
+from acrlpd.envs.registry import OGBENCH_NAMES, find_by_pattern, import_registration
+
+
+class Expert(abc.ABC):
+    """Acts in one episode of an environment. An expert may read the state of the simulator."""
+
+    # The name of each quality -> what demonstrations of this quality show, for `acrlpd demos list`.
+    qualities: ClassVar[Mapping[str, str]]
+
+    @abc.abstractmethod
+    def __init__(self, env: Env, quality: str, rng: np.random.Generator) -> None:
+        """`env` has been reset: the expert is for the episode that begins. Everything random comes from `rng`."""
+
+    @abc.abstractmethod
+    def act(self) -> np.ndarray:
+        """The action [a] for the present state."""
+
+
+# Name or pattern of environments -> their expert as "module:Name", which is imported only when needed.
+_EXPERTS = {
+    **dict.fromkeys(OGBENCH_NAMES, "acrlpd.experts.ogbench:OGBenchExpert"),
+    "gym_aloha/AlohaTransferCube-v0": "acrlpd.experts.aloha:TransferExpert",
+}
+
+
+def register_expert(env: str, expert: str) -> None:
+    """Gives environments of a name, or of a pattern such as "kitchen-*", an expert: "module:Name" of an `Expert`.
+
+    Call this where the environment is registered: "module:name" of the environment then imports both.
+    """
+    _EXPERTS[env] = expert
+
+
+def find_expert(env: str, qualities: Iterable[str] = ()) -> type[Expert]:
+    """The expert of the environment with this name, which must know all of the `qualities`."""
+    name = find_by_pattern(_EXPERTS, import_registration(env))
+    if name is None:
+        raise EnvError(
+            f"environment {env!r} has no scripted expert. These have one: {', '.join(_EXPERTS)}. "
+            "docs/demonstrations.md says how to write one for your own environment"
+        )
+    expert = import_name(name)
+    if not (isinstance(expert, type) and issubclass(expert, Expert)):
+        raise EnvError(f"{name} must be a class that inherits from {Expert.__module__}.{Expert.__name__}")
+    for quality in qualities:
+        if quality not in expert.qualities:
+            raise EnvError(f"the expert of {env!r} has the qualities {', '.join(expert.qualities)}; found {quality!r}")
+    return expert
+
+
+def list_experts() -> dict[str, Mapping[str, str]]:
+    """The environments of every expert, as text -> the expert's qualities and what they show."""
+    by_expert: dict[str, list[str]] = {}
+    for env, expert in _EXPERTS.items():
+        by_expert.setdefault(expert, []).append(env)
+    return {", ".join(envs): import_name(expert).qualities for expert, envs in by_expert.items()}
+
+
+def demonstrate(env: Env, expert: type[Expert], seed: int, quality: str) -> Rollout:
+    """One episode of an expert, with an observation of every step."""
+    observations = [start_episode(env, seed, film=False).observation]
+    acting = expert(env, quality, np.random.default_rng(seed))
+    parts: list[Executed] = []
+    while not parts or not parts[-1].done:
+        parts.append(execute_chunk(env, acting.act()[None], record=True, film=False))
+        observations += parts[-1].observations
+    return Rollout(
+        seed=seed,
+        prompt=env.prompt,
+        actions=np.concatenate([part.actions for part in parts]),
+        rewards=np.concatenate([part.rewards for part in parts]),
+        success=np.concatenate([part.success for part in parts]),
+        terminated=parts[-1].terminated,
+        observations=stack(observations),
+    )
