@@ -9,8 +9,8 @@ set. A config names the member under the key `type`, or alone where its defaults
     improvement: {type: my_losses:MyLoss, strength: 2.0}
 """
 
+import dataclasses
 import difflib
-import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -46,7 +46,6 @@ def kind_name(member: "Choice | type[Choice]") -> str:
     return module if package == cls.package else f"{cls.__module__}:{cls.__qualname__}"
 
 
-@functools.cache
 def find_kind(family: type[Family], name: str) -> type[Family]:
     """The member of this name; a ValueError says what the name may be."""
     known = kind_names(family)
@@ -63,6 +62,10 @@ def find_kind(family: type[Family], name: str) -> type[Family]:
         raise ValueError(f"{name} must be a class that inherits from {family.__module__}.{family.__name__}")
     if "__dataclass_params__" not in vars(found):
         raise ValueError(f"{name} must be a dataclass: write @dataclasses.dataclass(frozen=True) above the class")
+    missing = dataclasses.MISSING
+    required = [f.name for f in dataclasses.fields(found) if f.default is missing and f.default_factory is missing]
+    if required:
+        raise ValueError(f"{name} needs a default for each of its fields; {', '.join(required)} has no default")
     return found
 
 

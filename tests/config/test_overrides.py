@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acrlpd.config import ConfigError, apply_config_overrides, cli, config_hash, config_to_yaml, get_config, to_dict
-from acrlpd.config.overrides import ALIASES, field_names, resolve_alias
-from acrlpd.config.tree import NOT_HASHED, TYPE_KEY, field_types, flatten, section_class, type_options
+from acrlpd.config.overrides import ALIASES, resolve_alias
+from acrlpd.config.tree import NOT_HASHED, TYPE_KEY, all_fields, field_types, flatten, section_class, type_options
 from acrlpd.config.yaml_files import parse_config
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
@@ -27,7 +27,7 @@ def test_dotted_short_and_nested_names_are_the_same():
 
 
 def test_every_alias_leads_to_a_field():
-    names = field_names()
+    names = all_fields()
     for target in ALIASES.values():
         assert any(name == target or name.startswith(f"{target}.") for name in names), target
 

@@ -1,6 +1,7 @@
 """Every preset loads, holds together, survives YAML, and has the numbers it promises."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -126,9 +127,8 @@ def test_environments_make_no_preset_impossible_and_none_longer(name, environmen
 def test_hash_is_the_same_in_another_process_and_ignores_where_results_go():
     config = get_config("libero")
     code = "from acrlpd.config import *; print(config_hash(get_config('libero')))"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
-    )
+    env = os.environ | {"PYTHONHASHSEED": "7"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert result.stdout.strip() == config_hash(config)
     moved = apply_config_overrides(
         config, {"exp_name": "other", "checkpoint_dir": "/elsewhere", "logging.wandb": "offline"}

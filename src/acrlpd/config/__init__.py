@@ -18,9 +18,8 @@ from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.agents.schedules.rsqrt import RsqrtDecaySchedule
 from acrlpd.config.data import DataConfig, DemonstrationsConfig, RepackConfig, RewardConfig
-from acrlpd.config.environments import load_training_config
 from acrlpd.config.overrides import apply_config_overrides
-from acrlpd.config.registry import get_config, list_configs
+from acrlpd.config.registry import get_config, list_configs, load_training_config
 from acrlpd.config.run import (
     CheckpointConfig,
     EnvConfig,

@@ -1,57 +1,23 @@
 """Checks of what happens in an environment, and of what needs critics to happen."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.findings import Finding, at_least, error
+from acrlpd.findings import Finding, Level, error
 
 
-def check_online(config: RLTrainConfig, level: Literal["error", "warning"]) -> Iterator[Finding]:
-    """The environment and all that happens in it; a missing one is found at `level`."""
-    env, online, online_steps = config.env, config.online, config.training.online_steps
-    optional = {
-        "env__max_episode_steps": env.max_episode_steps,
-        "online__episodes_per_round": online.episodes_per_round,
-        "online__best_of_n": online.best_of_n,
-        "evaluation__best_of_n": config.evaluation.best_of_n,
-    }
-    yield from at_least(
-        1,
-        env__num_envs=env.num_envs,
-        online__actor_refresh_steps=online.actor_refresh_steps,
-        **{name: value for name, value in optional.items() if value is not None},
-    )
-    yield from at_least(
-        0,
-        online__start_steps=online.start_steps,
-        online__critic_warmup_steps=online.critic_warmup_steps,
-        online__bc_weight_decay_steps=online.bc_weight_decay_steps,
-        online__final_bc_weight=online.final_bc_weight or 0.0,
-        evaluation__num_videos=config.evaluation.num_videos,
-    )
-    # Of these, a wrong one would show only at the first evaluation that uses it.
-    if min(config.evaluation.noise_levels, default=0.0) < 0:
-        yield error(f"evaluation.noise_levels must be at least 0; found {list(config.evaluation.noise_levels)}")
-    if min(config.evaluation.best_of_n_values, default=1) < 1:
-        yield error(f"evaluation.best_of_n_values must be at least 1; found {list(config.evaluation.best_of_n_values)}")
-    if min(env.image_size) < 1:
-        yield error(f"env.image_size must be height and width in pixels; found {list(env.image_size)}")
-    if env.timeout_s <= 0:
-        yield error(f"env.timeout_s must be above 0; found {env.timeout_s}")
-    if not 0.0 <= online.offline_ratio <= 1.0:
-        yield error(f"online.offline_ratio must lie in [0, 1]; found {online.offline_ratio}")
-    if online.update_to_data_ratio <= 0:
-        yield error(f"online.update_to_data_ratio must be above 0; found {online.update_to_data_ratio}")
-    if online_steps > 0 and env.id is None:
-        yield Finding(
-            level,
-            f"the {online_steps} online steps need an environment: set env.id, or online_steps 0 to train offline only",
+def check_online(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
+    """What an online phase needs; a missing environment is found at `level`."""
+    online_steps, actions = config.training.online_steps, config.data.repack.actions
+    if online_steps > 0 and config.env.id is None:
+        message = (
+            f"the {online_steps} online steps need an environment: set env.id, or online_steps 0 to train offline only"
         )
-    if online_steps > 0 and len(config.data.repack.actions) != 1:
+        yield Finding(level, message)
+    if online_steps > 0 and len(actions) != 1:
         yield error(
             "an online phase needs actions in one column of the dataset; data.repack.actions names "
-            f"{', '.join(config.data.repack.actions) or 'none'}"
+            f"{', '.join(actions) or 'no column'}"
         )
 
 
@@ -60,12 +26,12 @@ def check_baselines(config: RLTrainConfig) -> Iterator[Finding]:
     if names and config.env.id is None:
         yield error(f"evaluation.baselines {', '.join(names)} are judged in an environment: set env.id")
     if len(set(names)) < len(names):
-        yield error(f"evaluation.baselines names one twice: {', '.join(names)}")
+        yield error(f"evaluation.baselines names a baseline twice: {', '.join(names)}")
     if "offline_continued" in names and not (training.online_steps and training.offline_steps):
         yield error(
-            "evaluation.baselines offline_continued goes on offline where the run goes online: it needs both "
+            "the baseline offline_continued trains offline while the run trains online, so it needs both "
             f"training.offline_steps and training.online_steps; found {training.offline_steps} and "
-            f"{training.online_steps}. Set them, or leave it out of evaluation.baselines"
+            f"{training.online_steps}. Set both, or remove offline_continued from evaluation.baselines"
         )
 
 

@@ -1,8 +1,12 @@
 """Everything about a run that is neither algorithm nor data, as plain data."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Interval
+
+# Simulators take no larger seed.
+Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 WeightKind = Literal["none", "checkpoint", "paligemma"]
 Baseline = Literal["bc", "bc_success_only", "offline_continued"]
 WandbMode = Literal["online", "offline", "disabled"]
@@ -24,19 +28,19 @@ class TrainingConfig:
     """Phases, frequencies and the shape of an update. Steps are updates of the agent."""
 
     # Updates on the dataset alone.
-    offline_steps: int = 30_000
+    offline_steps: Annotated[int, Ge(0)] = 30_000
     # Updates while the policy acts in the environment; 0: offline only.
-    online_steps: int = 0
+    online_steps: Annotated[int, Ge(0)] = 0
     # Updates between evaluations; twice as often online. There is one at the end of each phase; 0: no other.
-    eval_frequency: int = 10_000
+    eval_frequency: Annotated[int, Ge(0)] = 10_000
     # Updates between two lines of metrics.
-    log_frequency: int = 100
+    log_frequency: Annotated[int, Ge(1)] = 100
     # Updates between checkpoints; one is always written at the end.
-    save_frequency: int = 1_000
+    save_frequency: Annotated[int, Ge(1)] = 1_000
     # Evaluations without improvement after which a phase ends; 0: never.
-    early_stopping_patience: int = 0
+    early_stopping_patience: Annotated[int, Ge(0)] = 0
     # Micro-batches per update: batch_size is split by it. Same result, less memory, slightly slower.
-    gradient_accumulation_steps: int = 1
+    gradient_accumulation_steps: Annotated[int, Ge(1)] = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +49,9 @@ class FSDPConfig:
 
     # Devices that share one copy of the large arrays; 1: every device holds all. More: less memory each,
     # more communication.
-    fsdp_devices: int = 1
+    fsdp_devices: Annotated[int, Ge(1)] = 1
     # Arrays below this size, in MiB, are kept whole on every device.
-    min_size_mib: float = 4.0
+    min_size_mib: Annotated[float, Ge(0)] = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +76,15 @@ class EnvConfig:
     # gymnasium id or a name of `acrlpd.envs`; None: there is none (offline only).
     id: str | None = None
     # Environments stepped in parallel. More: larger policy batches, more processes.
-    num_envs: int = 1
+    num_envs: Annotated[int, Ge(1)] = 1
     # Steps after which an episode is cut (not a terminal); None: the environment's own limit.
-    max_episode_steps: int | None = None
+    max_episode_steps: Annotated[int | None, Ge(1)] = None
     # Steps of a chunk that are executed before the policy is asked again; None: horizon_length.
     replan_steps: int | None = None
     # Height and width of the images that it renders: those of the demonstrations. Smaller: faster.
-    image_size: tuple[int, int] = (224, 224)
+    image_size: Annotated[tuple[int, int], Ge(1)] = (224, 224)
     # Seconds without an answer after which an environment is restarted.
-    timeout_s: float = 60.0
+    timeout_s: Annotated[float, Gt(0)] = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,25 +92,25 @@ class OnlineConfig:
     """The online phase: RLPD's mixture of replay and dataset."""
 
     # Share of each batch that comes from the dataset; the rest is replay.
-    offline_ratio: float = 0.5
+    offline_ratio: Annotated[float, Interval(ge=0, le=1)] = 0.5
     # Updates per environment step. Higher: more learning per interaction, more overfitting.
-    update_to_data_ratio: float = 0.2
+    update_to_data_ratio: Annotated[float, Gt(0)] = 0.2
     # Environment steps collected before the first online update.
-    start_steps: int = 1_000
+    start_steps: Annotated[int, Ge(0)] = 1_000
     # Episodes played at a time with the same policy; None: env.num_envs. Fewer: fresher, less parallel.
-    episodes_per_round: int | None = None
+    episodes_per_round: Annotated[int | None, Ge(1)] = None
     # Candidates when acting; None: as in evaluations (evaluation.best_of_n). More: greedier, less to explore.
-    best_of_n: int | None = None
+    best_of_n: Annotated[int | None, Ge(1)] = None
     # First online updates in which only the critics learn, to get to know what the policy really does.
-    critic_warmup_steps: int = 0
+    critic_warmup_steps: Annotated[int, Ge(0)] = 0
     # bc_weight moves linearly from its offline value to this; None: it stays.
-    final_bc_weight: float | None = None
+    final_bc_weight: Annotated[float | None, Ge(0)] = None
     # Online updates over which it moves.
-    bc_weight_decay_steps: int = 10_000
+    bc_weight_decay_steps: Annotated[int, Ge(0)] = 10_000
     # Let an actor process play while the learner trains. update_to_data_ratio is then the most there will be.
     async_actor: bool = False
     # Updates after which the actor process gets the newest policy.
-    actor_refresh_steps: int = 100
+    actor_refresh_steps: Annotated[int, Ge(1)] = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,17 +118,17 @@ class EvaluationConfig:
     """How a policy is judged. Every compared policy gets the same seeds."""
 
     # Episodes per evaluation. More: narrower interval (50 give about +-14 points at one half).
-    num_episodes: int = 50
+    num_episodes: Annotated[int, Ge(1)] = 50
     # Seed of the first episode; the i-th gets seed + i.
-    seed: int = 10_000
+    seed: Seed = 10_000
     # Candidates when acting; None: num_action_samples.
-    best_of_n: int | None = None
+    best_of_n: Annotated[int | None, Ge(1)] = None
     # Also measure noise on observations and actions and several N, at steps that are multiples of 5 eval_frequency.
     robustness: bool = False
-    noise_levels: tuple[float, ...] = (0.01, 0.05, 0.1)
-    best_of_n_values: tuple[int, ...] = (1, 4, 16, 32)
+    noise_levels: Annotated[tuple[float, ...], Ge(0)] = (0.01, 0.05, 0.1)
+    best_of_n_values: Annotated[tuple[int, ...], Ge(1)] = (1, 4, 16, 32)
     # Episodes recorded as video per evaluation.
-    num_videos: int = 0
+    num_videos: Annotated[int, Ge(0)] = 0
     # What `acrlpd train` also trains and judges, for comparison: cloning of all episodes, of the successful
     # ones, and offline RL for as many updates as both phases have. Each takes about as long as a phase.
     baselines: tuple[Baseline, ...] = ()
@@ -150,10 +154,10 @@ class CheckpointConfig:
     # Runs live in <directory>/<config name>/<exp_name>/.
     directory: str = "./checkpoints"
     # The newest n checkpoints are kept.
-    max_to_keep: int = 1
+    max_to_keep: Annotated[int, Ge(1)] = 1
     # Checkpoints at multiples of this are kept for good; None: none.
-    keep_period: int | None = 5_000
+    keep_period: Annotated[int | None, Ge(1)] = 5_000
     # Keep the best checkpoint by evaluation as well.
     keep_best: bool = True
     # Failed saves in a row after which the run stops.
-    max_failures: int = 3
+    max_failures: Annotated[int, Ge(1)] = 3

@@ -1,6 +1,9 @@
 """RLTrainConfig: everything a run depends on. Two runs with equal config and seed are the same run."""
 
 import dataclasses
+from typing import Annotated
+
+from annotated_types import Ge
 
 from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.critics.mlp import MLPCritics
@@ -21,6 +24,7 @@ from acrlpd.config.run import (
     LoggingConfig,
     OnlineConfig,
     OpenPICompatibilityConfig,
+    Seed,
     TrainingConfig,
     WeightLoaderConfig,
 )
@@ -41,9 +45,9 @@ class RLTrainConfig:
     # Name of the run; part of the run directory. Does not change what is computed.
     exp_name: str = "default"
     # Seed of everything random: weights, batches, noise, exploration.
-    seed: int = 42
+    seed: Seed = 42
     # Windows per update over all devices and micro-batches. Larger: smoother gradients, slower steps.
-    batch_size: int = 32
+    batch_size: Annotated[int, Ge(1)] = 32
 
     # The policy network.
     model: PolicyConfig = dataclasses.field(default_factory=Pi0Config)

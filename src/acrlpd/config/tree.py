@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from acrlpd.choice import find_kind, is_family, kind_name
+from acrlpd.choice import Choice, find_kind, is_family, kind_name, kind_names
 from acrlpd.config.train_config import RLTrainConfig
 
 # Names the member of a family that a section holds, for example `model: {type: pi0, ...}`.
@@ -33,6 +33,28 @@ def field_types(cls: type) -> dict[str, Any]:
 def is_section(annotation: Any) -> bool:
     """Whether a field of this type has fields of its own."""
     return is_family(annotation) or (isinstance(annotation, type) and dataclasses.is_dataclass(annotation))
+
+
+@functools.cache
+def all_fields() -> dict[str, Any]:
+    """Dotted name -> type of every field and section, over all of the project's own classes that a section may hold."""
+
+    def walk(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, annotation in field_types(cls).items():
+            yield f"{prefix}{name}", annotation
+            if is_family(annotation):
+                yield f"{prefix}{name}.{TYPE_KEY}", str
+                for kind in kind_names(annotation):
+                    yield from walk(find_kind(annotation, kind), f"{prefix}{name}.")
+            elif is_section(annotation):
+                yield from walk(annotation, f"{prefix}{name}.")
+
+    return dict(walk(RLTrainConfig, ""))
+
+
+def families() -> dict[str, type[Choice]]:
+    """The sections that are one of several classes, by dotted name."""
+    return {name: annotation for name, annotation in all_fields().items() if is_family(annotation)}
 
 
 def type_options(annotation: Any) -> tuple[Any, ...]:

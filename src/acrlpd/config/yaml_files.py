@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator
 
 import yaml
 
-from acrlpd.config.environments import load_training_config
 from acrlpd.config.overrides import Assignment, assign, resolve_alias
-from acrlpd.config.registry import get_config
+from acrlpd.config.registry import get_config, load_training_config
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, to_dict
 
