@@ -20,8 +20,9 @@ _COMPARISONS = {
 
 def check_bounds(section: Any, prefix: str = "") -> Iterator[Finding]:
     """One error for every field, of the section and of the sections in it, that lies outside of its bounds."""
-    hints = typing.get_type_hints(type(section), include_extras=True)
-    for name, annotation in field_types(type(section)).items():
+    cls: type = type(section)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name, annotation in field_types(cls).items():
         value = getattr(section, name)
         if is_section(annotation):
             yield from check_bounds(value, f"{prefix}{name}.")
@@ -49,6 +50,6 @@ def _describe(limits: list[Any]) -> str:
     return f"lie in {opening}{_limit(low)}, {_limit(high)}{closing}"
 
 
-def _limit(bound: Ge | Gt | Le | Lt) -> Any:
+def _limit(bound: Any) -> Any:
     """The number in a bound: annotated_types calls the field of `Ge` `ge`, and so on."""
     return getattr(bound, type(bound).__name__.lower())

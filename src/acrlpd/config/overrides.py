@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from acrlpd.choice import find_kind, hint, is_family, kind_name
+from acrlpd.choice import Choice, find_kind, hint, is_family, kind_name
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import (
     TYPE_KEY,
@@ -96,9 +96,9 @@ def apply_config_overrides(
 
 def assign(config: RLTrainConfig, assignments: Iterable[Assignment]) -> RLTrainConfig:
     """Applies the assignments: first those that choose a class, because the class decides which fields exist."""
-    choices, values = [], []
-    for assignment in assignments:
-        (choices if assignment.path in families() else values).append(assignment)
+    assignments = list(assignments)
+    choices = [assignment for assignment in assignments if assignment.path in families()]
+    values = [assignment for assignment in assignments if assignment.path not in families()]
     data = to_dict(config)
     problems = _set_all(data, choices)
     given = {assignment.path: assignment.value for assignment in values}
@@ -121,7 +121,8 @@ def resolve_alias(key: str) -> str:
 
 def _implied_changes(section: Any, given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted name and value of every field that changes because of `given`."""
-    for name, annotation in field_types(type(section)).items():
+    cls: type = type(section)
+    for name, annotation in field_types(cls).items():
         inner = {key.removeprefix(f"{name}."): given[key] for key in given if key.startswith(f"{name}.")}
         if inner and is_section(annotation):
             yield from _implied_changes(getattr(section, name), inner, f"{prefix}{name}.")
@@ -131,7 +132,7 @@ def _implied_changes(section: Any, given: Mapping[str, Any], prefix: str = "") -
 
 def _set_all(data: dict[str, Any], assignments: Iterable[Assignment]) -> list[str]:
     """Writes the values into `data`; returns what is wrong with the others."""
-    problems = []
+    problems: list[str] = []
     for assignment in assignments:
         try:
             _set(data, assignment)
@@ -163,7 +164,7 @@ def _set(data: dict[str, Any], assignment: Assignment) -> None:
             cls = section_class(annotation, data, path)
 
 
-def _choose(data: dict[str, Any], family: type, assignment: Assignment) -> dict[str, Any]:
+def _choose(data: dict[str, Any], family: type[Choice], assignment: Assignment) -> dict[str, Any]:
     """The section of the class that was named, with the defaults of that class; the same class keeps its values."""
     if not isinstance(assignment.value, str):
         raise ConfigError(f"{assignment.key} is named by text; found {assignment.value!r}")

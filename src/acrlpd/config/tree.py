@@ -52,6 +52,7 @@ def all_fields() -> dict[str, Any]:
     return dict(walk(RLTrainConfig, ""))
 
 
+@functools.cache
 def families() -> dict[str, type[Choice]]:
     """The sections that are one of several classes, by dotted name."""
     return {name: annotation for name, annotation in all_fields().items() if is_family(annotation)}
