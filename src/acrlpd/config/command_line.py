@@ -72,6 +72,11 @@ class NoOptions:
     """A command without options of its own."""
 
 
+def cli(args: Sequence[str] | None = None) -> RLTrainConfig:
+    """The config that the command line asks for: `--config NAME` and any overrides."""
+    return parse_config_args(NoOptions, args, description="Choose and change a config.")[0]
+
+
 def parse_config_args(
     options: type[Options], args: Sequence[str] | None = None, *, prog: str | None = None, description: str
 ) -> tuple[RLTrainConfig, Options]:
@@ -176,6 +181,7 @@ def _peek(args: Sequence[str], names: Collection[str]) -> dict[str, str]:
         name = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and name in names:
             if not equals and following.startswith("--"):
-                raise ConfigError(f"{flag} needs a value")
+                kinds = f": {', '.join(kind_names(families()[name]))}, or module:Name" if name in families() else ""
+                raise ConfigError(f"{flag} needs a value{kinds}")
             found[name] = value if equals else following
     return found
