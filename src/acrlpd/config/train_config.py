@@ -1,4 +1,4 @@
-"""RLTrainConfig: everything a run depends on. Two runs with equal config and seed are the same run."""
+"""RLTrainConfig: two runs with the same config, in which the seed is, are the same run."""
 
 import dataclasses
 from typing import Annotated
@@ -38,7 +38,7 @@ def _critic_adamw() -> AdamW:
 
 @dataclasses.dataclass(frozen=True)
 class RLTrainConfig:
-    """A run, completely."""
+    """Everything that a run depends on."""
 
     # Name of the preset; part of the run directory.
     name: str
@@ -53,8 +53,8 @@ class RLTrainConfig:
     model: PolicyConfig = dataclasses.field(default_factory=Pi0Config)
     # Where the policy's weights start from.
     weight_loader: WeightLoaderConfig = dataclasses.field(default_factory=WeightLoaderConfig)
-    # Train only the action expert and the projections; image encoder and 2B expert stay fixed in bfloat16.
-    # Saves most of the memory; the policy cannot learn new visual features.
+    # Train only the action expert and the projections; the image encoder and the 2B expert stay fixed in bfloat16.
+    # This saves most of the memory, and the policy cannot learn new visual features.
     freeze_pi0_backbone: bool = False
 
     # The critics' architecture.
