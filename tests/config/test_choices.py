@@ -1,12 +1,14 @@
 """Sections that hold one of several classes: ours by short name, a user's own by module:Name."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from acrlpd.agents.schedules.base import LRSchedule
 from acrlpd.choice import find_kind, kind_name, kind_names
-from acrlpd.config import ConfigError, apply_config_overrides, cli, config_to_yaml, get_config
+from acrlpd.config import ConfigError, apply_config_overrides, cli, config_to_yaml, get_config, validate_config
 from acrlpd.config.tree import families
 from acrlpd.config.yaml_files import parse_config
 
@@ -127,3 +129,17 @@ def test_a_section_says_which_fields_change_with_others(own_module):
     assert apply_config_overrides(base, {"critic_lr_schedule.floor": 0.2}).critic_lr_schedule.peak_lr == 1e-3
     both = apply_config_overrides(get_config("debug"), {"critic_lr_schedule": kind, **change})
     assert both.critic_lr_schedule.floor == 0.05
+
+
+def test_the_schedule_of_the_documentation_works(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    [code] = re.findall(r"```python\n# my_schedules.py\n(.*?)```", page, re.DOTALL)
+    [flags] = re.findall(r"PYTHONPATH=\. acrlpd train (.*my_schedules.*)", page)
+    (tmp_path / "my_schedules.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = cli(flags.split())
+    assert config.critic_lr_schedule.create()(1_200) == pytest.approx(0.25e-3)
+    assert validate_config(config).errors == ()
+    wrong = apply_config_overrides(config, {"critic_lr_schedule.every": 0})
+    assert validate_config(wrong).errors == ("critic_lr_schedule.every must be above 0; found 0",)
+    sys.modules.pop("my_schedules")

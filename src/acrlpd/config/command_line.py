@@ -18,7 +18,7 @@ from acrlpd.choice import kind_name, kind_names
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.registry import load_training_config
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.config.tree import ConfigError, diff_configs, families, flatten, to_dict
+from acrlpd.config.tree import ConfigError, families, flatten, to_dict
 from acrlpd.config.yaml_files import load_config
 
 Options = TypeVar("Options")
@@ -96,8 +96,8 @@ def parse_config_args(
     base = apply_config_overrides(base, first)
     parts = {"own": options, "flags": ConfigFlags, "kinds": _kind_flags(base), "fields": RLTrainConfig}
     parsed = _parse(args, prog, description, default=base, **parts)
-    # All at once: what was not given may depend on what was.
-    changes = _given_fields(args, base, parsed.fields) | _flag_changes(parsed.fields, parsed.flags)
+    # All changes at once: fields that were not given may change with those that were.
+    changes = _given_fields(args, parsed.fields) | _flag_changes(parsed.fields, parsed.flags)
     config = apply_config_overrides(base, changes)
     return config if parsed.flags.max_steps is None else limit_steps(config, parsed.flags.max_steps), parsed.own
 
@@ -133,23 +133,22 @@ def find_config(name: str, environment: str = "production") -> RLTrainConfig:
     return load_training_config(name, environment)
 
 
-def _given_fields(args: Sequence[str], base: RLTrainConfig, parsed: RLTrainConfig) -> dict[str, Any]:
-    """The fields that were written, by dotted name, also those that were given the value which `base` has.
+def _given_fields(args: Sequence[str], parsed: RLTrainConfig) -> dict[str, Any]:
+    """The values of the fields that were written, by dotted name.
 
-    Such a value is no difference, but it is a decision: nothing that follows from other fields may replace it.
+    A field may be written with the value that it has already. It is still given: no other field may change it.
     """
     written = {arg.partition("=")[0].removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--")}
-    changed = diff_configs(base, parsed)
 
     def is_given(name: str) -> bool:
         section, dot, leaf = name.rpartition(".")
-        return name in changed or name in written or f"{section}{dot}no_{leaf}" in written
+        return name in written or f"{section}{dot}no_{leaf}" in written
 
     return {name: value for name, value in flatten(to_dict(parsed)) if is_given(name)}
 
 
 def _flag_changes(config: RLTrainConfig, flags: ConfigFlags) -> dict[str, Any]:
-    """What the short names say, but for max_steps; `config` has the learning rates' schedules."""
+    """The changes that the short names stand for, without max_steps; `config` has the schedules to scale."""
     changes: dict[str, Any] = {
         name: value for name, value in dataclasses.asdict(flags).items() if value is not None and name not in _NOT_PLAIN
     }
