@@ -1,9 +1,9 @@
-"""Parts of a config that are one of several classes: ours by a short name, a user's own by `module:Name`.
+"""Sections of a config that are one of several classes: ours by a short name, a user's own by `module:Name`.
 
-A family is a class that inherits from `Choice` directly and names the package of its members. Each module of that
-package, but for `base`, holds one member, and the name of the module is the short name of the member: a new member is
-a new file. A member is a frozen dataclass that inherits from the family; its fields are the options that a config may
-set. A config names the member under the key `type`, or alone where its defaults are meant:
+A family is a class that inherits directly from `Choice` and names the package of its members. Each module of that
+package, except `base`, holds one member, and the name of the module is the short name of the member: a new member is a
+new file. A member is a frozen dataclass that inherits from the family. Its fields are the options that a config may
+set, and each field has a default. A config names the member under the key `type`, or alone where the defaults are meant:
 
     improvement: best_of_n
     improvement: {type: my_losses:MyLoss, strength: 2.0}
@@ -74,7 +74,7 @@ def _is_member(value: Any, family: type[Choice]) -> bool:
 
 
 def import_name(path: str) -> Any:
-    """What `module:Name` names; a ValueError says which part is missing."""
+    """The object that `module:Name` names; a ValueError says which part is missing."""
     module_name, _, attribute = path.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise ValueError(f"{path!r} is not of the form module:Name, with the module's whole name")

@@ -44,7 +44,7 @@ def test_what_lies_inside_is_fine() -> None:
         (Outer(share=-0.1), "share must lie in [0, 1); found -0.1"),
         (Outer(most=10), "most must be at most 9; found 10"),
         (Outer(less=2.5), "less must be below 2.5; found 2.5"),
-        (Outer(widths=()), "widths must have 1 or more elements; found []"),
+        (Outer(widths=()), "widths must have at least 1 elements; found []"),
         (Outer(widths=(4, 0)), "widths must be at least 1; found [4, 0]"),
         (Outer(inner=Inner(0)), "inner.size must be at least 1; found 0"),
     ],

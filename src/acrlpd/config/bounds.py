@@ -36,7 +36,7 @@ def _check_value(name: str, value: Any, metadata: tuple[Any, ...]) -> Iterator[F
     shown = list(value) if isinstance(value, tuple) else value
     for bound in metadata:
         if isinstance(bound, MinLen) and len(value) < bound.min_length:
-            yield error(f"{name} must have {bound.min_length} or more elements; found {shown}")
+            yield error(f"{name} must have at least {bound.min_length} elements; found {shown}")
         limits = [part for part in (bound if isinstance(bound, Interval) else (bound,)) if type(part) in _COMPARISONS]
         if not all(_COMPARISONS[type(part)][0](element, _limit(part)) for part in limits for element in elements):
             yield error(f"{name} must {_describe(limits)}; found {shown}")

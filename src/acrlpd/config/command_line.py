@@ -25,7 +25,7 @@ Options = TypeVar("Options")
 # A switch that is off unless given.
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
-# Short names that are more than another name for one field.
+# Flags that do more than set the field of the same short name.
 _NOT_PLAIN = ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr", "async_actor")
 
 
@@ -164,7 +164,7 @@ def _flag_changes(config: RLTrainConfig, flags: ConfigFlags) -> dict[str, Any]:
 
 
 def limit_steps(config: RLTrainConfig, max_steps: int) -> RLTrainConfig:
-    """Ends the run after `max_steps` updates: the offline phase first, what is left is online."""
+    """Ends the run after `max_steps` updates: offline updates first, then online updates."""
     if max_steps < 1:
         raise ConfigError(f"--max_steps must be at least 1; found {max_steps}")
     offline = min(config.training.offline_steps, max_steps)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from acrlpd.config import checks, online_checks
+from acrlpd.config import checks
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.create_agent import check_agent
 from acrlpd.config.train_config import RLTrainConfig
@@ -52,9 +52,9 @@ def validate_config(
         # Parts that must fit each other.
         *checks.check_batch(config, num_devices),
         *checks.check_chunks(config),
-        *online_checks.check_online(config, level),
-        *online_checks.check_baselines(config),
-        *online_checks.check_cloning(config),
+        *checks.check_online(config, level),
+        *checks.check_baselines(config),
+        *checks.check_cloning(config),
         *checks.check_data(config),
         *checks.check_files(config, level),
     ]

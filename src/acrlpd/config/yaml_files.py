@@ -22,7 +22,7 @@ from acrlpd.config.tree import ConfigError, to_dict
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 2e-5 is a number, as everybody expects (YAML 1.1 wants 2.0e-5)."""
+    """YAML in which 2e-5 is a number; YAML 1.1 would read text, because it wants 2.0e-5."""
 
 
 _Loader.add_implicit_resolver(
@@ -33,7 +33,7 @@ _Loader.add_implicit_resolver(
 
 
 def config_to_yaml(config: RLTrainConfig) -> str:
-    """The complete config; `load_config` gives the same config back."""
+    """The complete config as text; `parse_config` gives the same config back."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=100)
 
 
