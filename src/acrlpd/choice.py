@@ -3,7 +3,8 @@
 A family is a class that inherits directly from `Choice` and names the package of its members. Each module of that
 package, except `base`, holds one member, and the name of the module is the short name of the member: a new member is a
 new file. A member is a frozen dataclass that inherits from the family. Its fields are the options that a config may
-set, and each field has a default. A config names the member under the key `type`, or alone where the defaults are meant:
+set, and each field has a default. A config names the member under the key `type`, or alone where the defaults are
+meant:
 
     improvement: best_of_n
     improvement: {type: my_losses:MyLoss, strength: 2.0}
