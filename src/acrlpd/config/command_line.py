@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from acrlpd.choice import kind_name, kind_names
-from acrlpd.config.overrides import apply_config_overrides
+from acrlpd.config.overrides import ALIASES, apply_config_overrides
 from acrlpd.config.registry import load_training_config
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, families, flatten, to_dict
@@ -24,9 +24,6 @@ from acrlpd.config.yaml_files import load_config
 Options = TypeVar("Options")
 # A switch that is off unless given.
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-
-# Flags that do more than set the field of the same short name.
-_NOT_PLAIN = ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr", "async_actor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +146,7 @@ def _given_fields(args: Sequence[str], parsed: RLTrainConfig) -> dict[str, Any]:
 
 def _flag_changes(config: RLTrainConfig, flags: ConfigFlags) -> dict[str, Any]:
     """The changes that the short names stand for, without max_steps; `config` has the schedules to scale."""
-    changes: dict[str, Any] = {
-        name: value for name, value in dataclasses.asdict(flags).items() if value is not None and name not in _NOT_PLAIN
-    }
+    changes = {name: value for name, value in vars(flags).items() if name in ALIASES and value is not None}
     for section, peak_lr in (("actor_lr_schedule", flags.pi0_lr), ("critic_lr_schedule", flags.critic_lr)):
         if peak_lr is not None:
             scaled = getattr(config, section).scaled_to(peak_lr)
