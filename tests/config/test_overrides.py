@@ -125,7 +125,7 @@ def test_a_flag_counts_also_with_the_value_of_the_preset(flags, expected):
 @pytest.mark.parametrize("preset", ["aloha_sim", "quickstart"])
 @pytest.mark.parametrize("flag", ["--lerobot_repo_id", "--data.repo-id"])
 def test_a_repo_id_is_the_dataset(preset, flag):
-    """Neither the directory of the preset, nor scripted episodes in its place."""
+    """The directory of the preset and its scripted demonstrations are dropped, unless a directory is given."""
     own = get_config(preset).data
     data = cli(["--config", preset, flag, "me/data"]).data
     assert (data.repo_id, data.data_dir, data.demonstrations.num_episodes) == ("me/data", None, 0)
@@ -194,6 +194,6 @@ def test_resolve_alias_takes_the_longest_prefix():
 
 
 def test_an_unknown_key_of_a_schedule_is_told_the_keys_of_that_schedule() -> None:
-    for key in ("value", "warmup_steps"):  # nobody has the first, only other schedules have the second
+    for key in ("value", "warmup_steps"):  # no schedule has the first key, only other schedules have the second
         with pytest.raises(ConfigError, match=r"critic_lr_schedule \(ConstantSchedule\) has peak_lr$"):
             apply_config_overrides(ALOHA, {"critic_lr_schedule.type": "constant", f"critic_lr_schedule.{key}": 3})

@@ -99,7 +99,7 @@ def test_unknown_preset_names_the_nearest():
         get_config("libreo")
 
 
-def test_environments_scale_the_run():
+def test_stages_scale_the_run():
     production = load_training_config("droid")
     assert production == get_config("droid")
     development = load_training_config("droid", "development")
@@ -116,7 +116,7 @@ def test_environments_scale_the_run():
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
 @pytest.mark.parametrize("environment", ["development", "debug"])
-def test_environments_make_no_preset_impossible_and_none_longer(name, environment):
+def test_every_preset_is_valid_and_not_longer_in_every_stage(name, environment):
     production, other = get_config(name), load_training_config(name, environment)
     assert not validate_config(other).errors
     assert other.training.offline_steps <= production.training.offline_steps

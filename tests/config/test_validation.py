@@ -1,4 +1,4 @@
-"""What validation refuses and what it only remarks on."""
+"""The errors and the warnings of validation."""
 
 import pytest
 

@@ -34,4 +34,4 @@ class LRSchedule(Choice, abc.ABC):
 
 def check_warmup(name: str, warmup_steps: int, num_train_steps: int) -> Iterator[Finding]:
     if warmup_steps >= max(num_train_steps, 1):
-        yield warning(f"{name}.warmup_steps {warmup_steps} is not over within the {num_train_steps} steps")
+        yield warning(f"{name}.warmup_steps {warmup_steps} does not end within the run of {num_train_steps} steps")
