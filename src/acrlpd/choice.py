@@ -1,16 +1,17 @@
-"""Parts of a config that are one of several classes: ours by a short name, a user's own by `module:Name`.
+"""Sections of a config that are one of several classes: ours by a short name, a user's own by `module:Name`.
 
-A family is a class that inherits from `Choice` directly and names the package of its members. Each module of that
-package, but for `base`, holds one member, and the name of the module is the short name of the member: a new member is
-a new file. A member is a frozen dataclass that inherits from the family; its fields are the options that a config may
-set. A config names the member under the key `type`, or alone where its defaults are meant:
+A family is a class that inherits directly from `Choice` and names the package of its members. Each module of that
+package, except `base`, holds one member, and the name of the module is the short name of the member: a new member is a
+new file. A member is a frozen dataclass that inherits from the family. Its fields are the options that a config may
+set, and each field has a default. A config names the member under the key `type`, or alone where the defaults are
+meant:
 
     improvement: best_of_n
     improvement: {type: my_losses:MyLoss, strength: 2.0}
 """
 
+import dataclasses
 import difflib
-import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -47,7 +48,6 @@ def kind_name(member: "Choice | type[Choice]") -> str:
     return module if package == cls.package else f"{cls.__module__}:{cls.__qualname__}"
 
 
-@functools.cache
 def find_kind(family: type[Family], name: str) -> type[Family]:
     """The member of this name; a ValueError says what the name may be."""
     known = kind_names(family)
@@ -64,6 +64,10 @@ def find_kind(family: type[Family], name: str) -> type[Family]:
         raise ValueError(f"{name} must be a class that inherits from {family.__module__}.{family.__name__}")
     if "__dataclass_params__" not in vars(found):
         raise ValueError(f"{name} must be a dataclass: write @dataclasses.dataclass(frozen=True) above the class")
+    missing = dataclasses.MISSING
+    required = [f.name for f in dataclasses.fields(found) if f.default is missing and f.default_factory is missing]
+    if required:
+        raise ValueError(f"{name} needs a default for each of its fields; {', '.join(required)} has no default")
     return found
 
 

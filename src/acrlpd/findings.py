@@ -1,13 +1,15 @@
-"""What a check of a config finds, and how the finding is said."""
+"""What a check of a config finds."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+Level = Literal["error", "warning"]
+
 
 class Finding(NamedTuple):
-    """One thing wrong with a config."""
+    """One thing that is wrong with a config: an error stops a run, a warning is only shown."""
 
-    level: Literal["error", "warning"]
+    level: Level
     message: str
 
 
@@ -24,8 +26,3 @@ def at_least(minimum: float, **values: float) -> Iterator[Finding]:
     for name, value in values.items():
         if value < minimum:
             yield error(f"{name.replace('__', '.')} must be at least {minimum}; found {value}")
-
-
-def check_warmup(name: str, warmup_steps: int, num_train_steps: int) -> Iterator[Finding]:
-    if warmup_steps >= max(num_train_steps, 1):
-        yield warning(f"{name}.warmup_steps {warmup_steps} is not over within the {num_train_steps} steps")

@@ -8,19 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from acrlpd.agents.critics.mlp import MLPCritics
 from acrlpd.agents.improvements.base import Improvement
+from acrlpd.agents.optimizers.adamw import AdamW
+from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.batch import Batch
 from acrlpd.choice import find_kind
-from acrlpd.config import (
-    ACRLPDHyperparams,
-    AdamW,
-    ConstantSchedule,
-    LossWeights,
-    MLPCritics,
-    QChunkingConfig,
-    RLTrainConfig,
-    TrainingConfig,
-)
+from acrlpd.config import ACRLPDHyperparams, LossWeights, QChunkingConfig, RLTrainConfig, TrainingConfig
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation

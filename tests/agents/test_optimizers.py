@@ -12,8 +12,11 @@ from agent_helpers import assert_trees_identical, make_config, random_like
 
 from acrlpd.agents import create_optimizer
 from acrlpd.agents.metrics import global_norm
+from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.optimizers.base import OptimizerConfig
-from acrlpd.config import AdamW, ConstantSchedule, CosineDecaySchedule, RsqrtDecaySchedule
+from acrlpd.agents.schedules.constant import ConstantSchedule
+from acrlpd.agents.schedules.cosine import CosineDecaySchedule
+from acrlpd.agents.schedules.rsqrt import RsqrtDecaySchedule
 from acrlpd.config.create_agent import create_agent
 
 GOLDEN = Path(__file__).parents[1] / "data" / "goldens" / "optimizer.npz"

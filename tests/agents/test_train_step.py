@@ -28,7 +28,8 @@ from acrlpd.agents.algorithm import JointLoss
 from acrlpd.agents.draws import draw
 from acrlpd.agents.metrics import loss_info
 from acrlpd.agents.networks import Params
-from acrlpd.config import ConstantSchedule, LossWeights
+from acrlpd.agents.schedules.constant import ConstantSchedule
+from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 

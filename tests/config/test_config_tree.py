@@ -14,7 +14,7 @@ def test_every_preset_survives_json(name: str) -> None:
     assert from_dict(RLTrainConfig, json.loads(json.dumps(to_dict(config)))) == config
 
 
-def test_what_is_older_than_a_field_gets_its_default() -> None:
+def test_a_field_that_the_data_does_not_have_gets_its_default() -> None:
     data = to_dict(get_config("aloha"))
     del data["openpi_compatibility"]["reset_pose"]
     del data["online"]

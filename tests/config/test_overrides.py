@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acrlpd.config import ConfigError, apply_config_overrides, cli, config_hash, config_to_yaml, get_config, to_dict
-from acrlpd.config.overrides import ALIASES, field_names, resolve_alias
-from acrlpd.config.tree import NOT_HASHED, TYPE_KEY, field_types, flatten, section_class, type_options
+from acrlpd.config.overrides import ALIASES, resolve_alias
+from acrlpd.config.tree import NOT_HASHED, TYPE_KEY, all_fields, field_types, flatten, section_class, type_options
 from acrlpd.config.yaml_files import parse_config
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
@@ -27,7 +27,7 @@ def test_dotted_short_and_nested_names_are_the_same():
 
 
 def test_every_alias_leads_to_a_field():
-    names = field_names()
+    names = all_fields()
     for target in ALIASES.values():
         assert any(name == target or name.startswith(f"{target}.") for name in names), target
 
@@ -125,7 +125,7 @@ def test_a_flag_counts_also_with_the_value_of_the_preset(flags, expected):
 @pytest.mark.parametrize("preset", ["aloha_sim", "quickstart"])
 @pytest.mark.parametrize("flag", ["--lerobot_repo_id", "--data.repo-id"])
 def test_a_repo_id_is_the_dataset(preset, flag):
-    """Neither the directory of the preset, nor scripted episodes in its place."""
+    """The directory of the preset and its scripted demonstrations are dropped, unless a directory is given."""
     own = get_config(preset).data
     data = cli(["--config", preset, flag, "me/data"]).data
     assert (data.repo_id, data.data_dir, data.demonstrations.num_episodes) == ("me/data", None, 0)
@@ -194,6 +194,6 @@ def test_resolve_alias_takes_the_longest_prefix():
 
 
 def test_an_unknown_key_of_a_schedule_is_told_the_keys_of_that_schedule() -> None:
-    for key in ("value", "warmup_steps"):  # nobody has the first, only other schedules have the second
+    for key in ("value", "warmup_steps"):  # no schedule has the first key, only other schedules have the second
         with pytest.raises(ConfigError, match=r"critic_lr_schedule \(ConstantSchedule\) has peak_lr$"):
             apply_config_overrides(ALOHA, {"critic_lr_schedule.type": "constant", f"critic_lr_schedule.{key}": 3})

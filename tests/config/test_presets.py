@@ -1,6 +1,7 @@
 """Every preset loads, holds together, survives YAML, and has the numbers it promises."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -98,7 +99,7 @@ def test_unknown_preset_names_the_nearest():
         get_config("libreo")
 
 
-def test_environments_scale_the_run():
+def test_stages_scale_the_run():
     production = load_training_config("droid")
     assert production == get_config("droid")
     development = load_training_config("droid", "development")
@@ -115,7 +116,7 @@ def test_environments_scale_the_run():
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
 @pytest.mark.parametrize("environment", ["development", "debug"])
-def test_environments_make_no_preset_impossible_and_none_longer(name, environment):
+def test_every_preset_is_valid_and_not_longer_in_every_stage(name, environment):
     production, other = get_config(name), load_training_config(name, environment)
     assert not validate_config(other).errors
     assert other.training.offline_steps <= production.training.offline_steps
@@ -126,9 +127,8 @@ def test_environments_make_no_preset_impossible_and_none_longer(name, environmen
 def test_hash_is_the_same_in_another_process_and_ignores_where_results_go():
     config = get_config("libero")
     code = "from acrlpd.config import *; print(config_hash(get_config('libero')))"
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
-    )
+    env = os.environ | {"PYTHONHASHSEED": "7"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert result.stdout.strip() == config_hash(config)
     moved = apply_config_overrides(
         config, {"exp_name": "other", "checkpoint_dir": "/elsewhere", "logging.wandb": "offline"}

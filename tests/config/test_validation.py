@@ -1,4 +1,4 @@
-"""What validation refuses and what it only remarks on."""
+"""The errors and the warnings of validation."""
 
 import pytest
 
@@ -37,14 +37,14 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"actor_lr_schedule.decay_lr": 1.0}, "actor_lr_schedule.decay_lr 1.0 must lie between 0 and peak_lr"),
         ({"actor_lr_schedule.decay_steps": 10}, "decay_steps 10 must exceed warmup_steps 1000"),
         ({"critic_lr_schedule.peak_lr": 0.0}, "critic_lr_schedule.peak_lr must be above 0"),
-        ({"offline_steps": 0}, "num_train_steps must be at least 1"),
+        ({"offline_steps": 0}, "training.offline_steps and training.online_steps are both 0"),
         ({"checkpoints.keep_period": 0}, "checkpoints.keep_period must be at least 1; found 0"),
         ({"data.num_workers": -1}, "data.num_workers must be at least 0; found -1"),
         ({"data.prefetch_batches": 0}, "data.prefetch_batches must be at least 1; found 0"),
-        ({"seed": -1}, "seed must lie between 0 and 4294967295; found -1"),
-        ({"seed": 10**23}, "seed must lie between 0 and 4294967295; found 1"),
-        ({"evaluation.seed": -1}, "evaluation.seed must lie between 0 and 4294967295; found -1"),
-        ({"data.demonstrations.seed": -1}, "data.demonstrations.seed must lie between 0 and"),
+        ({"seed": -1}, "seed must lie in [0, 4294967295]; found -1"),
+        ({"seed": 10**23}, "seed must lie in [0, 4294967295]; found 1"),
+        ({"evaluation.seed": -1}, "evaluation.seed must lie in [0, 4294967295]; found -1"),
+        ({"data.demonstrations.seed": -1}, "data.demonstrations.seed must lie in [0, 4294967295]"),
         ({"actor_optimizer.b2": 1.0}, "actor_optimizer.b2 must lie in [0, 1); found 1.0"),
         ({"critic_optimizer.b1": -0.9}, "critic_optimizer.b1 must lie in [0, 1); found -0.9"),
         ({"critic_optimizer.eps": 0.0}, "critic_optimizer.eps must be above 0; found 0.0"),

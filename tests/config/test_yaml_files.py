@@ -86,7 +86,7 @@ def test_numbers_may_be_written_as_people_do(text):
         ("base_config: droid\nexp_name: !foo bar", "run.yaml:2: the value of exp_name cannot be read: could not"),
         ("base_config: droid\nseed: 2024-99-99", "run.yaml:2: the value of seed cannot be read: month must be"),
         ("base_config: droid\ncritic: [1", "run.yaml:2: not valid YAML: expected ',' or ']'"),
-        ("data: &a\n  data_dir: x\n  rewards: *a", "run.yaml:3: data.rewards is an alias of a section that it is in"),
+        ("data: &a\n  data_dir: x\n  rewards: *a", "run.yaml:3: data.rewards is an alias of a section around it"),
         ("- a\n- b", "run.yaml must hold"),
         ("", "run.yaml must hold"),
         ("base_config: droid\nloss_weights:\n  bc_weight: null", "run.yaml:3: loss_weights.bc_weight must be"),

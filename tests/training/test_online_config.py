@@ -40,7 +40,7 @@ CLONING = {"acrlpd__loss_weights__critic_weight": 0.0, "online_steps": 0, "evalu
             {"env__id": None, "online_steps": 0, "evaluation__baselines": ["bc"]},
             "evaluation.baselines bc are judged in an environment: set env.id",
         ),
-        ({"evaluation__baselines": ["bc", "bc"]}, "names one twice"),
+        ({"evaluation__baselines": ["bc", "bc"]}, "names a baseline twice"),
         (
             {"online_steps": 0, "evaluation__baselines": ["offline_continued"]},
             "needs both training.offline_steps and training.online_steps; found 13 and 0",

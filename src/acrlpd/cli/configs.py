@@ -5,23 +5,25 @@ from typing import Annotated
 
 import tyro
 
+from acrlpd.choice import kind_names
 from acrlpd.config.command_line import find_config
 from acrlpd.config.registry import describe_config, list_configs
-from acrlpd.config.tree import config_hash, diff_configs, to_dict
+from acrlpd.config.tree import config_hash, diff_configs, families, to_dict
 from acrlpd.config.validation import validate_config
 from acrlpd.config.yaml_files import config_to_yaml
 
 Name = Annotated[str, tyro.conf.Positional]
+AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 
 
-def list_(json_: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
+def list_(as_json: AsJson = False) -> None:
     """List all presets.
 
     Args:
-        json_: Print JSON.
+        as_json: Print JSON.
     """
     configs = list_configs()
-    if json_:
+    if as_json:
         print(json.dumps(configs, indent=2))
         return
     width = max(map(len, configs))
@@ -29,46 +31,44 @@ def list_(json_: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
         print(f"{name:<{width}}  {description}")
 
 
-def show(
-    name: Name, environment: str = "production", json_: Annotated[bool, tyro.conf.arg(name="json")] = False
-) -> None:
-    """Show a preset or a YAML file completely, with what validation has to say.
+def show(name: Name, environment: str = "production", as_json: AsJson = False) -> None:
+    """Show all fields of a preset or a YAML file, and what validation finds.
+
+    The output is a complete config file: everything else is a comment.
 
     Args:
         name: A preset or a YAML file.
         environment: production, development or debug; for presets.
-        json_: Print JSON.
+        as_json: Print JSON.
     """
     config = find_config(name, environment)
-    validation = validate_config(config)
-    if json_:
-        result = {
-            "config": to_dict(config),
-            "hash": config_hash(config),
-            "errors": validation.errors,
-            "warnings": validation.warnings,
-        }
-        print(json.dumps(result, indent=2))
+    found = validate_config(config)
+    if as_json:
+        content = {"config": to_dict(config), "hash": config_hash(config)}
+        print(json.dumps(content | {"errors": found.errors, "warnings": found.warnings}, indent=2))
         return
     if name in list_configs():
-        print(_commented(describe_config(name)) + "\n")
+        print(*(f"# {line}".rstrip() for line in describe_config(name).splitlines()), sep="\n", end="\n\n")
     print(config_to_yaml(config))
+    print("# Sections of which there are several kinds, chosen by `type`:")
+    for section, family in families().items():
+        print(f"#   {section}: {', '.join(kind_names(family))}, or module:Name of your own")
     print(f"# hash: {config_hash(config)}")
-    for kind, messages in (("error", validation.errors), ("warning", validation.warnings)):
+    for kind, messages in (("error", found.errors), ("warning", found.warnings)):
         for message in messages:
             print(f"# {kind}: {message}")
 
 
-def diff(first: Name, second: Name, json_: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
+def diff(first: Name, second: Name, as_json: AsJson = False) -> None:
     """Show the fields in which two presets or YAML files differ.
 
     Args:
         first: A preset or a YAML file.
         second: A preset or a YAML file.
-        json_: Print JSON.
+        as_json: Print JSON.
     """
     differences = diff_configs(find_config(first), find_config(second))
-    if json_:
+    if as_json:
         print(json.dumps({key: {"first": a, "second": b} for key, (a, b) in differences.items()}, indent=2))
         return
     if not differences:
@@ -82,16 +82,9 @@ def diff(first: Name, second: Name, json_: Annotated[bool, tyro.conf.arg(name="j
     for column in ("field", first, second):
         table.add_column(Text(column), overflow="fold")
     for key, values in differences.items():
-        table.add_row(key, *(Text(_short(value)) for value in values))  # a path with brackets is no markup
+        # As `Text`, because rich would read a path with brackets as markup.
+        table.add_row(key, *(Text("-" if value is None else str(value)) for value in values))
     Console().print(table)
-
-
-def _short(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-def _commented(text: str) -> str:
-    return "\n".join(f"# {line}".rstrip() for line in text.splitlines())
 
 
 COMMANDS = {"list": list_, "show": show, "diff": diff}

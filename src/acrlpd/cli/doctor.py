@@ -1,28 +1,41 @@
 """`acrlpd doctor`: is this machine and installation fit to train?"""
 
 import contextlib
+import ctypes.util
 import dataclasses
+import importlib.metadata
 import json
 import math
+import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import tyro
 
-from acrlpd.cli import machine
+from acrlpd.cli.machine import claim_device_memory, usable_device_bytes
 from acrlpd.config.command_line import Flag
 
-Status = Literal["ok", "warning", "failed"]
+PACKAGES = ("acrlpd", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "av", "h5py", "tyro")
+# Package -> the extra of acrlpd that installs it.
+OPTIONAL_PACKAGES = {
+    "mujoco": "sim",
+    "ogbench": "sim",
+    "gym-aloha": "sim",
+    "huggingface-hub": "hub",
+    "gcsfs": "gcs",
+    "wandb": "wandb",
+    "tensorboardX": "tensorboard",
+    "websockets": "serve",
+}
 _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red]failed[/]"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """What one check found."""
 
-    name: str
-    status: Status
+    status: Literal["ok", "warning", "failed"]
     message: str
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -36,61 +49,64 @@ class DoctorOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    """Runs all checks; exit code 1 when one failed."""
+    """Runs all checks; the exit code is 1 if a check failed."""
     description = "Check versions, devices, memory, rendering, and a tiny train step."
     options = tyro.cli(DoctorOptions, args=list(args), prog="acrlpd doctor", description=description)
-    machine.claim_device_memory()  # what is found usable is what a run may use
-    checks = [_run(name, check) for name, check in CHECKS.items()]
-    healthy = all(check.status != "failed" for check in checks)
+    claim_device_memory()  # The memory that is reported is the memory that a run may use.
+    checks = {name: _run(check) for name, check in CHECKS.items()}
+    healthy = all(check.status != "failed" for check in checks.values())
     if options.json:
-        report = {"healthy": healthy, "checks": [dataclasses.asdict(check) for check in checks]}
-        print(json.dumps(report, indent=2))
+        report = [{"name": name, **dataclasses.asdict(check)} for name, check in checks.items()]
+        print(json.dumps({"healthy": healthy, "checks": report}, indent=2))
     else:
         _print(checks, healthy)
     return 0 if healthy else 1
 
 
 def check_packages() -> Check:
-    found = machine.versions()
-    missing = [name for name in machine.PACKAGES if found[name] is None]
+    found = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    missing = [name for name in PACKAGES if found[name] is None]
     if missing:
-        return Check("packages", "failed", f"missing: {', '.join(missing)}; run `make install`", found)
+        return Check("failed", f"missing: {', '.join(missing)}; run `make install`", found)
     summary = ", ".join(f"{name} {found[name]}" for name in ("python", "jax", "flax", "orbax-checkpoint", "numpy"))
-    return Check("packages", "ok", summary, found)
+    return Check("ok", summary, found)
 
 
 def check_extras() -> Check:
-    found = machine.versions()
-    absent = {name: extra for name, extra in machine.OPTIONAL_PACKAGES.items() if found[name] is None}
+    found: dict[str, Any] = {name: _version(name) for name in OPTIONAL_PACKAGES}
+    absent = {name: extra for name, extra in OPTIONAL_PACKAGES.items() if found[name] is None}
     if not absent:
-        return Check("extras", "ok", "all installed")
+        return Check("ok", "all installed", found)
     extras = ", ".join(sorted(set(absent.values())))
     message = f"not installed: {', '.join(absent)}; pip install 'acrlpd[...]' with {extras}, if you need them"
-    return Check("extras", "ok", message, {"absent": absent})
+    return Check("ok", message, found | {"absent": absent})
 
 
 def check_devices() -> Check:
-    found = machine.devices()
-    kinds = sorted({device["kind"] for device in found})
-    gib = found[0]["usable_bytes"] / 2**30
-    message = f"{len(found)} x {', '.join(kinds)}, {gib:.1f} GiB usable each"
-    if found[0]["platform"] == "cpu":
-        return Check("devices", "warning", f"{message}: small models only; GPUs need acrlpd[cuda]", {"devices": found})
-    return Check("devices", "ok", message, {"devices": found})
+    import jax
+
+    usable, devices = usable_device_bytes(), jax.local_devices()
+    found = [{"id": d.id, "platform": d.platform, "kind": d.device_kind, "usable_bytes": usable} for d in devices]
+    kinds = ", ".join(sorted({d.device_kind for d in devices}))
+    message = f"{len(devices)} x {kinds}, {usable / 2**30:.1f} GiB usable each"
+    if devices[0].platform == "cpu":
+        return Check("warning", f"{message}: small models only; GPUs need acrlpd[cuda]", {"devices": found})
+    return Check("ok", message, {"devices": found})
 
 
 def check_rendering() -> Check:
-    if machine.has_egl():
-        return Check("rendering", "ok", "EGL found; use MUJOCO_GL=egl")
-    message = (
-        "no EGL: simulators work from state only (MUJOCO_GL=disabled); for cameras install "
-        "libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri"
-    )
-    return Check("rendering", "warning", message)
+    if ctypes.util.find_library("EGL") is not None:
+        return Check("ok", "EGL found; use MUJOCO_GL=egl")
+    packages = "libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri"
+    message = f"no EGL: simulators work from state only (MUJOCO_GL=disabled); for cameras install {packages}"
+    return Check("warning", message)
 
 
 def check_train_step() -> Check:
-    """Loader, model, critics and optimizers as in a run, tiny: two updates, finite and moving."""
+    """Makes two updates of a tiny agent with the loader, model, critics and optimizers of a run.
+
+    The losses must be finite, and the critics must change.
+    """
     import jax
 
     from acrlpd.agents import train_step
@@ -103,7 +119,7 @@ def check_train_step() -> Check:
     with contextlib.closing(create_data_loader(config)) as loader:
         batches = [loader.sample_batch() for _ in range(2)]
     agent = jax.jit(lambda key: create_agent(config, key))(jax.random.key(0))
-    # Two small updates do not repay an optimised program.
+    # To optimise the program would take longer than it saves in two small updates.
     on_cpu = jax.default_backend() == "cpu"
     options: dict[str, str | bool] = {"xla_backend_optimization_level": "0"} if on_cpu else {}
     step = train_step.lower(agent, batches[0], jax.random.key(0)).compile(compiler_options=options)
@@ -115,16 +131,10 @@ def check_train_step() -> Check:
     seconds = time.perf_counter() - start
     details = {"losses": losses, "seconds": seconds}
     if not all(map(math.isfinite, losses)) or int(agent.skipped_updates):
-        return Check("train step", "failed", f"losses {losses} are not finite", details)
+        return Check("failed", f"losses {losses} are not finite", details)
     if before == _sum_of_magnitudes(agent.critics.online):
-        return Check("train step", "failed", "an update did not change the critics", details)
-    return Check("train step", "ok", f"two updates of a tiny pi0 in {seconds:.1f} s, compile included", details)
-
-
-def _sum_of_magnitudes(tree: Any) -> float:
-    import jax
-
-    return float(sum(abs(leaf).sum() for leaf in jax.tree.leaves(tree)))
+        return Check("failed", "an update did not change the critics", details)
+    return Check("ok", f"two updates of a tiny pi0 in {seconds:.1f} s, compile included", details)
 
 
 CHECKS: dict[str, Callable[[], Check]] = {
@@ -136,23 +146,35 @@ CHECKS: dict[str, Callable[[], Check]] = {
 }
 
 
-def _run(name: str, check: Callable[[], Check]) -> Check:
-    """A check that breaks is a finding: what is wrong with the machine may show in any exception."""
+def _run(check: Callable[[], Check]) -> Check:
+    """A check that raises has failed: a broken machine may show in any exception."""
     try:
         return check()
     except Exception as error:
-        return Check(name, "failed", f"{type(error).__name__}: {error}")
+        return Check("failed", f"{type(error).__name__}: {error}")
 
 
-def _print(checks: Sequence[Check], healthy: bool) -> None:
+def _version(package: str) -> str | None:
+    """The installed version; None: the package is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _sum_of_magnitudes(tree: Any) -> float:
+    import jax
+
+    return float(sum(abs(leaf).sum() for leaf in jax.tree.leaves(tree)))
+
+
+def _print(checks: dict[str, Check], healthy: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, show_header=False)
-    for check in checks:
-        table.add_row(check.name, _MARKS[check.status], escape(check.message))
-    console = Console()
-    console.print(table)
-    verdict = "ready to train" if healthy else "not ready: see what failed above"
-    console.print(f"\n[bold]{verdict}[/]")
+    for name, check in checks.items():
+        table.add_row(name, _MARKS[check.status], escape(check.message))
+    Console().print(table)
+    Console().print(f"\n[bold]{'ready to train' if healthy else 'not ready: see what failed above'}[/]")

@@ -1,34 +1,31 @@
-"""The `acrlpd` command: finds the subcommand, turns user errors into one message and exit code 2.
+"""The `acrlpd` command: finds the subcommand, and turns a user's error into one message and exit code 2.
 
-Subcommands live in their own modules and are imported when they run, so that `acrlpd --help` is instant.
+A subcommand is imported when it runs, so that `acrlpd --help` is instant.
 """
 
-import dataclasses
-import difflib
 import importlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-# A wrong value, path or missing package of the user: everything else is our bug and shows its traceback.
+from acrlpd.choice import hint
+
+# A wrong value, a wrong path or a missing package is the user's error. Any other exception is a bug of ours and shows
+# its traceback.
 USER_ERRORS = (ValueError, OSError, ImportError)
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One subcommand: what it does, and where it lives.
 
-    The target is either `main(args) -> exit code or None`, or a dict of typed functions, which become
-    subcommands of their own.
+    The attribute of the module is either a function `main(args) -> exit code or None`, or a dict of typed functions,
+    which become subcommands of their own.
     """
 
     summary: str
     module: str
     attribute: str = "main"
-
-    def load(self) -> Callable[[Sequence[str]], int | None] | Mapping[str, Callable[..., Any]]:
-        return getattr(importlib.import_module(self.module), self.attribute)
 
 
 COMMANDS = {
@@ -56,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("acrlpd: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output, such as `head`, has gone
+    except BrokenPipeError:  # The reader of our output, such as `head`, has gone.
         sys.stderr.close()
         return 1
     except USER_ERRORS as error:
@@ -68,53 +65,48 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str], debug: bool) -> int:
-    if not args or args[0] in ("-h", "--help"):
-        summaries = {name: command.summary for name, command in COMMANDS.items()}
-        _print_commands("acrlpd", "Reinforcement learning for pi0-family robot policies.", summaries)
-        return 0 if args else 2
-    if args[0] == "--version":
+    if args[:1] == ["--version"]:
         from importlib.metadata import version
 
         print(f"acrlpd {version('acrlpd')}")
         return 0
-    name, rest = args[0], args[1:]
-    if name not in COMMANDS:
-        raise ValueError(_unknown_command("acrlpd", name, COMMANDS))
-    if debug and name == "train":
-        rest.append("--logging.debug")
-    target = COMMANDS[name].load()
+    summaries = {name: command.summary for name, command in COMMANDS.items()}
+    name = _choose("acrlpd", "Reinforcement learning for pi0-family robot policies.", summaries, args)
+    if name is None:
+        return 0 if args else 2
+    summary, module, attribute = COMMANDS[name]
+    target = getattr(importlib.import_module(module), attribute)
+    rest = args[1:] + (["--logging.debug"] if debug and name == "train" else [])
     if isinstance(target, Mapping):
-        return _run_group(f"acrlpd {name}", COMMANDS[name].summary, target, rest)
+        return _run_group(f"acrlpd {name}", summary.capitalize() + ".", target, rest)
     return target(rest) or 0
 
 
-def _run_group(prog: str, summary: str, functions: Mapping[str, Callable[..., Any]], args: Sequence[str]) -> int:
-    """Runs one of several typed functions, with its command line made from its signature."""
+def _run_group(prog: str, description: str, functions: Mapping[str, Callable[..., Any]], args: list[str]) -> int:
+    """Runs one of several typed functions; the signature of the function is its command line."""
     import tyro
 
-    if not args or args[0] in ("-h", "--help"):
-        summaries = {name: (function.__doc__ or "").strip().partition("\n")[0] for name, function in functions.items()}
-        _print_commands(prog, summary[0].upper() + summary[1:] + ".", summaries)
+    summaries = {name: (function.__doc__ or "").strip().partition("\n")[0] for name, function in functions.items()}
+    name = _choose(prog, description, summaries, args)
+    if name is None:
         return 0 if args else 2
-    if args[0] not in functions:
-        raise ValueError(_unknown_command(prog, args[0], functions))
-    result = tyro.cli(functions[args[0]], args=list(args[1:]), prog=f"{prog} {args[0]}")
+    result = tyro.cli(functions[name], args=args[1:], prog=f"{prog} {name}")
     return result if isinstance(result, int) else 0
 
 
-def _print_commands(prog: str, description: str, summaries: Mapping[str, str]) -> None:
+def _choose(prog: str, description: str, summaries: Mapping[str, str], args: list[str]) -> str | None:
+    """The command that the first argument names; None, after help was printed, if help is all that is wanted."""
+    if args and args[0] in summaries:
+        return args[0]
+    if args and args[0] not in ("-h", "--help"):
+        known = ", ".join(summaries)
+        raise ValueError(f"unknown command {args[0]!r}{hint(args[0], summaries)}\n{prog} has: {known}")
     width = max(map(len, summaries))
-    lines = [f"  {name:<{width}}  {summary}" for name, summary in summaries.items()]
-    footer = "--debug shows the traceback of an error." if prog == "acrlpd" else ""
     print(f"usage: {prog} COMMAND [OPTIONS]\n\n{description}\n\ncommands:")
-    print("\n".join(lines))
-    print(f"\n`{prog} COMMAND --help` says more. {footer}".rstrip())
-
-
-def _unknown_command(prog: str, name: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    guess = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown command {name!r}{guess}\n{prog} has: {', '.join(known)}"
+    for name, summary in summaries.items():
+        print(f"  {name:<{width}}  {summary}")
+    print(f"\n`{prog} COMMAND --help` says more. `--debug` shows the traceback of an error.")
+    return None
 
 
 def _message(error: Exception) -> str:

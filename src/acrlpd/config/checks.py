@@ -1,45 +1,35 @@
-"""The single checks behind `validate_config`, one function per part of the config."""
+"""Checks of sections that must fit each other; what a section can check alone, the section checks itself."""
 
 import pathlib
 from collections.abc import Iterator
-from typing import Literal
 
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.findings import Finding, at_least, error, warning
+from acrlpd.findings import Finding, Level, at_least, error, warning
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 # Action dims that a robot's transforms produce.
 ROBOT_ACTION_DIM = {"aloha": 14, "droid": 8, "libero": 7}
 PALIGEMMA_VOCAB = 257_152
 BYTE_VOCAB = 259  # 256 bytes, padding, begin and end
-MAX_SEED = 2**32 - 1  # simulators take no larger one
 RELEASED_WEIGHTS = "gs://openpi-assets/checkpoints/"
 
 
 def check_batch(config: RLTrainConfig, num_devices: int | None) -> Iterator[Finding]:
     accumulation, fsdp = config.training.gradient_accumulation_steps, config.fsdp.fsdp_devices
-    bad = list(
-        at_least(
-            1,
-            batch_size=config.batch_size,
-            training__gradient_accumulation_steps=accumulation,
-            fsdp__fsdp_devices=fsdp,
-            **({} if num_devices is None else {"num_devices": num_devices}),
-        )
-    )
-    if bad:
-        yield from bad
-        return
     devices = fsdp if num_devices is None else num_devices
+    if num_devices is not None and num_devices < 1:
+        yield error(f"num_devices must be at least 1; found {num_devices}")
+    if min(config.batch_size, accumulation, fsdp, devices) < 1:
+        return  # What is below 1 has been reported, and nothing can be divided by it.
     if devices % fsdp:
         yield error(
             f"fsdp.fsdp_devices {fsdp} does not divide the {devices} devices; use one of "
             f"{', '.join(str(n) for n in range(1, devices + 1) if devices % n == 0)}"
         )
-    if config.batch_size % (accumulation * devices):
-        step = accumulation * devices
-        below, above = config.batch_size // step * step, -(-config.batch_size // step) * step
-        choice = f"{below} or {above}" if below else f"{above}"
+    step = accumulation * devices
+    if config.batch_size % step:
+        below = config.batch_size // step * step
+        choice = f"{below} or {below + step}" if below else f"{step}"
         yield error(
             f"batch_size {config.batch_size} does not split into {accumulation} micro-batches over {devices} "
             f"devices; use {choice}, or change gradient_accumulation_steps"
@@ -56,8 +46,8 @@ def check_chunks(config: RLTrainConfig) -> Iterator[Finding]:
             f"{model.action_dim}"
         )
     replan, horizon = config.env.replan_steps, config.model.action_horizon
-    if replan is not None and not 1 <= replan <= horizon:
-        yield error(f"env.replan_steps {replan} must lie between 1 and model.action_horizon {horizon}")
+    if replan is not None and replan > horizon:
+        yield error(f"env.replan_steps {replan} must be at most model.action_horizon {horizon}")
 
 
 def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
@@ -114,38 +104,57 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
         )
 
 
-def check_training(config: RLTrainConfig) -> Iterator[Finding]:
-    training = config.training
-    yield from at_least(
-        0,
-        training__offline_steps=training.offline_steps,
-        training__online_steps=training.online_steps,
-        training__eval_frequency=training.eval_frequency,
-        training__early_stopping_patience=training.early_stopping_patience,
-    )
-    seeds = {
-        "seed": config.seed,
-        "evaluation.seed": config.evaluation.seed,
-        "data.demonstrations.seed": config.data.demonstrations.seed,
-    }
-    for name, seed in seeds.items():
-        if not 0 <= seed <= MAX_SEED:
-            yield error(f"{name} must lie between 0 and {MAX_SEED}; found {seed}")
-    keep_period = config.checkpoints.keep_period
-    yield from at_least(
-        1,
-        training__log_frequency=training.log_frequency,
-        training__save_frequency=training.save_frequency,
-        checkpoints__max_to_keep=config.checkpoints.max_to_keep,
-        checkpoints__max_failures=config.checkpoints.max_failures,
-        **({} if keep_period is None else {"checkpoints__keep_period": keep_period}),
-        evaluation__num_episodes=config.evaluation.num_episodes,
-        num_train_steps=config.num_train_steps,
-    )
+def check_run(config: RLTrainConfig) -> Iterator[Finding]:
+    if config.num_train_steps == 0:
+        yield error("training.offline_steps and training.online_steps are both 0: a run needs at least 1 update")
     for name in ("name", "exp_name"):
         value = getattr(config, name)
         if not value or value in (".", "..") or "/" in value:
             yield error(f"{name} must be a plain directory name; found {value!r}")
+
+
+def check_online(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
+    """What an online phase needs; a missing environment is found at `level`."""
+    online_steps, actions = config.training.online_steps, config.data.repack.actions
+    if online_steps > 0 and config.env.id is None:
+        message = (
+            f"the {online_steps} online steps need an environment: set env.id, or online_steps 0 to train offline only"
+        )
+        yield Finding(level, message)
+    if online_steps > 0 and len(actions) != 1:
+        yield error(
+            "an online phase needs actions in one column of the dataset; data.repack.actions names "
+            f"{', '.join(actions) or 'no column'}"
+        )
+
+
+def check_baselines(config: RLTrainConfig) -> Iterator[Finding]:
+    names, training = config.evaluation.baselines, config.training
+    if names and config.env.id is None:
+        yield error(f"evaluation.baselines {', '.join(names)} are judged in an environment: set env.id")
+    if len(set(names)) < len(names):
+        yield error(f"evaluation.baselines names a baseline twice: {', '.join(names)}")
+    if "offline_continued" in names and not (training.online_steps and training.offline_steps):
+        yield error(
+            "the baseline offline_continued trains offline while the run trains online, so it needs both "
+            f"training.offline_steps and training.online_steps; found {training.offline_steps} and "
+            f"{training.online_steps}. Set both, or remove offline_continued from evaluation.baselines"
+        )
+
+
+def check_cloning(config: RLTrainConfig) -> Iterator[Finding]:
+    """A run that trains no critic cannot use what only critics can tell."""
+    hp, evaluation = config.acrlpd, config.evaluation
+    if hp.loss_weights.critic_weight != 0:
+        return
+    without = "acrlpd.loss_weights.critic_weight 0 trains no critic"
+    if config.training.online_steps > 0:
+        yield error(f"{without}, and cloning one's own episodes improves nothing: set training.online_steps 0")
+    samples = hp.num_action_samples if evaluation.best_of_n is None else evaluation.best_of_n
+    if config.env.id is not None and samples > 1:
+        yield error(f"{without} that could choose among {samples} candidates: set evaluation.best_of_n 1")
+    if evaluation.robustness and max(evaluation.best_of_n_values, default=1) > 1:
+        yield error(f"{without} that could choose among candidates: set evaluation.best_of_n_values 1")
 
 
 def check_data(config: RLTrainConfig) -> Iterator[Finding]:
@@ -205,7 +214,7 @@ def check_data(config: RLTrainConfig) -> Iterator[Finding]:
         yield error("no prompt: set data.default_prompt, or data.prompt_from_task true")
 
 
-def check_files(config: RLTrainConfig, level: Literal["error", "warning"]) -> Iterator[Finding]:
+def check_files(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
     data = config.data
     if data.repo_id is None and data.data_dir is None:
         yield Finding(level, "no dataset: give --lerobot_repo_id or --data_dir")

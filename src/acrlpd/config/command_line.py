@@ -5,27 +5,25 @@ the usual ones also under a short name (`--critic_lr 1e-3`). Dashes and undersco
 """
 
 import dataclasses
-import inspect
+import itertools
+import operator
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from acrlpd.choice import kind_names
-from acrlpd.config.environments import load_training_config
-from acrlpd.config.overrides import apply_config_overrides, families, resolve_alias
+from acrlpd.choice import kind_name, kind_names
+from acrlpd.config.overrides import ALIASES, apply_config_overrides
+from acrlpd.config.registry import load_training_config
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.config.tree import ConfigError, diff_configs, flatten, to_dict
+from acrlpd.config.tree import ConfigError, families, flatten, to_dict
 from acrlpd.config.yaml_files import load_config
 
 Options = TypeVar("Options")
 # A switch that is off unless given.
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-
-# Short names that are more than another name for one field.
-_NOT_PLAIN = ("config", "environment", "max_steps", "no_wandb", "pi0_lr", "critic_lr", "async_actor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +69,11 @@ class NoOptions:
     """A command without options of its own."""
 
 
+def cli(args: Sequence[str] | None = None) -> RLTrainConfig:
+    """The config that the command line asks for: `--config NAME` and any overrides."""
+    return parse_config_args(NoOptions, args, description="Choose and change a config.")[0]
+
+
 def parse_config_args(
     options: type[Options], args: Sequence[str] | None = None, *, prog: str | None = None, description: str
 ) -> tuple[RLTrainConfig, Options]:
@@ -79,47 +82,43 @@ def parse_config_args(
     Help without `--config` shows the options and short names only; with it, every field and its value.
     """
     args = list(sys.argv[1:] if args is None else args)
-    name = _peek(args, "--config")
-    if name is None:
+    # These flags decide which other flags exist, so they are read before the real parse.
+    first = _peek(args, ("config", "environment", *families()))
+    if "config" not in first:
         if not any(arg in ("-h", "--help") for arg in args):
             raise ConfigError("--config is missing: give a preset (`acrlpd configs list`) or a YAML file")
         description += "\n\nEvery field of the config is a flag too: `--config NAME --help` lists them."
-        _parse(args, prog, description, own=options, flags=ConfigFlags)
-    assert name is not None
-    chosen, args = _take_choices(args)
-    base = apply_config_overrides(find_config(name, _peek(args, "--environment") or "production"), chosen)
-    description += "\n\nSections of which there are several kinds, or your own as module:Name:\n" + _describe_choices()
-    parsed = _parse(args, prog, description, default=base, own=options, flags=ConfigFlags, fields=RLTrainConfig)
-    fields, flags = parsed["fields"], parsed["flags"]
-    # All at once: what was not given may depend on what was.
-    config = apply_config_overrides(base, _given_fields(args, base, fields) | _flag_changes(fields, flags))
-    return config if flags.max_steps is None else limit_steps(config, flags.max_steps), parsed["own"]
+        _parse(args, prog, description, own=options, flags=ConfigFlags, kinds=_kind_flags(None))
+    base = find_config(first.pop("config"), first.pop("environment", "production"))
+    base = apply_config_overrides(base, first)
+    parts = {"own": options, "flags": ConfigFlags, "kinds": _kind_flags(base), "fields": RLTrainConfig}
+    parsed = _parse(args, prog, description, default=base, **parts)
+    # All changes at once: fields that were not given may change with those that were.
+    changes = _given_fields(args, parsed.fields) | _flag_changes(parsed.fields, parsed.flags)
+    config = apply_config_overrides(base, changes)
+    return config if parsed.flags.max_steps is None else limit_steps(config, parsed.flags.max_steps), parsed.own
 
 
 def _parse(
-    args: Sequence[str],
-    prog: str | None,
-    description: str,
-    default: RLTrainConfig | None = None,
-    **parts: type,
-) -> dict[str, Any]:
-    """One flat command line from several dataclasses."""
+    args: Sequence[str], prog: str | None, description: str, default: RLTrainConfig | None = None, **parts: type
+) -> Any:
+    """One flat command line from several dataclasses; the result has an attribute for each of them."""
+    fields: list[Any] = [(name, Annotated[cls, tyro.conf.arg(name="")]) for name, cls in parts.items()]
+    if default is not None:
+        fields[-1] += (dataclasses.field(default=default),)
+    together = dataclasses.make_dataclass("CommandLine", fields)
+    return tyro.cli(together, args=args, prog=prog, description=description, config=(tyro.conf.AvoidSubcommands,))
 
-    def collect(**values: Any) -> dict[str, Any]:
-        return values
 
-    parameters = [
-        inspect.Parameter(
-            part,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=Annotated[cls, tyro.conf.arg(name="")],
-            default=default if part == "fields" else inspect.Parameter.empty,
-        )
-        for part, cls in parts.items()
-    ]
-    collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    collect.__annotations__ = {p.name: p.annotation for p in parameters}
-    return tyro.cli(collect, args=args, prog=prog, description=description, config=(tyro.conf.AvoidSubcommands,))
+def _kind_flags(config: RLTrainConfig | None) -> type:
+    """A flag for each section that is one of several classes; `config` says which classes its sections are now."""
+    fields: list[Any] = []
+    for section, family in families().items():
+        kinds = "|".join([*kind_names(family), "module:Name"])
+        flag = tyro.conf.arg(name=section, metavar=kinds, help=f"Kind of {section}: one of ours, or your own.")
+        chosen = None if config is None else kind_name(operator.attrgetter(section)(config))
+        fields.append((section.replace(".", "_"), Annotated[str | None, flag], dataclasses.field(default=chosen)))
+    return dataclasses.make_dataclass("KindsOfSections", fields)
 
 
 def find_config(name: str, environment: str = "production") -> RLTrainConfig:
@@ -131,32 +130,27 @@ def find_config(name: str, environment: str = "production") -> RLTrainConfig:
     return load_training_config(name, environment)
 
 
-def _given_fields(args: Sequence[str], base: RLTrainConfig, parsed: RLTrainConfig) -> dict[str, Any]:
-    """The fields that were written, by dotted name, also those that were given the value which `base` has.
+def _given_fields(args: Sequence[str], parsed: RLTrainConfig) -> dict[str, Any]:
+    """The values of the fields that were written, by dotted name.
 
-    Such a value is no difference, but it is a decision: nothing that follows from other fields may replace it.
+    A field may be written with the value that it has already. It is still given: no other field may change it.
     """
     written = {arg.partition("=")[0].removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--")}
-    changed = diff_configs(base, parsed)
 
     def is_given(name: str) -> bool:
         section, dot, leaf = name.rpartition(".")
-        return name in changed or name in written or f"{section}{dot}no_{leaf}" in written
+        return name in written or f"{section}{dot}no_{leaf}" in written
 
     return {name: value for name, value in flatten(to_dict(parsed)) if is_given(name)}
 
 
 def _flag_changes(config: RLTrainConfig, flags: ConfigFlags) -> dict[str, Any]:
-    """What the short names say, but for max_steps; `config` has the learning rates' schedules."""
-    changes: dict[str, Any] = {
-        name: value for name, value in dataclasses.asdict(flags).items() if value is not None and name not in _NOT_PLAIN
-    }
-    if flags.pi0_lr is not None:
-        scaled = config.actor_lr_schedule.scaled_to(flags.pi0_lr)
-        changes |= {f"actor_lr_schedule.{name}": value for name, value in scaled.items()}
-    if flags.critic_lr is not None:
-        scaled = config.critic_lr_schedule.scaled_to(flags.critic_lr)
-        changes |= {f"critic_lr_schedule.{name}": value for name, value in scaled.items()}
+    """The changes that the short names stand for, without max_steps; `config` has the schedules to scale."""
+    changes = {name: value for name, value in vars(flags).items() if name in ALIASES and value is not None}
+    for section, peak_lr in (("actor_lr_schedule", flags.pi0_lr), ("critic_lr_schedule", flags.critic_lr)):
+        if peak_lr is not None:
+            scaled = getattr(config, section).scaled_to(peak_lr)
+            changes |= {f"{section}.{name}": value for name, value in scaled.items()}
     if flags.no_wandb:
         changes["logging.wandb"] = "disabled"
     if flags.async_actor:
@@ -165,7 +159,7 @@ def _flag_changes(config: RLTrainConfig, flags: ConfigFlags) -> dict[str, Any]:
 
 
 def limit_steps(config: RLTrainConfig, max_steps: int) -> RLTrainConfig:
-    """Ends the run after `max_steps` updates: the offline phase first, what is left is online."""
+    """Ends the run after `max_steps` updates: offline updates first, then online updates."""
     if max_steps < 1:
         raise ConfigError(f"--max_steps must be at least 1; found {max_steps}")
     offline = min(config.training.offline_steps, max_steps)
@@ -173,37 +167,15 @@ def limit_steps(config: RLTrainConfig, max_steps: int) -> RLTrainConfig:
     return apply_config_overrides(config, offline_steps=offline, online_steps=online)
 
 
-def _take_choices(args: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The sections whose class the command line names, such as `--improvement best_of_n`, and the other arguments.
-
-    They are taken before the real parse, because the class of a section decides which flags the section has.
-    """
-    chosen: dict[str, str] = {}
-    rest: list[str] = []
-    values = iter(args)
-    for arg in values:
+def _peek(args: Sequence[str], names: Collection[str]) -> dict[str, str]:
+    """The values of some flags. If a flag is given twice, the last one counts, as in the real parse."""
+    found: dict[str, str] = {}
+    for arg, following in itertools.zip_longest(args, args[1:], fillvalue="--"):
         flag, equals, value = arg.partition("=")
-        section = resolve_alias(flag.removeprefix("--").replace("-", "_"))
-        if not flag.startswith("--") or section not in families():
-            rest.append(arg)
-            continue
-        value = value if equals else next(values, "")
-        if not value:
-            raise ConfigError(f"{flag} needs a name: {', '.join(kind_names(families()[section]))}, or module:Name")
-        chosen[section] = value
-    return chosen, rest
-
-
-def _describe_choices() -> str:
-    return "\n".join(f"--{section} {{{','.join(kind_names(family))}}}" for section, family in families().items())
-
-
-def _peek(args: Sequence[str], flag: str) -> str | None:
-    """The value of a flag, before the real parse, which depends on it; given twice, the last one counts there too."""
-    value = None
-    for i, arg in enumerate(args):
-        if arg == flag and i + 1 < len(args):
-            value = args[i + 1]
-        elif arg.startswith(f"{flag}="):
-            value = arg.partition("=")[2]
-    return value
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in names:
+            if not equals and following.startswith("--"):
+                kinds = f": {', '.join(kind_names(families()[name]))}, or module:Name" if name in families() else ""
+                raise ConfigError(f"{flag} needs a value{kinds}")
+            found[name] = value if equals else following
+    return found

@@ -28,10 +28,10 @@ def create_agent(
 ) -> Agent:
     """The agent of a run at step 0.
 
-    Can be traced: `jax.eval_shape` gives its shapes without allocating, and `jax.jit` with out_shardings
-    lets it be born sharded. `policy_params` are weights to start from as a nested dict in openpi's names;
-    parameters it does not name keep their initial values. `data_shards` is the number of devices that
-    share a batch.
+    The function can be traced: `jax.eval_shape` gives the shapes of the agent without allocating memory, and `jax.jit`
+    with out_shardings creates the arrays where they belong. `policy_params` are weights to start from, as a nested dict
+    in openpi's names; a parameter that the dict does not name keeps its initial value. `data_shards` is the number of
+    devices that share a batch.
     """
     _refuse_impossible(rl_config)
     policy_rng, critic_rng = jax.random.split(rng)
@@ -73,7 +73,7 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
 
 
 def _refuse_impossible(rl_config: RLTrainConfig) -> None:
-    """Whoever makes an agent in code gets the same answer as whoever validates the whole config."""
+    """Code that makes an agent gets the same errors as `validate_config` for the sections that make the agent."""
     findings = list(check_agent(rl_config))
     for name in ("acrlpd", "qchunking", "critic", "improvement"):
         findings += check_bounds(getattr(rl_config, name), f"{name}.")
@@ -83,9 +83,9 @@ def _refuse_impossible(rl_config: RLTrainConfig) -> None:
 
 
 def follow_config(agent: Agent, rl_config: RLTrainConfig) -> Agent:
-    """The agent with the arrays that nobody learns as the config has them: loss weights, and a fixed temperature.
+    """The agent with the loss weights of the config and, if the temperature is not learned, with its temperature.
 
-    An agent that comes from a checkpoint has those of the config that it was saved with.
+    These arrays are not trained, and an agent from a checkpoint has the values of the config that it was saved with.
     """
     acrlpd = rl_config.acrlpd
 

@@ -2,7 +2,10 @@
 
 import dataclasses
 import pathlib
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from acrlpd.config.run import Seed
 
 Robot = Literal["aloha", "droid", "libero", "generic"]
 OnBadEpisode = Literal["error", "skip"]
@@ -74,7 +77,7 @@ class DemonstrationsConfig:
     # Steps after which an episode is cut; None: the environment's own limit.
     max_episode_steps: int | None = None
     # Seed of the episodes.
-    seed: int = 0
+    seed: Seed = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +135,12 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _expand_home(self, "data_dir", "assets_dir", "tokenizer", "frame_cache_dir")
+
+    def implied_changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A dataset that is named by `repo_id` replaces the directory, and the demonstrations, of a preset."""
+        if given.get("repo_id") is None or "data_dir" in given:
+            return {}
+        return {"data_dir": None, "demonstrations.num_episodes": 0}
 
     @property
     def norm_stats_path(self) -> pathlib.Path | None:

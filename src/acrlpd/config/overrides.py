@@ -1,19 +1,24 @@
-"""Changing single fields of a config by dotted name: one path for the command line, YAML and code."""
+"""Changes single fields of a config by dotted name. The command line, YAML files and code all come through here.
+
+A section may have a method `implied_changes(given)`: `given` are the fields of the section that are being set, the
+result are fields that change with them. A field that is itself in `given` keeps the value from there.
+"""
 
 import dataclasses
 import difflib
-import functools
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from acrlpd.choice import Choice, find_kind, hint, is_family, kind_name, kind_names
+from acrlpd.choice import Choice, find_kind, hint, is_family, kind_name
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import (
     TYPE_KEY,
     ConfigError,
+    all_fields,
+    families,
     field_types,
     flatten,
     from_dict,
@@ -61,11 +66,18 @@ ALIASES = {
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """One field to set, and where that was written, for error messages."""
+    """A value for one field. `where` says in error messages where the value was written."""
 
     key: str
     value: Any
     where: str = ""
+
+    @property
+    def path(self) -> str:
+        """The full dotted name of the field, or of the section whose class is chosen."""
+        path = resolve_alias(self.key)
+        section = path.removesuffix(f".{TYPE_KEY}")
+        return section if section in families() else path
 
     def error(self, message: str) -> str:
         return f"{self.where}: {message}" if self.where else message
@@ -83,20 +95,17 @@ def apply_config_overrides(
 
 
 def assign(config: RLTrainConfig, assignments: Iterable[Assignment]) -> RLTrainConfig:
-    """Applies assignments in order; the choice of a class comes first, because the class decides which fields exist."""
-    ordered = sorted(assignments, key=lambda a: resolve_alias(a.key).removesuffix(f".{TYPE_KEY}") not in families())
+    """Applies the assignments: first those that choose a class, because the class decides which fields exist."""
+    assignments = list(assignments)
+    choices = [assignment for assignment in assignments if assignment.path in families()]
+    values = [assignment for assignment in assignments if assignment.path not in families()]
     data = to_dict(config)
-    problems: list[str] = []
-    for assignment in ordered:
-        try:
-            _set(data, resolve_alias(assignment.key), assignment)
-        except ConfigError as error:
-            problems.append(assignment.error(str(error)))
+    problems = _set_all(data, choices)
+    given = {assignment.path: assignment.value for assignment in values}
+    implied = [Assignment(*change) for change in _implied_changes(from_dict(RLTrainConfig, data), given)]
+    problems += _set_all(data, [*implied, *values])
     if problems:
         raise ConfigError("\n".join(problems))
-    keys = {resolve_alias(a.key) for a in ordered}
-    _refresh_model_defaults(config, data, keys)
-    _drop_other_dataset(data["data"], keys)
     return from_dict(RLTrainConfig, data)
 
 
@@ -110,31 +119,52 @@ def resolve_alias(key: str) -> str:
     return key
 
 
-def _set(data: dict[str, Any], path: str, assignment: Assignment) -> None:
+def _implied_changes(section: Any, given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of every field that changes because of `given`."""
+    cls: type = type(section)
+    for name, annotation in field_types(cls).items():
+        inner = {key.removeprefix(f"{name}."): given[key] for key in given if key.startswith(f"{name}.")}
+        if inner and is_section(annotation):
+            yield from _implied_changes(getattr(section, name), inner, f"{prefix}{name}.")
+    if hasattr(section, "implied_changes"):
+        yield from ((f"{prefix}{key}", value) for key, value in section.implied_changes(given).items())
+
+
+def _set_all(data: dict[str, Any], assignments: Iterable[Assignment]) -> list[str]:
+    """Writes the values into `data`; returns what is wrong with the others."""
+    problems: list[str] = []
+    for assignment in assignments:
+        try:
+            _set(data, assignment)
+        except ConfigError as error:
+            problems.append(assignment.error(str(error)))
+    return problems
+
+
+def _set(data: dict[str, Any], assignment: Assignment) -> None:
     """Walks schema and data together down to the leaf, and writes the checked value there."""
     cls: type = RLTrainConfig
-    parts = path.split(".")
+    parts = assignment.path.split(".")
     for depth, part in enumerate(parts):
         known = field_types(cls)
         if part not in known:
             raise ConfigError(_unknown(assignment.key, parts, depth, cls))
-        annotation, rest = known[part], parts[depth + 1 :]
+        annotation, is_last, path = known[part], depth == len(parts) - 1, ".".join(parts[: depth + 1])
         if not is_section(annotation):
-            if rest:
-                raise ConfigError(f"{'.'.join(parts[: depth + 1])} is a plain value and has no fields")
+            if not is_last:
+                raise ConfigError(f"{path} is a plain value and has no fields")
             data[part] = check_value(assignment.key, annotation, assignment.value)
-            return
-        if is_family(annotation) and rest in ([], [TYPE_KEY]):
+        elif is_last and is_family(annotation):
             data[part] = _choose(data[part], annotation, assignment)
-            return
-        if not rest:
+        elif is_last:
             names = ", ".join(field_types(annotation))
             raise ConfigError(f"{assignment.key} is a section; set its fields ({names})")
-        data = data[part]
-        cls = section_class(annotation, data, ".".join(parts[: depth + 1]))
+        else:
+            data = data[part]
+            cls = section_class(annotation, data, path)
 
 
-def _choose(data: dict[str, Any], family: type, assignment: Assignment) -> dict[str, Any]:
+def _choose(data: dict[str, Any], family: type[Choice], assignment: Assignment) -> dict[str, Any]:
     """The section of the class that was named, with the defaults of that class; the same class keeps its values."""
     if not isinstance(assignment.value, str):
         raise ConfigError(f"{assignment.key} is named by text; found {assignment.value!r}")
@@ -146,68 +176,17 @@ def _choose(data: dict[str, Any], family: type, assignment: Assignment) -> dict[
     return data if data[TYPE_KEY] == name else {TYPE_KEY: name} | to_dict(chosen())
 
 
-def _refresh_model_defaults(config: RLTrainConfig, data: dict[str, Any], keys: set[str]) -> None:
-    """Token length and state input follow `pi05` unless they were set by hand."""
-    model = data["model"]
-    if "model.pi05" not in keys or model["pi05"] == getattr(config.model, "pi05", None):
-        return
-    for name in ("max_token_len", "discrete_state_input"):
-        if f"model.{name}" not in keys:
-            model[name] = None
-
-
-def _drop_other_dataset(data: dict[str, Any], keys: set[str]) -> None:
-    """Whoever names a repo_id wants that dataset, not the directory (or the demonstrations for it) of the preset."""
-    if "data.repo_id" not in keys or data["repo_id"] is None or "data.data_dir" in keys:
-        return
-    data["data_dir"] = None
-    if "data.demonstrations.num_episodes" not in keys:
-        data["demonstrations"]["num_episodes"] = 0
-
-
-@functools.cache
-def field_names() -> tuple[str, ...]:
-    """Dotted names of all leaves, over all of the project's own classes that a field may hold."""
-
-    def walk(cls: type, prefix: str) -> Iterable[str]:
-        for name, annotation in field_types(cls).items():
-            if not is_section(annotation):
-                yield f"{prefix}{name}"
-            elif is_family(annotation):
-                yield f"{prefix}{name}.{TYPE_KEY}"
-                for kind in kind_names(annotation):
-                    yield from walk(find_kind(annotation, kind), f"{prefix}{name}.")
-            else:
-                yield from walk(annotation, f"{prefix}{name}.")
-
-    return tuple(dict.fromkeys(walk(RLTrainConfig, "")))
-
-
-@functools.cache
-def families() -> dict[str, type[Choice]]:
-    """Sections that hold one of several classes, by dotted name."""
-
-    def walk(cls: type, prefix: str) -> Iterable[tuple[str, type[Choice]]]:
-        for name, annotation in field_types(cls).items():
-            if is_family(annotation):
-                yield f"{prefix}{name}", annotation
-            elif is_section(annotation):
-                yield from walk(annotation, f"{prefix}{name}.")
-
-    return dict(walk(RLTrainConfig, ""))
-
-
 def _unknown(written: str, parts: list[str], depth: int, section: type) -> str:
-    """Names the nearest valid key: beside the unknown part, or of that name or similar anywhere; else those beside it.
+    """Names the nearest valid key: in the same section, or of the same name elsewhere; else the keys of the section.
 
-    A section that can be one of several classes has only the keys of the one that it is.
+    A section that can be one of several classes has only the keys of the class that it is.
     """
-    names, leaf, beside = field_names(), parts[-1], field_types(section)
+    names = [name for name, annotation in all_fields().items() if not is_section(annotation)]
+    where, leaf, beside = ".".join(parts[:depth]), parts[-1], field_types(section)
     close = difflib.get_close_matches(parts[depth], beside, n=1, cutoff=0.7)
     guesses = [".".join([*parts[:depth], part, *parts[depth + 1 :]]) for part in close]
     guesses = [guess for guess in guesses if guess in names]
     elsewhere = [name for name in names if name.rpartition(".")[2] == leaf]
-    where = ".".join(parts[:depth])
     if not any(name.startswith(f"{where}.") for name in elsewhere):
         guesses += elsewhere
     if not guesses and not depth:
@@ -226,40 +205,31 @@ def check_value(key: str, annotation: Any, value: Any) -> Any:
     """The value as the field wants it (an integer becomes a float, a list stays a list), or ConfigError."""
     options = type_options(annotation)
     for option in options:
-        accepted, result = _accept(option, value)
-        if accepted:
-            return result
+        try:
+            return _convert(option, value)
+        except (TypeError, ValueError, OverflowError):
+            continue
     expected = " or ".join(_describe(option) for option in options)
-    message = f"{key} must be {expected}; found {value!r}"
     choices = [c for o in options if typing.get_origin(o) is typing.Literal for c in typing.get_args(o)]
-    raise ConfigError(message + (hint(value, choices) if isinstance(value, str) else ""))
+    raise ConfigError(
+        f"{key} must be {expected}; found {value!r}{hint(value, choices) if isinstance(value, str) else ''}"
+    )
 
 
-def _accept(option: Any, value: Any) -> tuple[bool, Any]:
-    origin = typing.get_origin(option)
-    if origin is typing.Literal:
-        return value in typing.get_args(option), value
-    if origin is tuple:
-        return _accept_tuple(typing.get_args(option), value)
-    if option is types.NoneType:
-        return value is None, None
-    if option is float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return good, float(value) if good else value
-    if option is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
-    return isinstance(value, option), value
-
-
-def _accept_tuple(element_types: tuple[Any, ...], value: Any) -> tuple[bool, Any]:
-    if not isinstance(value, list | tuple):
-        return False, value
-    if element_types[-1] is Ellipsis:
-        element_types = (element_types[0],) * len(value)
-    if len(value) != len(element_types):
-        return False, value
-    pairs = [_accept(t, v) for t, v in zip(element_types, value, strict=True)]
-    return all(good for good, _ in pairs), [v for _, v in pairs]
+def _convert(option: Any, value: Any) -> Any:
+    """The value as a field of this one type holds it; an exception if it does not fit."""
+    origin, args = typing.get_origin(option), typing.get_args(option)
+    if origin is tuple and isinstance(value, list | tuple):
+        element_types = args[:1] * len(value) if args[-1] is Ellipsis else args
+        return [_convert(t, v) for t, v in zip(element_types, value, strict=True)]
+    if origin is typing.Literal and value in args:
+        return value
+    is_number = not isinstance(value, bool)  # although Python counts True among the integers
+    if option is float and isinstance(value, int | float) and is_number and math.isfinite(value):
+        return float(value)
+    if option in (int, bool, str, types.NoneType) and isinstance(value, option) and (option is not int or is_number):
+        return value
+    raise TypeError(f"{value!r} is not {_describe(option)}")
 
 
 def _describe(option: Any) -> str:

@@ -1,8 +1,12 @@
-"""Everything about a run that is neither algorithm nor data, as plain data."""
+"""The sections of a config that are about neither the algorithm nor the data."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Interval
+
+# Simulators take no larger seed.
+Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 WeightKind = Literal["none", "checkpoint", "paligemma"]
 Baseline = Literal["bc", "bc_success_only", "offline_continued"]
 WandbMode = Literal["online", "offline", "disabled"]
@@ -15,7 +19,7 @@ class WeightLoaderConfig:
     # "none": random; "checkpoint": an openpi checkpoint's `params` (or a step directory); "paligemma":
     # PaliGemma's npz for the vision-language part, random for the rest.
     kind: WeightKind = "none"
-    # Directory or file, local or gs:// where the kind needs one.
+    # Directory or file, local or gs://; every kind but "none" needs it.
     path: str | None = None
 
 
@@ -24,30 +28,30 @@ class TrainingConfig:
     """Phases, frequencies and the shape of an update. Steps are updates of the agent."""
 
     # Updates on the dataset alone.
-    offline_steps: int = 30_000
+    offline_steps: Annotated[int, Ge(0)] = 30_000
     # Updates while the policy acts in the environment; 0: offline only.
-    online_steps: int = 0
-    # Updates between evaluations; twice as often online. There is one at the end of each phase; 0: no other.
-    eval_frequency: int = 10_000
+    online_steps: Annotated[int, Ge(0)] = 0
+    # Updates between evaluations; online they are twice as frequent. 0: only one evaluation, at the end of each phase.
+    eval_frequency: Annotated[int, Ge(0)] = 10_000
     # Updates between two lines of metrics.
-    log_frequency: int = 100
-    # Updates between checkpoints; one is always written at the end.
-    save_frequency: int = 1_000
+    log_frequency: Annotated[int, Ge(1)] = 100
+    # Updates between checkpoints; there is always a checkpoint at the end.
+    save_frequency: Annotated[int, Ge(1)] = 1_000
     # Evaluations without improvement after which a phase ends; 0: never.
-    early_stopping_patience: int = 0
-    # Micro-batches per update: batch_size is split by it. Same result, less memory, slightly slower.
-    gradient_accumulation_steps: int = 1
+    early_stopping_patience: Annotated[int, Ge(0)] = 0
+    # Micro-batches per update, into which batch_size is split. More: the same result, less memory, slightly slower.
+    gradient_accumulation_steps: Annotated[int, Ge(1)] = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class FSDPConfig:
-    """How the state lies on the devices. Data is always split over all of them."""
+    """How the state of training lies on the devices. Batches are always split over all devices."""
 
-    # Devices that share one copy of the large arrays; 1: every device holds all. More: less memory each,
-    # more communication.
-    fsdp_devices: int = 1
+    # Devices that share one copy of the large arrays; 1: every device holds all arrays. More: less memory on each
+    # device, more communication.
+    fsdp_devices: Annotated[int, Ge(1)] = 1
     # Arrays below this size, in MiB, are kept whole on every device.
-    min_size_mib: float = 4.0
+    min_size_mib: Annotated[float, Ge(0)] = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +62,10 @@ class OpenPICompatibilityConfig:
     enable_ema_for_inference: bool = True
     # Check names, shapes and dtypes of a checkpoint's `params` against openpi's layout when it is written.
     validate_openpi_compatibility: bool = True
-    # openpi's own config that this one is made after; named in the export's README.
+    # The config of openpi that this config follows; the README of an export names it.
     config_name: str | None = None
-    # Joints of an arm at the start of an episode, which the server tells clients as openpi's does for its ALOHA
-    # configs (metadata "reset_pose"); None: clients use their own.
+    # Joints of an arm at the start of an episode. As openpi's server does for ALOHA, ours sends them to clients in the
+    # metadata "reset_pose". None: clients use their own pose.
     reset_pose: tuple[float, ...] | None = None
 
 
@@ -69,18 +73,18 @@ class OpenPICompatibilityConfig:
 class EnvConfig:
     """The environment of the online phase and of evaluation."""
 
-    # gymnasium id or a name of `acrlpd.envs`; None: there is none (offline only).
+    # gymnasium id, a name of `acrlpd.envs`, or module:name of your own; None: no environment (offline only).
     id: str | None = None
     # Environments stepped in parallel. More: larger policy batches, more processes.
-    num_envs: int = 1
+    num_envs: Annotated[int, Ge(1)] = 1
     # Steps after which an episode is cut (not a terminal); None: the environment's own limit.
-    max_episode_steps: int | None = None
+    max_episode_steps: Annotated[int | None, Ge(1)] = None
     # Steps of a chunk that are executed before the policy is asked again; None: horizon_length.
-    replan_steps: int | None = None
-    # Height and width of the images that it renders: those of the demonstrations. Smaller: faster.
-    image_size: tuple[int, int] = (224, 224)
+    replan_steps: Annotated[int | None, Ge(1)] = None
+    # Height and width of the rendered images, which must be those of the demonstrations. Smaller: faster.
+    image_size: Annotated[tuple[int, int], Ge(1)] = (224, 224)
     # Seconds without an answer after which an environment is restarted.
-    timeout_s: float = 60.0
+    timeout_s: Annotated[float, Gt(0)] = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,45 +92,46 @@ class OnlineConfig:
     """The online phase: RLPD's mixture of replay and dataset."""
 
     # Share of each batch that comes from the dataset; the rest is replay.
-    offline_ratio: float = 0.5
+    offline_ratio: Annotated[float, Interval(ge=0, le=1)] = 0.5
     # Updates per environment step. Higher: more learning per interaction, more overfitting.
-    update_to_data_ratio: float = 0.2
+    update_to_data_ratio: Annotated[float, Gt(0)] = 0.2
     # Environment steps collected before the first online update.
-    start_steps: int = 1_000
-    # Episodes played at a time with the same policy; None: env.num_envs. Fewer: fresher, less parallel.
-    episodes_per_round: int | None = None
-    # Candidates when acting; None: as in evaluations (evaluation.best_of_n). More: greedier, less to explore.
-    best_of_n: int | None = None
-    # First online updates in which only the critics learn, to get to know what the policy really does.
-    critic_warmup_steps: int = 0
-    # bc_weight moves linearly from its offline value to this; None: it stays.
-    final_bc_weight: float | None = None
-    # Online updates over which it moves.
-    bc_weight_decay_steps: int = 10_000
-    # Let an actor process play while the learner trains. update_to_data_ratio is then the most there will be.
+    start_steps: Annotated[int, Ge(0)] = 1_000
+    # Episodes per round, in which the policy does not change; None: env.num_envs. Fewer: fresher policy, less parallel.
+    episodes_per_round: Annotated[int | None, Ge(1)] = None
+    # Candidates when acting; None: evaluation.best_of_n. More: greedier, less exploration.
+    best_of_n: Annotated[int | None, Ge(1)] = None
+    # First online updates in which only the critics learn, so that they see what the policy does before it changes.
+    critic_warmup_steps: Annotated[int, Ge(0)] = 0
+    # bc_weight moves linearly from its offline value to this value; None: bc_weight does not change.
+    final_bc_weight: Annotated[float | None, Ge(0)] = None
+    # Online updates over which bc_weight moves.
+    bc_weight_decay_steps: Annotated[int, Ge(0)] = 10_000
+    # Let an actor process play while the learner trains. update_to_data_ratio is then an upper limit.
     async_actor: bool = False
     # Updates after which the actor process gets the newest policy.
-    actor_refresh_steps: int = 100
+    actor_refresh_steps: Annotated[int, Ge(1)] = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """How a policy is judged. Every compared policy gets the same seeds."""
+    """How a policy is judged. All policies that are compared play the same seeds."""
 
     # Episodes per evaluation. More: narrower interval (50 give about +-14 points at one half).
-    num_episodes: int = 50
+    num_episodes: Annotated[int, Ge(1)] = 50
     # Seed of the first episode; the i-th gets seed + i.
-    seed: int = 10_000
+    seed: Seed = 10_000
     # Candidates when acting; None: num_action_samples.
-    best_of_n: int | None = None
-    # Also measure noise on observations and actions and several N, at steps that are multiples of 5 eval_frequency.
+    best_of_n: Annotated[int | None, Ge(1)] = None
+    # Also measure success under noise on observations and actions, and for several numbers of candidates, at every
+    # fifth evaluation step (multiples of 5 eval_frequency).
     robustness: bool = False
-    noise_levels: tuple[float, ...] = (0.01, 0.05, 0.1)
-    best_of_n_values: tuple[int, ...] = (1, 4, 16, 32)
+    noise_levels: Annotated[tuple[float, ...], Ge(0)] = (0.01, 0.05, 0.1)
+    best_of_n_values: Annotated[tuple[int, ...], Ge(1)] = (1, 4, 16, 32)
     # Episodes recorded as video per evaluation.
-    num_videos: int = 0
-    # What `acrlpd train` also trains and judges, for comparison: cloning of all episodes, of the successful
-    # ones, and offline RL for as many updates as both phases have. Each takes about as long as a phase.
+    num_videos: Annotated[int, Ge(0)] = 0
+    # Policies that `acrlpd train` also trains and judges, for comparison: cloning of all episodes, cloning of the
+    # successful episodes, and offline RL for as many updates as both phases have. Each takes about as long as a phase.
     baselines: tuple[Baseline, ...] = ()
 
 
@@ -139,21 +144,21 @@ class LoggingConfig:
     project_name: str = "acrlpd_pi0"
     # TensorBoard event files in the run directory.
     tensorboard: bool = False
-    # Look closely at an update now and then: gradients by layer, actions, critics, choices, images of the batch.
+    # Now and then, record an update in detail: gradients by layer, actions, critics, choices, images of the batch.
     debug: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """What is kept on disk. The frequency is training.save_frequency."""
+    """Which checkpoints are kept. training.save_frequency says how often a checkpoint is written."""
 
     # Runs live in <directory>/<config name>/<exp_name>/.
     directory: str = "./checkpoints"
-    # The newest n checkpoints are kept.
-    max_to_keep: int = 1
-    # Checkpoints at multiples of this are kept for good; None: none.
-    keep_period: int | None = 5_000
+    # How many of the newest checkpoints are kept.
+    max_to_keep: Annotated[int, Ge(1)] = 1
+    # Checkpoints at multiples of this step are never removed; None: older checkpoints are removed.
+    keep_period: Annotated[int | None, Ge(1)] = 5_000
     # Keep the best checkpoint by evaluation as well.
     keep_best: bool = True
     # Failed saves in a row after which the run stops.
-    max_failures: int = 3
+    max_failures: Annotated[int, Ge(1)] = 3

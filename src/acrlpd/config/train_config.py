@@ -1,6 +1,9 @@
-"""RLTrainConfig: everything a run depends on. Two runs with equal config and seed are the same run."""
+"""RLTrainConfig: two runs with the same config, in which the seed is, are the same run."""
 
 import dataclasses
+from typing import Annotated
+
+from annotated_types import Ge
 
 from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.critics.mlp import MLPCritics
@@ -21,6 +24,7 @@ from acrlpd.config.run import (
     LoggingConfig,
     OnlineConfig,
     OpenPICompatibilityConfig,
+    Seed,
     TrainingConfig,
     WeightLoaderConfig,
 )
@@ -34,23 +38,23 @@ def _critic_adamw() -> AdamW:
 
 @dataclasses.dataclass(frozen=True)
 class RLTrainConfig:
-    """A run, completely."""
+    """Everything that a run depends on."""
 
     # Name of the preset; part of the run directory.
     name: str
     # Name of the run; part of the run directory. Does not change what is computed.
     exp_name: str = "default"
     # Seed of everything random: weights, batches, noise, exploration.
-    seed: int = 42
+    seed: Seed = 42
     # Windows per update over all devices and micro-batches. Larger: smoother gradients, slower steps.
-    batch_size: int = 32
+    batch_size: Annotated[int, Ge(1)] = 32
 
     # The policy network.
     model: PolicyConfig = dataclasses.field(default_factory=Pi0Config)
     # Where the policy's weights start from.
     weight_loader: WeightLoaderConfig = dataclasses.field(default_factory=WeightLoaderConfig)
-    # Train only the action expert and the projections; image encoder and 2B expert stay fixed in bfloat16.
-    # Saves most of the memory; the policy cannot learn new visual features.
+    # Train only the action expert and the projections; the image encoder and the 2B expert stay fixed in bfloat16.
+    # This saves most of the memory, and the policy cannot learn new visual features.
     freeze_pi0_backbone: bool = False
 
     # The critics' architecture.

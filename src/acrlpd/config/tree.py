@@ -9,18 +9,18 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from acrlpd.choice import find_kind, is_family, kind_name
+from acrlpd.choice import Choice, find_kind, is_family, kind_name, kind_names
 from acrlpd.config.train_config import RLTrainConfig
 
 # Names the member of a family that a section holds, for example `model: {type: pi0, ...}`.
 TYPE_KEY = "type"
 
-# Where results go and what is shown does not change what is computed: a run may be moved or renamed.
+# These sections say where results go and what is shown. They do not change what a run computes.
 NOT_HASHED = ("exp_name", "checkpoints", "logging")
 
 
 class ConfigError(ValueError):
-    """A config that cannot be: the message names the key, what was expected and what was found."""
+    """A config that cannot exist. The message names the key, what was expected and what was found."""
 
 
 @functools.cache
@@ -33,6 +33,29 @@ def field_types(cls: type) -> dict[str, Any]:
 def is_section(annotation: Any) -> bool:
     """Whether a field of this type has fields of its own."""
     return is_family(annotation) or (isinstance(annotation, type) and dataclasses.is_dataclass(annotation))
+
+
+@functools.cache
+def all_fields() -> dict[str, Any]:
+    """Dotted name -> type of every field and section, over all of the project's own classes that a section may hold."""
+
+    def walk(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, annotation in field_types(cls).items():
+            yield f"{prefix}{name}", annotation
+            if is_family(annotation):
+                yield f"{prefix}{name}.{TYPE_KEY}", str
+                for kind in kind_names(annotation):
+                    yield from walk(find_kind(annotation, kind), f"{prefix}{name}.")
+            elif is_section(annotation):
+                yield from walk(annotation, f"{prefix}{name}.")
+
+    return dict(walk(RLTrainConfig, ""))
+
+
+@functools.cache
+def families() -> dict[str, type[Choice]]:
+    """The sections that are one of several classes, by dotted name."""
+    return {name: annotation for name, annotation in all_fields().items() if is_family(annotation)}
 
 
 def type_options(annotation: Any) -> tuple[Any, ...]:
@@ -59,7 +82,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(cls: type, data: dict[str, Any], path: str = "") -> Any:
     """The inverse of `to_dict` for data whose values were checked.
 
-    A field that is not there, because the data is older than it, gets its default.
+    A field that the data does not have gets its default.
     """
     kwargs: dict[str, Any] = {}
     for name, annotation in field_types(cls).items():
@@ -96,14 +119,14 @@ def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def diff_configs(old: RLTrainConfig, new: RLTrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Dotted name -> (old, new) for every leaf that differs; None where one side has no such field."""
+    """Dotted name -> (old, new) for every leaf that differs; None where a config does not have the field."""
     left, right = dict(flatten(to_dict(old))), dict(flatten(to_dict(new)))
     names = [*left, *(name for name in right if name not in left)]
     return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
 
 
 def config_hash(config: RLTrainConfig) -> str:
-    """16 hex digits that depend on everything a run computes and on nothing else."""
+    """16 hex digits that depend on every field that changes what a run computes, and on no other field."""
     data = {name: value for name, value in to_dict(config).items() if name not in NOT_HASHED}
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,14 +1,14 @@
-"""Refuse early: everything about a config that cannot work, or probably should not be, in one list."""
+"""Collects what is wrong with a config: bounds of fields, then each part by itself, then parts that must fit."""
 
 import dataclasses
 from collections.abc import Iterator
 
-from acrlpd.config import checks, online_checks
+from acrlpd.config import checks
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.create_agent import check_agent
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
-from acrlpd.findings import Finding
+from acrlpd.findings import Finding, Level, error, warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,19 +41,22 @@ def validate_config(
         device_memory_gib: memory of one accelerator; given, the plan is made and must fit.
         ready_to_train: dataset and norm statistics must be there; otherwise their absence is a warning.
     """
+    level: Level = "error" if ready_to_train else "warning"
     findings = [
         *check_bounds(config),
-        *checks.check_batch(config, num_devices),
-        *checks.check_chunks(config),
+        # Parts of the config, by themselves.
         *check_agent(config),
         *checks.check_policy(config),
         *checks.check_learning_rates(config),
-        *checks.check_training(config),
-        *online_checks.check_online(config, "error" if ready_to_train else "warning"),
-        *online_checks.check_baselines(config),
-        *online_checks.check_cloning(config),
+        *checks.check_run(config),
+        # Parts that must fit each other.
+        *checks.check_batch(config, num_devices),
+        *checks.check_chunks(config),
+        *checks.check_online(config, level),
+        *checks.check_baselines(config),
+        *checks.check_cloning(config),
         *checks.check_data(config),
-        *checks.check_files(config, "error" if ready_to_train else "warning"),
+        *checks.check_files(config, level),
     ]
     if device_memory_gib is not None and not any(level == "error" for level, _ in findings):
         findings += _check_memory(config, num_devices or config.fsdp.fsdp_devices, device_memory_gib)
@@ -68,6 +71,6 @@ def _check_memory(config: RLTrainConfig, num_devices: int, device_memory_gib: fl
 
     plan = make_plan(config, num_devices=num_devices, device_memory_gib=device_memory_gib)
     if not plan.fits:
-        yield Finding("error", plan.verdict)
+        yield error(plan.verdict)
     elif plan.headroom < 0.05:
-        yield Finding("warning", plan.verdict)
+        yield warning(plan.verdict)

@@ -15,15 +15,14 @@ from collections.abc import Iterable, Iterator
 
 import yaml
 
-from acrlpd.config.environments import load_training_config
 from acrlpd.config.overrides import Assignment, assign, resolve_alias
-from acrlpd.config.registry import get_config
+from acrlpd.config.registry import list_configs, load_training_config
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, to_dict
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 2e-5 is a number, as everybody expects (YAML 1.1 wants 2.0e-5)."""
+    """YAML in which 2e-5 is a number; YAML 1.1 would read text, because it wants 2.0e-5."""
 
 
 _Loader.add_implicit_resolver(
@@ -34,7 +33,7 @@ _Loader.add_implicit_resolver(
 
 
 def config_to_yaml(config: RLTrainConfig) -> str:
-    """The complete config; `load_config` gives the same config back."""
+    """The complete config as text; `parse_config` gives the same config back."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -76,34 +75,31 @@ def _syntax_error(error: yaml.YAMLError, file_name: str) -> str:
 
 
 def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainConfig, list[Assignment]]:
-    """Takes the base preset out of the assignments."""
+    """The config that the file starts from, and the assignments that change it."""
     special = {a.key: a for a in assignments if a.key in ("base_config", "platform", "environment")}
     rest = [a for a in assignments if a.key not in special]
-    names = {str(special[key].value): special[key] for key in ("base_config", "platform") if key in special}
-    if len(names) > 1:
-        raise ConfigError(f"{file_name}: platform and base_config name two presets ({', '.join(names)}); keep one")
-    if not names:
+    base, environment = special.get("base_config", special.get("platform")), special.get("environment")
+    if base is None:
         name = next((a for a in rest if a.key == "name"), None)
         if name is None:
             raise ConfigError(f"{file_name}: base_config is missing; name the preset to start from")
-        if "environment" in special:
-            raise ConfigError(special["environment"].error("environment changes a preset; base_config is missing"))
+        if environment is not None:
+            raise ConfigError(environment.error("environment changes a preset; base_config is missing"))
         return RLTrainConfig(name=str(name.value)), rest
-    ((name_text, assignment),) = names.items()
-    environment = special.get("environment")
+    preset, platform = str(base.value), str(special.get("platform", base).value)
+    if preset != platform:
+        raise ConfigError(f"{file_name}: platform {platform} and base_config {preset} name two presets; keep one")
+    mistake_at = base if environment is None or preset not in list_configs() else environment
     try:
-        get_config(name_text)
-        assignment = environment or assignment  # where the next mistake stands
-        base = load_training_config(name_text, str(environment.value) if environment else "production")
+        return load_training_config(preset, "production" if environment is None else str(environment.value)), rest
     except ConfigError as error:
-        raise ConfigError(assignment.error(str(error))) from error
-    return base, rest
+        raise ConfigError(mistake_at.error(str(error))) from error
 
 
 def _leaves(
     node: yaml.MappingNode, file_name: str, prefix: str, around: tuple[yaml.Node, ...] = ()
 ) -> Iterator[Assignment]:
-    """Every scalar and list of a mapping, by dotted name, with its line; `around` are the mappings that it is in."""
+    """Every scalar and list of a mapping, by dotted name, with its line; `around` are the mappings around it."""
     seen: set[str] = set()
     around = (*around, node)
     for key_node, value_node in node.value:
@@ -115,20 +111,20 @@ def _leaves(
             raise ConfigError(f"{where}: {key} is given twice")
         seen.add(key)
         if any(value_node is outer for outer in around):
-            raise ConfigError(f"{where}: {key} is an alias of a section that it is in")
+            raise ConfigError(f"{where}: {key} is an alias of a section around it")
         if isinstance(value_node, yaml.MappingNode):
             yield from _leaves(value_node, file_name, f"{key}.", around)
         else:
             try:
                 value = _Loader("").construct_object(value_node, deep=True)
-            except (yaml.YAMLError, ValueError) as error:  # an unknown tag, or a date that is none
+            except (yaml.YAMLError, ValueError) as error:  # an unknown tag, or a date that does not exist
                 problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
                 raise ConfigError(f"{where}: the value of {key} cannot be read: {problem}") from error
             yield Assignment(key, value, where)
 
 
 def _refuse_duplicates(assignments: Iterable[Assignment]) -> None:
-    """One field may be written nested, dotted and by a short name; in two of these ways, nobody knows which counts."""
+    """A field can be written nested, dotted or by a short name. Written twice, it is unclear which value is meant."""
     first: dict[str, Assignment] = {}
     for assignment in assignments:
         other = first.setdefault(resolve_alias(assignment.key), assignment)

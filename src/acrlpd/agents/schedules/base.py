@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from acrlpd.choice import Choice
-from acrlpd.findings import Finding
+from acrlpd.findings import Finding, warning
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -30,3 +30,8 @@ class LRSchedule(Choice, abc.ABC):
     def scaled_to(self, peak_lr: float) -> dict[str, float]:
         """The fields that change when the peak moves and the shape stays."""
         return {"peak_lr": peak_lr}
+
+
+def check_warmup(name: str, warmup_steps: int, num_train_steps: int) -> Iterator[Finding]:
+    if warmup_steps >= max(num_train_steps, 1):
+        yield warning(f"{name}.warmup_steps {warmup_steps} does not end within the run of {num_train_steps} steps")

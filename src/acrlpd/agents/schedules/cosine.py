@@ -7,8 +7,8 @@ from typing import Annotated
 import optax
 from annotated_types import Ge, Gt
 
-from acrlpd.agents.schedules.base import LRSchedule, Schedule
-from acrlpd.findings import Finding, check_warmup, error
+from acrlpd.agents.schedules.base import LRSchedule, Schedule, check_warmup
+from acrlpd.findings import Finding, error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from annotated_types import Ge, Gt
 
-from acrlpd.agents.schedules.base import LRSchedule, Schedule
-from acrlpd.findings import Finding, check_warmup
+from acrlpd.agents.schedules.base import LRSchedule, Schedule, check_warmup
+from acrlpd.findings import Finding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,10 @@
 """ALOHA, frozen backbone: fine-tune the action expert of pi0 for a bimanual robot, 14 action dims.
 
-Image encoder and 2B expert stay as released; the action expert, the projections and the critics learn.
-Small learning rates, very weak cloning and a small averaged ensemble with learned fusion: trust the
-pretrained policy and sharpen it. Bring your own data (`--lerobot_repo_id` or `--data_dir`) and, for the
-online phase, an environment (`--env.id`).
-
-Differs from the numbers it was first written down with: the model keeps the padded action_dim 32 and
-48 prompt tokens of the released weights (14 is the robot's, in `qchunking`); 10 Euler steps of the flow
-instead of 30 diffusion steps.
+The image encoder and the 2B expert keep the released weights; the action expert, the projections and the critics
+learn. Learning rates are small, cloning is very weak, and a small ensemble of critics is averaged: the preset trusts
+the pretrained policy and sharpens it. The model pads actions to 32 dims and prompts to 48 tokens, as the released
+weights need; the robot's 14 dims stand in `qchunking`. Bring your own data (`--lerobot_repo_id` or `--data_dir`) and,
+for the online phase, an environment (`--env.id`).
 """
 
 from acrlpd.agents.critics.mlp import MLPCritics

@@ -1,11 +1,9 @@
 """Folding a box with ALOHA on 8 devices: full fine-tune of pi0 with FSDP, rewards from the dataset.
 
-Three cameras, chunks of 20 steps, prompt "fold the box", raw joint conventions (adapt_to_pi off) and a
-`reward` column in the dataset. 20,000 steps of 32 windows in two micro-batches over 8 devices. Bring the
-data with `--lerobot_repo_id` or `--data_dir`.
-
-Differs from the numbers it was first written down with: 32 padded action dims in the model (14 in
-`qchunking`), and batch 32 instead of 256, which is what the 20,000 steps are meant for.
+There are three cameras, chunks of 20 steps and the prompt "fold the box". Joints keep the conventions of the dataset
+(adapt_to_pi is off), and the dataset has a column `reward`. The run makes 20,000 updates of 32 windows, in two
+micro-batches over 8 devices. The model pads the robot's 14 action dims to 32. Bring the data with `--lerobot_repo_id`
+or `--data_dir`.
 """
 
 from acrlpd.agents.critics.mlp import MLPCritics

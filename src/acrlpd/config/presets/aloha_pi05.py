@@ -1,6 +1,6 @@
 """ALOHA with pi0.5: the `aloha` preset on the pi0.5 network and weights.
 
-State goes into the prompt (200 tokens) and flow time into the norms; statistics are quantiles.
+pi0.5 reads the state from the prompt (200 tokens) and the flow time in its norms; statistics are quantiles.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
 """Transfer a cube in simulation (gym-aloha): a small pi0 from scratch, three cameras, offline then online.
 
-The quick start with images, on one GPU: scripted demonstrations of mixed quality (collected at the first
-start), offline RL, online RL, and what both are compared with. Half of them reach beside the cube; the
-policy clones all of them, and critics that see what it sees choose among its chunks when it acts. The policy
-has pi0's architecture at a fraction of its size and reads prompts as bytes, so nothing needs to be downloaded.
-Rendering needs EGL.
+This is the quick start with images, for one GPU: scripted demonstrations of mixed quality (collected at the first
+start), offline RL, online RL, and the policies that both are compared with. In half of the demonstrations the arm
+reaches beside the cube. The policy clones all demonstrations; critics that see the same images choose among its
+chunks when it acts. The policy has pi0's architecture at a fraction of its size and reads prompts as bytes, so there
+is nothing to download. Rendering needs EGL.
 """
 
 from acrlpd.agents.critics.mlp import MLPCritics
@@ -38,13 +38,14 @@ CONFIG = RLTrainConfig(
         sampling_steps=4,
         discount=0.995,
         target_update_tau=0.01,
-        # The image encoder starts from nothing: what the critics need to see, they have to teach it.
+        # The image encoder starts from random weights: the critics must teach it to see what they need.
         critic_gradient_to_policy=True,
         learnable_temperature=False,
         ema_decay=0.998,
     ),
-    # A second of acting: the first chunk decides where the arm goes, and four make an episode. Only windows from before
-    # the grasp teach to look for the cube (later the pose of the arm tells it), so ends get no extra share.
+    # A chunk is a second of acting, and four or five chunks are an episode. The first chunk decides where the arm goes.
+    # Only windows from before the grasp teach the policy to look for the cube, because later the pose of the arm tells
+    # where the cube is; so windows at the end of an episode get no extra share.
     qchunking=QChunkingConfig(horizon_length=50, action_dim=14, sequence_ratio=0.95),
     data=DataConfig(
         data_dir="./data/aloha_sim",
@@ -58,23 +59,23 @@ CONFIG = RLTrainConfig(
         # The environment's own reward pays more for staying at the last stage than for finishing.
         rewards=RewardConfig(source="success_column"),
         demonstrations=DemonstrationsConfig(num_episodes=300, max_episode_steps=250),
-        # Where the cube lies makes 6 % of the first chunk's mean square as joint positions, 24 % as relative ones.
+        # The cube's place explains 6 % of the first chunk's mean square as joint positions, 24 % as relative positions.
         use_delta_joint_actions=True,
-        # It is the same everywhere, so it is short.
+        # The prompt is the same everywhere, so it is short.
         prompt_from_task=False,
         default_prompt="cube",
         tokenizer="byte",
-        # All of them, decoded: 5 GB.
+        # All episodes, decoded: 5 GB.
         episodes_per_memory_pool=300,
         num_workers=8,
         prefetch_batches=8,
-        # The camera hangs still, and a centimetre decides: turned and cropped images would only blur where the cube is.
+        # The camera stands still and a centimetre decides: rotations and crops would only blur where the cube is.
         augment_images=False,
     ),
     actor_lr_schedule=CosineDecaySchedule(warmup_steps=300, peak_lr=5e-4, decay_steps=6_000, decay_lr=1e-4),
     actor_optimizer=AdamW(b2=0.999, weight_decay=0.0),
     critic_lr_schedule=ConstantSchedule(5e-4),
-    # It begins to see between updates 1,500 and 3,000.
+    # The policy begins to see the cube between updates 1,500 and 3,000.
     training=TrainingConfig(offline_steps=6_000, online_steps=2_250, eval_frequency=1_500, save_frequency=2_000),
     env=EnvConfig(id="gym_aloha/AlohaTransferCube-v0", num_envs=16, max_episode_steps=250, image_size=(84, 84)),
     online=OnlineConfig(start_steps=4_000, update_to_data_ratio=0.04, episodes_per_round=16),

@@ -1,6 +1,6 @@
 """A few steps of the complete path on a CPU in seconds: tiny pi0 with one camera, random data.
 
-For trying a change and for tests; it learns nothing.
+The preset is for trying a change and for tests; the policy learns nothing.
 """
 
 from acrlpd.agents.critics.mlp import MLPCritics

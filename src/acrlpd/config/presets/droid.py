@@ -1,15 +1,13 @@
 """DROID, full fine-tune of pi0: large and diverse manipulation data, one arm, 8 action dims.
 
-Long offline phase, conservative learning rates and a large pessimistic ensemble, because the data are
-rich and the tasks many; moderate cloning. Bring your own data (`--lerobot_repo_id` or `--data_dir`) and,
-for the online phase, an environment (`--env.id`).
+The data are rich and the tasks are many, so the offline phase is long, learning rates are conservative, the ensemble
+of critics is large and pessimistic, and cloning is moderate. The model pads actions to 32 dims and prompts to 48
+tokens, as the released weights need; the robot's 8 dims stand in `qchunking`. DROID has no third camera, so its slot
+is not computed. Bring your own data (`--lerobot_repo_id` or `--data_dir`) and, for the online phase, an environment
+(`--env.id`).
 
-Differs from the numbers it was first written down with: the model keeps the padded action_dim 32 and
-48 prompt tokens of the released pi0 weights (8 is the robot's, in `qchunking`); 10 Euler steps of the
-flow instead of 50 diffusion steps; the third camera slot, which DROID does not have, is not computed.
-
-A full fine-tune needs about 65 GB of state: one 80 GB card holds it at a small micro-batch, see
-`acrlpd plan --config droid`.
+A full fine-tune needs about 65 GB of state. One 80 GB card holds the state and a small micro-batch; see `acrlpd plan
+--config droid`.
 """
 
 from acrlpd.agents.critics.mlp import MLPCritics

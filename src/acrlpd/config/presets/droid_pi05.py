@@ -1,7 +1,7 @@
 """DROID with pi0.5: the `droid` preset on the pi0.5 network and weights.
 
-Chunks of 15 steps as in openpi's pi05_droid (the critic keeps 10), state in the prompt, quantile
-statistics.
+As in openpi's pi05_droid, chunks have 15 steps, the prompt holds the state, and statistics are quantiles. The critics
+judge the first 10 steps of a chunk.
 """
 
 import dataclasses

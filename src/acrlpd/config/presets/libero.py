@@ -1,13 +1,10 @@
 """LIBERO, full fine-tune of pi0: simulated one-arm tasks, 7 action dims, short chunks, many candidates.
 
-Simulation is cheap, so: long online phase, strong cloning for stability, a large pessimistic ensemble,
-high exploration and high learning rates.
-
-Differs from the numbers it was first written down with: the model keeps the padded action_dim 32 and
-48 prompt tokens of the released weights (7 is the robot's, in `qchunking`); 10 Euler steps of the flow
-instead of 20 diffusion steps; the right wrist camera, which LIBERO does not have, is not computed.
-The policy's learning rate of 3e-4 is kept, but it is ten times what openpi fine-tunes these weights
-with: `validate_config` warns, and `--pi0_lr 5e-5` is the careful choice.
+Simulation is cheap, so the online phase is long, with much exploration and high learning rates; strong cloning and a
+large pessimistic ensemble of critics keep it stable. The model pads actions to 32 dims and prompts to 48 tokens, as
+the released weights need; the robot's 7 dims stand in `qchunking`. LIBERO has no right wrist camera, so its slot is
+not computed. The policy's learning rate of 3e-4 is ten times the rate with which openpi fine-tunes these weights:
+`validate_config` warns, and `--pi0_lr 5e-5` is the careful choice.
 """
 
 from acrlpd.agents.critics.mlp import MLPCritics

@@ -1,8 +1,8 @@
 """LIBERO with pi0.5: the `libero` preset on openpi's best LIBERO policy.
 
-As in openpi's pi05_libero: chunks of 10 steps, absolute actions, the state is not given to the policy
-(the critics still see it), quantile statistics, EMA 0.999 and a learning rate of 5e-5 instead of 3e-4.
-The critic keeps chunks of 5.
+As in openpi's pi05_libero, chunks have 10 steps, actions are absolute, the policy does not read the state (the
+critics do), statistics are quantiles, the EMA decays by 0.999, and the learning rate is 5e-5 instead of 3e-4. The
+critics judge the first 5 steps of a chunk.
 """
 
 import dataclasses

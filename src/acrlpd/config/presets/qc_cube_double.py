@@ -1,12 +1,12 @@
 """Q-chunking from state, with the settings of its paper: OGBench cube-double, 37 state dims, 5 action dims.
 
-Chunks of 5 steps. The flow policy only clones the data; it is improved by choosing the best of 32
-candidates under two critics, in targets and when acting. A million updates offline, a million online, one
-update per environment step, half of each batch from the dataset. The policy computes in bfloat16, critics
-in float32 except when they rank the candidates of a target. Bring the dataset with `--data_dir`.
+Chunks have 5 steps. The flow policy only clones the data; what improves it is the choice of the best of 32 candidates
+under two critics, in targets and when it acts. There are a million updates offline and a million online, one update
+per environment step, and half of each online batch comes from the dataset. The policy computes in bfloat16; the
+critics compute in float32, except when they rank the candidates of a target. Bring the dataset with `--data_dir`.
 
-Differs from the paper's code: flow times are drawn as openpi draws them (Beta(1.5, 1)) and not uniformly,
-candidates are not clipped to [-1, 1] before the critics see them, and states and actions are normalised.
+Three things differ from the paper's code: flow times are drawn as openpi draws them (Beta(1.5, 1)) instead of
+uniformly, candidates are not clipped to [-1, 1] before the critics see them, and states and actions are normalised.
 """
 
 from acrlpd.agents.critics.mlp import MLPCritics
@@ -18,7 +18,7 @@ from acrlpd.config.run import EnvConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
-# Adam as the paper has it: no decay, and a clip that never acts.
+# The paper's Adam: no weight decay, and a limit of the gradient norm that is never reached.
 _ADAM = AdamW(b2=0.999, weight_decay=0.0, clip_gradient_norm=1e6)
 
 CONFIG = RLTrainConfig(
@@ -38,7 +38,7 @@ CONFIG = RLTrainConfig(
         ema_decay=None,
     ),
     qchunking=QChunkingConfig(horizon_length=5, action_dim=5, sequence_ratio=0.95),
-    # OGBench's own vector, as in the paper.
+    # The state is OGBench's own vector, as in the paper.
     data=DataConfig(asset_id="cube_double", repack=RepackConfig(state=("observation.raw_state",))),
     actor_lr_schedule=ConstantSchedule(3e-4),
     actor_optimizer=_ADAM,

@@ -1,8 +1,7 @@
 """Q-chunking's n-step baseline: 5-step returns, but critics and the robot know single actions only.
 
-As `qc_cube_double`, with critics that see the first action of a chunk and a policy that is asked again
-after every step. What it lacks against `qc_cube_double` is the chunk: n-step returns under data of another
-policy are biased, and single actions explore without direction.
+This is `qc_cube_double` with critics that see the first action of a chunk and a policy that is asked again after
+every step. Without chunks, n-step returns under data of another policy are biased, and exploration has no direction.
 """
 
 import dataclasses

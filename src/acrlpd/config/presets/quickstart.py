@@ -1,10 +1,10 @@
 """The quick start: RL against imitation on a laptop CPU, OGBench cube-single from state.
 
-A tiny pi0 (prompt and state tokens, no camera) on 80 scripted demonstrations, most of which move the cube to
-the wrong place; a policy has 100 steps to move it to the right one. Chunks of 5 steps, reward -1 until
-success. The policy clones all of it, good and bad; critics learn which chunks lead to success, and choose
-the best of 16 when the policy acts. Offline RL is followed by online RL, and both are compared with cloning
-and with more offline RL. Two cores, no GPU, no download.
+A tiny pi0 (prompt and state tokens, no camera) learns from 80 scripted demonstrations, most of which move the cube to
+the wrong place. The policy has 100 steps to move the cube to the right place, and the reward is -1 until it succeeds.
+Chunks have 5 steps. The policy clones all demonstrations, good and bad; critics learn which chunks lead to success,
+and choose the best of 16 when the policy acts. Offline RL is followed by online RL, and both are compared with
+cloning and with more offline RL. Two cores are enough; there is no GPU and no download.
 """
 
 from acrlpd.agents.critics.mlp import MLPCritics
@@ -38,7 +38,7 @@ CONFIG = RLTrainConfig(
         discount=0.98,
         target_update_tau=0.01,
         learnable_temperature=False,
-        # 0.999 would still be a third initial weights when the offline phase ends.
+        # With 0.999, a third of the average would still be initial weights when the offline phase ends.
         ema_decay=0.99,
     ),
     qchunking=QChunkingConfig(horizon_length=5, action_dim=5, sequence_ratio=0.7),
@@ -47,7 +47,7 @@ CONFIG = RLTrainConfig(
         asset_id="quickstart",
         rewards=RewardConfig(kind="minus_one_zero"),
         demonstrations=DemonstrationsConfig(num_episodes=80, max_episode_steps=100),
-        # It is the same everywhere, so it is short.
+        # The prompt is the same everywhere, so it is short.
         prompt_from_task=False,
         default_prompt="cube",
         tokenizer="byte",

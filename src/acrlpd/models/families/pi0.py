@@ -1,7 +1,8 @@
 """What a pi0 / pi0.5 network is, as plain data: cheap to import, no JAX until something is built."""
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from acrlpd.models.families.base import PolicyConfig
 
@@ -115,6 +116,12 @@ class Pi0Config(PolicyConfig):
         if self.discrete_state_input is None:
             object.__setattr__(self, "discrete_state_input", self.pi05)
         self._check()
+
+    def implied_changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Token length and state input follow `pi05` when a config is changed."""
+        if given.get("pi05", self.pi05) == self.pi05:
+            return {}
+        return {"max_token_len": None, "discrete_state_input": None}
 
     def _check(self) -> None:
         """Refuses sizes that cannot be built, before anything is."""

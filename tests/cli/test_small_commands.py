@@ -18,7 +18,7 @@ def test_doctor_finds_as_much_memory_as_a_run_may_use(
     name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
     monkeypatch.setenv(name, "")  # restored afterwards
     monkeypatch.delenv(name)
-    monkeypatch.setattr(doctor, "CHECKS", {"share": lambda: doctor.Check("share", "ok", os.environ[name])})
+    monkeypatch.setattr(doctor, "CHECKS", {"share": lambda: doctor.Check("ok", os.environ[name])})
     assert main(["doctor"]) == 0
     assert str(MEMORY_FRACTION) in capsys.readouterr().out
 
