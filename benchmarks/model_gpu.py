@@ -27,8 +27,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-from acrlpd.models.families.pi0 import Pi0Config
-from acrlpd.models.observation import IMAGE_KEYS, Observation
+from acrlpd.models.families.pi0 import IMAGE_KEYS, Pi0Config
+from acrlpd.models.observation import Observation
 
 PEAK_TFLOPS = 989.0  # dense bfloat16 of one H200, from its data sheet
 # Forward of one sample with three cameras, and of one more candidate with ten steps, in TFLOP.

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from model_goldens import load_golden
 
-from acrlpd.models.observation import IMAGE_KEYS, Observation
+from acrlpd.models.families.pi0 import IMAGE_KEYS
+from acrlpd.models.observation import Observation
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ from acrlpd.models.openpi_checkpoint import (
     OpenPICheckpointError,
     load_paligemma_weights,
     load_pi0_weights_from_openpi,
-    restore_params,
     save_openpi_pi0_checkpoint,
     verify_openpi_checkpoint_compatibility,
 )
@@ -70,12 +69,6 @@ def test_loading_keeps_the_models_dtype_and_sharding(openpi_checkpoints, params)
         assert leaf.sharding == sharding
     expected = {name: value.astype(jnp.bfloat16) for name, value in load_golden("params_pi0").items()}
     assert_bit_equal(named(loaded), expected)
-
-
-def test_restore_params_gives_the_nested_dict(openpi_checkpoints):
-    tree = restore_params(openpi_checkpoints["ema"] / "params", dtype=jnp.bfloat16)
-    assert tree["PaliGemma"]["llm"]["layers"]["attn"]["q_einsum"]["w"].dtype == jnp.bfloat16
-    assert set(tree) == {name.split("/")[0] for name in load_golden("params_pi0")}
 
 
 def test_written_checkpoint_has_openpis_layout(tmp_path, params):

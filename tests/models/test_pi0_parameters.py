@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 from model_goldens import GOLDENS, tiny_config
 
+from acrlpd.config.bounds import check_bounds
 from acrlpd.models.families.pi0 import GEMMA_VARIANTS, GemmaConfig, LoRAConfig, Pi0Config
 
 FULL_SIZE = {
@@ -124,12 +125,17 @@ def test_a_fresh_policy_can_learn_to_see():
         ({"paligemma_variant": "gemma_2b"}, "depth must agree: gemma_2b has 18, dummy has 4"),
         ({"image_keys": ("wrist",)}, "image_keys must be a subset"),
         ({"image_keys": ("left_wrist_0_rgb", "base_0_rgb")}, "in that order"),
-        ({"action_horizon": 0}, "action_horizon must be at least 1"),
     ],
 )
 def test_impossible_configs_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         tiny_config(**changes)
+
+
+@pytest.mark.parametrize("name", ["action_dim", "action_horizon", "max_token_len", "vocab_size"])
+def test_sizes_have_bounds(name):
+    assert [message for _, message in check_bounds(tiny_config(**{name: 0}))] == [f"{name} must be at least 1; found 0"]
+    assert not list(check_bounds(tiny_config()))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from training_helpers import pi0_config, state_config
 
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
-from acrlpd.models.openpi_checkpoint import restore_params, verify_openpi_checkpoint_compatibility
+from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints import storage as checkpoint_storage
 from acrlpd.training.checkpoints.manager import (
@@ -23,6 +23,7 @@ from acrlpd.training.checkpoints.manager import (
 )
 from acrlpd.training.checkpoints.metadata import CheckpointError, load_checkpoint_metadata
 from acrlpd.training.sharding import abstract_train_state, create_sharding
+from openpi_params import read_openpi_params
 
 ASSETS = {"lerobot/some_robot/norm_stats.json": b'{"norm_stats": {}}'}
 
@@ -71,7 +72,7 @@ def test_openpi_finds_its_parameters(saved: tuple[RLTrainConfig, Agent, pathlib.
     assert verify_openpi_checkpoint_compatibility(directory, config.model)
     average = config.openpi_compatibility.enable_ema_for_inference and agent.ema_params is not None
     expected = nnx.merge_state(agent.ema_params if average else agent.policy_params, agent.frozen_params)
-    found = restore_params(directory)
+    found = read_openpi_params(directory)
     leaves = dict(nnx.traversals.flatten_mapping(found))
     assert len(leaves) == len(jax.tree.leaves(expected))
     for path, variable in nnx.to_flat_state(expected):

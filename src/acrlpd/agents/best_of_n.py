@@ -55,17 +55,23 @@ def candidates_at_once(
     estimate holds for every policy and needs no device. `data_shards` is the number of devices that
     share the batch, since the limit is per device.
     """
-    n = noise.shape[1]
-    if config.strategy == "parallel":
-        return n
-    if config.strategy == "sequential":
-        return 1
-    if config.strategy == "chunked":
-        wanted = config.chunk_size
-    else:
-        per_candidate = candidate_bytes(policy, context, noise) / data_shards
-        wanted = int(config.memory_limit_mib * _MIB / max(per_candidate, 1.0))
-    return max(size for size in range(1, n + 1) if n % size == 0 and size <= max(wanted, 1))
+    per_candidate = candidate_bytes(policy, context, noise) / data_shards if config.strategy == "auto" else 0.0
+    return group_size(config, noise.shape[1], per_candidate)
+
+
+def group_size(config: BestOfNConfig, num_candidates: int, bytes_per_candidate: float) -> int:
+    """How many of N candidates are denoised together: a divisor of N.
+
+    `bytes_per_candidate` counts for "auto" alone: what one more candidate of every observation needs on a device.
+    """
+    wanted = {
+        "parallel": num_candidates,
+        "sequential": 1,
+        "chunked": config.chunk_size,
+        "auto": int(config.memory_limit_mib * _MIB / max(bytes_per_candidate, 1.0)),
+    }[config.strategy]
+    divisors = [size for size in range(1, num_candidates + 1) if num_candidates % size == 0]
+    return max(size for size in divisors if size <= max(wanted, 1))
 
 
 def candidate_bytes(policy: FlowPolicy, context: Context, noise: jax.Array) -> int:

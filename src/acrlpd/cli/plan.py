@@ -12,20 +12,20 @@ from acrlpd.config.validation import validate_config
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """Where it would run."""
+    """The devices that the plan is made for."""
 
     # Number of accelerators; default: as many as the config's fsdp_devices.
     devices: int | None = None
     # Name of the accelerator; an unknown name lists the known ones.
     accelerator: str = "H100"
-    # Memory of one accelerator in GiB; default: that of the named one.
+    # Memory of one accelerator in GiB; default: the memory of the named accelerator.
     device_memory: float | None = None
     # Print JSON.
     json: Flag = False
 
 
 def main(args: Sequence[str]) -> int:
-    """Prints the plan. That it does not fit is an answer, not an error."""
+    """Prints the plan. The command succeeds even if the config does not fit."""
     config, options = parse_config_args(
         PlanOptions,
         args,

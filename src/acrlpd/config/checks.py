@@ -11,7 +11,6 @@ from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 ROBOT_ACTION_DIM = {"aloha": 14, "droid": 8, "libero": 7}
 PALIGEMMA_VOCAB = 257_152
 BYTE_VOCAB = 259  # 256 bytes, padding, begin and end
-RELEASED_WEIGHTS = "gs://openpi-assets/checkpoints/"
 
 
 def check_batch(config: RLTrainConfig, num_devices: int | None) -> Iterator[Finding]:
@@ -51,43 +50,13 @@ def check_chunks(config: RLTrainConfig) -> Iterator[Finding]:
 
 
 def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
-    model, loader = config.model, config.weight_loader
+    loader, frozen = config.weight_loader, config.freeze_pi0_backbone
     if loader.kind != "none" and not loader.path:
         yield error(f"weight_loader.kind {loader.kind} needs weight_loader.path")
-    if isinstance(model, StateFlowPolicyConfig):
-        if config.freeze_pi0_backbone:
-            yield error("freeze_pi0_backbone: the state-space policy has no backbone; turn it off")
-        if loader.kind != "none":
-            yield error("weight_loader: openpi and PaliGemma weights do not fit the state-space policy")
-        return
-    released = loader.path or ""
-    if loader.kind == "checkpoint" and released.startswith(RELEASED_WEIGHTS):
-        for name, needed in {
-            "action_dim": 32,
-            "vocab_size": PALIGEMMA_VOCAB,
-            "siglip_variant": "So400m/14",
-        }.items():
-            if getattr(model, name) != needed:
-                yield error(
-                    f"model.{name} {getattr(model, name)} does not fit the released weights {released}; "
-                    f"they need {needed}"
-                    + (" (the robot's own is qchunking.action_dim)" if name == "action_dim" else "")
-                )
-        family = released.removeprefix(RELEASED_WEIGHTS).partition("_")[0]
-        if family in ("pi0", "pi05") and (family == "pi05") != model.pi05:
-            yield error(f"model.pi05 is {model.pi05}, but {released} are {family} weights")
-    if config.freeze_pi0_backbone and config.acrlpd.critic_gradient_to_policy:
+    weights = None if loader.kind == "none" else loader.path or ""
+    yield from config.model.check(freeze_pi0_backbone=frozen, weights=weights)
+    if frozen and config.acrlpd.critic_gradient_to_policy:
         yield error("critic_gradient_to_policy trains the prefix, which freeze_pi0_backbone keeps fixed; turn one off")
-    if config.freeze_pi0_backbone and "lora" in model.paligemma_variant:
-        yield error(
-            f"freeze_pi0_backbone keeps {model.paligemma_variant} fixed, adapters included; use gemma_2b, "
-            "or LoRA without freezing"
-        )
-    if model.discrete_state_input and model.prompt_len < 100:
-        yield warning(
-            f"the state takes about 4 prompt tokens per dim: max_token_len {model.prompt_len} may cut the "
-            "prompt; released pi0.5 uses 200"
-        )
 
 
 def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:

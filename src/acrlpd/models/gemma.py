@@ -1,9 +1,9 @@
 """The two-expert Gemma: one transformer whose layers hold two sets of weights that share attention.
 
 Expert 0 (PaliGemma's language model) reads images and prompt, expert 1 (the action expert) reads state
-and noisy actions. Because the prefix never attends to the suffix, the joint pass is the same as running
-expert 0 alone, keeping its keys and values, and letting expert 1 attend to them; only that form exists
-here, and it is what lets one prefix serve a training loss and any number of candidates.
+and noisy actions. The prefix never attends to the suffix. The joint pass is therefore the same as running
+expert 0 alone, keeping its keys and values, and letting expert 1 attend to them. Only this form exists
+here: one prefix then serves a training loss and any number of candidates.
 """
 
 from typing import Any
@@ -15,10 +15,8 @@ import numpy as np
 from flax import nnx
 
 from acrlpd.models import lora
-from acrlpd.models.activation_sharding import split_by_sample
-from acrlpd.models.attention import multi_query_attention, shared_context_attention
 from acrlpd.models.families.pi0 import GemmaConfig, RematPolicy
-from acrlpd.models.remat import rematerialise
+from acrlpd.models.layers import multi_query_attention, rematerialise, shared_context_attention, split_by_sample
 
 LayerWeights = dict[str, Any]
 
@@ -135,7 +133,7 @@ class Gemma(nnx.Module):
         """Runs expert 0 over x [b, t, width], of which the first `length` [b] tokens are valid.
 
         Returns the normalised output and the cache. With `kv_only` the output is None and the last layer
-        stops at its keys and values, which are all that anybody attends to.
+        stops at its keys and values, because the suffix attends to nothing else.
         """
         config = self.experts[0]
         rope = _rope_angles(jnp.arange(x.shape[1])[None], x.shape[1], config.head_dim)
@@ -166,8 +164,8 @@ class Gemma(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Runs expert 1 over n sequences x [b, n, t, width] per batch entry that share a context.
 
-        `condition` [b, n, width] is adaRMS's. `layers` are this expert's weights as `unstack` gives them, for
-        callers that run it many times. Returns the normalised output and keys and values
+        `condition` [b, n, width] is the condition of adaRMS. `layers` are this expert's weights as `unstack` gives
+        them, for callers that run the expert many times. Returns the normalised output, and keys and values
         [depth, b, n, t, head_dim].
         """
         config = self.experts[1]
@@ -204,7 +202,7 @@ class Gemma(nnx.Module):
         layers = []
         for i in range(self.experts[index].depth):
             weights = fuse_projections(jax.tree.map(lambda w, i=i: w[i], stacked), self.dtype)
-            # Left apart, the compiler would join these two itself, in every step.
+            # The compiler would join gate and up itself otherwise, in every step.
             joined = jnp.concatenate([weights.pop("gate"), weights.pop("up")], axis=1)
             layers.append(weights | {"gate_up": joined})
         return layers
@@ -227,11 +225,11 @@ class Gemma(nnx.Module):
 def fuse_projections(weights: LayerWeights, dtype: jnp.dtype) -> LayerWeights:
     """One layer's weights in the compute dtype as plain matrices, q, k and v side by side in one.
 
-    Adapters and norms stay as they are: the former are exact only as products of their own.
+    Adapters and norms stay as they are: adapters give openpi's numbers only as products of their own.
     """
     heads = jnp.concatenate([weights["q"]["w"], weights["kv"]["w"][:, 0]]).astype(dtype)  # [heads + 2, d, h]
     out, mlp = weights["out"]["w"].astype(dtype), weights["mlp"]
-    gate, up = mlp["gating_einsum"].astype(dtype)  # [d, m] each; joined, their gradients would be copied
+    gate, up = mlp["gating_einsum"].astype(dtype)  # [d, m] each; a joined matrix would have its gradient copied
     width = heads.shape[1]
     return weights | {
         "qkv": jnp.moveaxis(heads, 0, 1).reshape(width, -1),
@@ -311,8 +309,8 @@ def _gated_residual(x: jax.Array, y: jax.Array, gate: jax.Array | None) -> jax.A
 def _rope_angles(positions: jax.Array, length: int, head_dim: int) -> tuple[jax.Array, jax.Array]:
     """sin and cos of the rotary angles for positions [b, t] below `length`, float32 [b, t, 1, head_dim / 2].
 
-    Looked up in a constant table: at positions in the hundreds the angle's last bit shows, and XLA is free
-    to turn the division into a product with a rounded reciprocal.
+    They are looked up in a constant table: at positions in the hundreds the last bit of an angle shows, and XLA may
+    turn the division into a product with a rounded reciprocal.
     """
     exponent = np.arange(head_dim // 2, dtype=np.float32) * np.float32(2 / head_dim)
     radians = np.arange(length, dtype=np.float32)[:, None] / np.float32(_ROPE_BASE) ** exponent

@@ -1,8 +1,7 @@
 """Weights with optional low-rank adapters, with openpi's names and exactly openpi's mathematics.
 
-Two of its properties look like slips but are what released adapters were trained with: the feed-forward
-update is not scaled by alpha / rank, and the attention output projection sums over heads in each factor
-separately.
+Released adapters were trained with two properties that look like mistakes: the feed-forward update is not
+scaled by alpha / rank, and the attention output projection sums over heads in each factor separately.
 """
 
 import re
@@ -18,7 +17,7 @@ _init_lora = nnx.initializers.normal(stddev=0.01)
 
 
 class Einsum(nnx.Module):
-    """A weight for `einsum`, stacked over layers, with adapters lora_a and lora_b when asked for.
+    """A weight for `einsum`, stacked over layers, with adapters lora_a and lora_b if `lora` is given.
 
     `shape` ends in (in, out); the adapters replace one of the two by the rank.
     """
@@ -95,3 +94,34 @@ def _lora_equations(equation: str) -> tuple[str, str]:
     a, b = w.replace(fan_out, "r"), w.replace(fan_in, "r")
     inner = y.replace(fan_out, "r")
     return f"{x},{a}->{inner}", f"{inner},{b}->{y}"
+
+
+def merge_adapters(params: nnx.State, experts: Sequence[LoRAConfig | None]) -> nnx.State:
+    """Parameters of the model without adapters: each adapter is added to its weight, which becomes float32.
+
+    `experts` are the adapters' settings, expert by expert.
+    """
+    flat = {tuple(map(str, path)): leaf for path, leaf in nnx.to_flat_state(params)}
+    merged = {}
+    for path, leaf in flat.items():
+        *parents, name = path
+        if "lora" in name:
+            continue
+        prefix = "lora" if name == "w" else f"{name}_lora"  # the only weight of an `Einsum` is "w"
+        a, b = (flat.get((*parents, f"{prefix}_{side}")) for side in "ab")
+        if a is not None and b is not None:
+            factors = (x.get_value().astype(jnp.float32) for x in (a, b))
+            lora = experts[1 if parents[-1].endswith("_1") else 0]
+            assert lora is not None
+            update = _merged_update(parents[-1], name, *factors, lora)
+            leaf = leaf.replace(leaf.get_value().astype(jnp.float32) + update)
+        merged[path] = leaf
+    return nnx.from_flat_state(merged)
+
+
+def _merged_update(module: str, name: str, a: jax.Array, b: jax.Array, lora: LoRAConfig) -> jax.Array:
+    """What a pair of adapters adds to its weight."""
+    if module.startswith("attn_vec_einsum"):  # [layers, heads, in, rank] and [layers, heads, rank, out]
+        b = jnp.sum(b, axis=1, keepdims=True)
+    product = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    return product * lora.scaling if name == "w" else product

@@ -1,8 +1,8 @@
-"""openpi's parameter directories, in and out.
+"""Reads and writes openpi's parameter directories.
 
 A directory is an Orbax PyTree item (OCDBT over zarr v2) whose tree is {"params": ...}. openpi's trainer
-writes each leaf under one more key, "value"; both forms are read, and that one is written. Arrays go from
-the files straight into the sharding of the model that receives them.
+writes each leaf under one more key, "value". Both forms are read; the form with "value" is written. Arrays go
+from the files straight into the sharding of the model that receives them.
 """
 
 import dataclasses
@@ -19,8 +19,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +30,12 @@ LORA = ".*lora.*"
 
 
 class OpenPICheckpointError(ValueError):
-    """A parameter directory that cannot be used, and why."""
+    """A parameter directory cannot be used; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompatibilityReport:
-    """What stands between a checkpoint and a model; true when nothing does."""
+    """Why a checkpoint does not fit a model; true when the checkpoint fits."""
 
     problems: tuple[str, ...]
 
@@ -48,7 +49,7 @@ def load_pi0_weights_from_openpi(
     """Returns `params` with its values replaced by those of an openpi checkpoint.
 
     `path` is a `params` directory or the step directory around it. Every leaf keeps the dtype and the
-    sharding it has in `params`, whose leaves may be arrays or, where the checkpoint has them,
+    sharding that it has in `params`. The leaves of `params` may be arrays; leaves that the checkpoint has may be
     `jax.ShapeDtypeStruct`. Leaves that the checkpoint lacks keep their value if their '/'-joined name
     matches `missing_regex` (by default LoRA adapters); any other missing leaf is an error.
     """
@@ -72,7 +73,7 @@ def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_r
     """Fills PaliGemma's part of `params` from big_vision's npz (`params/img/...`, `params/llm/...`)."""
     file = find_paligemma_file(path)
     loaded, targets = _read_paligemma(file), _flatten(params)
-    if not loaded.keys() & targets.keys():  # every one may be missing, but then it is another file
+    if not loaded.keys() & targets.keys():  # any parameter may be missing, but a file without all of them is wrong
         raise OpenPICheckpointError(
             f"{file} has nothing of PaliGemma: expected arrays such as params/img/embedding/kernel, found "
             f"{', '.join(sorted(loaded)[:3]) or 'none under params/'}"
@@ -110,24 +111,14 @@ def _read_paligemma(file: epath.Path) -> dict[str, np.ndarray]:
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise OpenPICheckpointError(f"{file} is damaged, incomplete or not an npz: {error}") from error
     odd = {name: value.dtype for name, value in loaded.items() if value.dtype.kind != "f"}
-    if odd:  # NumPy has no bfloat16: such a file comes back as bytes
+    if odd:  # NumPy has no bfloat16 and reads such arrays as bytes
         name, dtype = next(iter(odd.items()))
         raise OpenPICheckpointError(f"{file}: {name} is {dtype}, not float; use the float32 or float16 file")
     return loaded
 
 
-def restore_params(path: epath.PathLike, *, dtype: Any = None, sharding: Any = None) -> dict[str, Any]:
-    """All parameters of an openpi checkpoint as a nested dict, on one sharding (default: the first device)."""
-    directory = find_params_directory(path)
-    stored = _stored_leaves(directory)
-    sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    args = ocp.ArrayRestoreArgs(sharding=sharding, dtype=dtype)
-    keys = {name: key for name, (key, _) in stored.items()}
-    return _nest({tuple(n.split("/")): x for n, x in _restore(directory, keys, dict.fromkeys(keys, args)).items()})
-
-
 def save_openpi_pi0_checkpoint(params: nnx.State, directory: epath.PathLike, *, overwrite: bool = False) -> None:
-    """Writes `directory`/params so that stock openpi loads it; complete or not there at all."""
+    """Writes `directory`/params, which stock openpi loads. The directory appears when it is complete."""
     target = epath.Path(directory).absolute() / "params"
     if target.exists() and not overwrite:
         raise OpenPICheckpointError(f"{target} exists already; choose another directory or overwrite it")
@@ -138,10 +129,10 @@ def save_openpi_pi0_checkpoint(params: nnx.State, directory: epath.PathLike, *, 
 def openpi_tree(params: nnx.State) -> dict[str, Any]:
     """The tree that openpi saves for `params`: {"params": {..., leaf: {"value": array}}}."""
     flat = {(*name.split("/"), "value"): leaf for name, leaf in _flatten(params).items()}
-    return {"params": _nest(flat)}
+    return {"params": unflatten_dict(flat)}
 
 
-def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: Pi0Config) -> CompatibilityReport:
+def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: PolicyConfig) -> CompatibilityReport:
     """Whether the checkpoint at `path` has exactly the parameters of the model that `config` describes."""
     abstract = nnx.state(nnx.eval_shape(lambda: config.create(jax.random.key(0))), nnx.Param)
     try:
@@ -157,7 +148,7 @@ def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: Pi0Conf
 def _exists(path: epath.Path) -> bool:
     try:
         return path.exists()
-    except ImportError as error:  # of the library that reads gs:// or s3://
+    except ImportError as error:  # gs:// and s3:// need a library of their own
         raise OpenPICheckpointError(
             f"{path} cannot be read from here: {error}. Install it (for gs:// pip install 'acrlpd[gcs]'), or copy the "
             "checkpoint to this machine and set weight_loader.path to the copy"
@@ -165,7 +156,7 @@ def _exists(path: epath.Path) -> bool:
 
 
 def find_params_directory(path: epath.PathLike) -> epath.Path:
-    """The directory with the parameters of an openpi checkpoint, given as itself or the directory around it."""
+    """The `params` directory of an openpi checkpoint; `path` is this directory or the directory around it."""
     given = epath.Path(path).expanduser()
     if not _exists(given):
         raise OpenPICheckpointError(f"{given} does not exist: expected an openpi checkpoint directory")
@@ -200,7 +191,7 @@ def _stored_leaves(directory: epath.Path) -> dict[str, tuple[Path, Any]]:
 def _mismatches(
     stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any], missing_regex: str | None
 ) -> list[str]:
-    """Reasons why the stored leaves cannot fill the targets; extra leaves are dropped, adapters are not."""
+    """Reasons why the stored leaves cannot fill the targets. Extra leaves are dropped, but never adapters."""
     optional = re.compile(missing_regex) if missing_regex else None
     problems = []
     for name, leaf in targets.items():
@@ -228,8 +219,8 @@ def _restore(
     directory: epath.Path, keys: Mapping[str, Path], args: Mapping[str, ocp.RestoreArgs]
 ) -> dict[str, jax.Array]:
     """Reads the named leaves, each as its restore arguments say."""
-    item = _nest(dict.fromkeys(keys.values(), 0))
-    restore_args = _nest({key: args[name] for name, key in keys.items()})
+    item = unflatten_dict(dict.fromkeys(keys.values(), 0))
+    restore_args = unflatten_dict({key: args[name] for name, key in keys.items()})
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
             tree = checkpointer.restore(
@@ -238,7 +229,8 @@ def _restore(
     except Exception as error:  # Orbax raises plain Exception around what tensorstore found
         reason = str(error).splitlines()[0]
         raise OpenPICheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
-    return {name: _lookup(tree, key) for name, key in keys.items()}
+    flat = flatten_dict(tree)
+    return {name: flat[key] for name, key in keys.items()}
 
 
 def _restore_args(leaf: Any) -> ocp.ArrayRestoreArgs:
@@ -267,19 +259,3 @@ def _replace(params: nnx.State, values: Mapping[str, jax.Array]) -> nnx.State:
         for path, leaf in nnx.to_flat_state(params)
     ]
     return nnx.from_flat_state(leaves)
-
-
-def _nest(flat: Mapping[Path, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        node = tree
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = value
-    return tree
-
-
-def _lookup(tree: Mapping[str, Any], path: Path) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from acrlpd.models.activation_sharding import weights_are_split
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.gemma import Gemma, LayerWeights
-from acrlpd.models.image_preprocessing import preprocess_observation
-from acrlpd.models.observation import Observation, to_float_image
+from acrlpd.models.layers import weights_are_split
+from acrlpd.models.observation import Observation, preprocess_observation, to_float_image
 from acrlpd.models.policy import Context, FlowPolicy
 from acrlpd.models.siglip import Siglip
 
@@ -43,11 +42,8 @@ class Pi0(FlowPolicy):
     """The policy. Its parameter tree has openpi's names and shapes."""
 
     def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
+        super().__init__(config)
         self.config = config
-        self.action_dim = config.action_dim
-        self.action_horizon = config.action_horizon
-        self.feature_dim = config.paligemma.width
-        self.dtype = config.dtype
         width, action_dim = config.action_expert.width, config.action_dim
         self.PaliGemma = _PaliGemma(config, rngs)
         self.action_in_proj = nnx.Linear(action_dim, width, rngs=rngs)
@@ -72,9 +68,8 @@ class Pi0(FlowPolicy):
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
         """Runs SigLIP and the first expert once, and keeps what the action tokens attend to.
 
-        Valid tokens are moved to the front: attention knows them by position, not by order, and fused
-        kernels want a length instead of a mask. pi0's state token sees the prefix and itself alone, so it
-        belongs to the context too.
+        Valid tokens are moved to the front: attention depends on positions, not on order, and fused kernels take a
+        length instead of a mask. pi0's state token sees only the prefix and itself, so it belongs to the context.
         """
         tokens, mask, _ = self.embed_prefix(observation)
         order = jnp.argsort(~mask, axis=-1, stable=True)
@@ -92,8 +87,8 @@ class Pi0(FlowPolicy):
         return self._velocity(context, x_t, time, None)
 
     def velocity_fn(self, context: Context) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        # Sampling runs the action expert many times: its weights are laid out once, outside that loop, unless
-        # that would put together on every device what FSDP keeps apart.
+        # Sampling runs the action expert many times. Its weights are laid out once, outside of that loop, unless FSDP
+        # splits them: the layout would put the whole expert on every device.
         layers = None if weights_are_split() else self.PaliGemma.llm.unstack(1)
         return lambda x_t, time: self._velocity(context, x_t, time, layers)
 
@@ -107,7 +102,7 @@ class Pi0(FlowPolicy):
     def embed_prefix(self, observation: Observation) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Image and prompt tokens [b, s, width], which of them are valid [b, s], and ar_mask [s].
 
-        Only the cameras in `config.image_keys` are looked at; their images go through SigLIP together.
+        Only the cameras in `config.image_keys` are read; their images go through SigLIP together.
         """
         self._check_observation(observation)
         keys, batch_size = self.config.image_keys, observation.state.shape[0]

@@ -1,9 +1,9 @@
-"""What every policy has in common: flow matching over action chunks behind one shared context.
+"""What every policy has in common: flow matching over action chunks, against one shared context.
 
 A policy is two pieces. `encode` does the expensive work that depends on the observation alone (for
-pi0: SigLIP and the 2B expert) and returns a `Context`; `velocity` predicts the flow for any number
+pi0: SigLIP and the 2B expert) and returns a `Context`. `velocity` predicts the flow for any number
 of noisy chunks per observation against that context. Losses, single samples and best-of-N
-candidates are all written here, once, in terms of the two, so that whoever needs several of them for
+candidates are written here, once, in terms of the two pieces. A caller that needs several of them for
 the same observation pays for the context once.
 
 Flow convention, as in openpi: t = 1 is noise, t = 0 is data; x_t = t * noise + (1 - t) * actions.
@@ -18,29 +18,35 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from acrlpd.models.families.base import PolicyConfig, WorkingMemory
 from acrlpd.models.observation import Array, Observation
+
+# The named scope of denoising. The plan counts what is in this scope as the work of candidates.
+DENOISE = "denoise"
 
 
 @flax.struct.dataclass
 class Context:
     """What `velocity` and the critic need to know of an observation."""
 
-    features: jax.Array | None  # float32 [b, d], for the critic; None where nobody asked for them
-    memory: Any  # the policy's own business: a KV cache for pi0, the state for the small one
+    features: jax.Array | None  # float32 [b, d], for the critics; None if the caller did not ask for features
+    memory: Any  # for `velocity` alone: pi0 has a KV cache here, the state-space policy has the state
 
 
 class FlowPolicy(nnx.Module):
-    """Base of pi0, pi0.5 and the state-space flow policy."""
+    """Base of all policies. A family implements `encode` and `velocity`, and `preprocess` if it reads images."""
 
-    action_dim: int
-    action_horizon: int
-    feature_dim: int  # width of Context.features
-    dtype: str = "float32"  # of its matrix products
-    sampling_unroll: int = 1  # denoising steps per loop iteration; more only where a step is very short
+    sampling_unroll: int = 1  # denoising steps per iteration of the loop; more pays only if a step is very short
 
-    @abc.abstractmethod
+    def __init__(self, config: PolicyConfig):
+        self.action_dim = config.action_dim
+        self.action_horizon = config.action_horizon
+        self.feature_dim = config.feature_dim  # width of Context.features
+        self.dtype = config.dtype  # of matrix products
+
     def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
-        """Float images at the model's resolution; augmented when `train`."""
+        """The observation as `encode` reads it, with images augmented when `train`. States arrive normalised."""
+        return observation
 
     @abc.abstractmethod
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
@@ -64,6 +70,7 @@ class FlowPolicy(nnx.Module):
         v_t = self.velocity(context, x_t[:, None], time[:, None])[:, 0]
         return jnp.mean(jnp.square(v_t - (noise - actions)), axis=-1)
 
+    @jax.named_scope(DENOISE)
     def denoise(self, context: Context, noise: jax.Array, *, num_steps: int = 10, remat: bool = False) -> jax.Array:
         """Integrates the flow from noise [b, n, T, a] at t = 1 to actions at t = 0 with Euler steps.
 
@@ -78,7 +85,7 @@ class FlowPolicy(nnx.Module):
             # Time is accumulated like openpi does it: the fastest time features see its last bit.
             return (x_t + dt * v_t.astype(x_t.dtype), time + dt), None
 
-        # A scan cannot merge its steps, so the checkpoint needs no barriers against that.
+        # The checkpoint needs no barriers, because a scan does not merge its steps.
         step = jax.checkpoint(step, prevent_cse=False) if remat else step
         start = (noise, jnp.ones((), noise.dtype))
         return jax.lax.scan(step, start, length=num_steps, unroll=min(self.sampling_unroll, num_steps))[0][0]
@@ -136,3 +143,21 @@ def draw_noise(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def draw_time(rng: jax.Array, batch_size: int) -> jax.Array:
     """Flow times of openpi's training: Beta(1.5, 1), squeezed into [0.001, 1]."""
     return jax.random.beta(rng, 1.5, 1, (batch_size,)) * 0.999 + 0.001
+
+
+def trace_working_memory(config: PolicyConfig) -> WorkingMemory:
+    """Memory of a policy's update, read off its traced loss; see `PolicyConfig.working_memory`."""
+    rng = jax.eval_shape(lambda: jax.random.key(0))
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: config.create(jax.random.key(0))))
+
+    def kept(params: nnx.State, rng: jax.Array, observation: Observation, actions: jax.Array) -> Any:
+        return jax.vjp(lambda params: nnx.merge(graphdef, params).compute_loss(rng, observation, actions), params)[1]
+
+    def num_bytes(tree: Any) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    # A batch of any size keeps the parameters, too; the difference between two batches is what a sample adds.
+    one, two = (num_bytes(jax.eval_shape(kept, params, rng, *config.inputs_spec(size))) for size in (1, 2))
+    observation, _ = config.inputs_spec()
+    context = jax.eval_shape(lambda params, seen: nnx.merge(graphdef, params).encode(seen), params, observation)
+    return WorkingMemory(kept=two - one, context=num_bytes(context), candidate=two - one)

@@ -4,17 +4,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.activation_sharding import split_by_sample
-from acrlpd.models.attention import full_attention
 from acrlpd.models.families.pi0 import RematPolicy, SiglipConfig
-from acrlpd.models.remat import rematerialise
+from acrlpd.models.layers import full_attention, rematerialise, split_by_sample
 
 _xavier = nnx.initializers.xavier_uniform(in_axis=-2, out_axis=-1, batch_axis=0)
 _LAYER_NORM_EPS = 1e-6
 
 
 class _Affine(nnx.Module):
-    """kernel and bias, with whatever leading axes."""
+    """kernel and bias, with any leading axes."""
 
     def __init__(self, kernel: jax.Array, bias: jax.Array):
         self.kernel = nnx.Param(kernel)
@@ -87,9 +85,10 @@ class Siglip(nnx.Module):
             nnx.initializers.lecun_normal()(rngs.params(), (patch, patch, 3, width), jnp.float32),
             jnp.zeros((width,), jnp.float32),
         )
-        # Positions as large as patches, and a head that is not zero. Checkpoints bring their own; from scratch,
-        # openpi's width**-0.5 and zero hide from the language model what differs between images: its first norm
-        # turns tokens about zero into one direction, and hardly any gradient comes back to the layers here.
+        # Positions start as large as patches, and the head does not start at zero; a checkpoint replaces both. With
+        # openpi's own initial values (width**-0.5 and zero), a policy that starts from scratch does not learn to see:
+        # the first norm of the language model turns tokens near zero into one direction, which hides what differs
+        # between images, and hardly any gradient comes back to the layers here.
         init_position = nnx.initializers.normal(stddev=1.0)
         self.pos_embedding = nnx.Param(init_position(rngs.params(), (1, num_tokens, width), jnp.float32))
         self.Transformer = _Transformer(config, rngs)

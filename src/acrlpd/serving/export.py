@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from acrlpd.config import RLTrainConfig, to_dict
-from acrlpd.models.families.pi0 import DType, Pi0Config
+from acrlpd.models.families.pi0 import DType
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
 from acrlpd.policies.checkpoint import (
     CRITIC,
@@ -28,7 +28,6 @@ from acrlpd.policies.levels import Level, ServingLevel, serving_level
 from acrlpd.policies.served_model import ServedModel, choose_actions
 from acrlpd.serving.critic_ranking import rank_critics, training_observations
 from acrlpd.serving.export_readme import write_readme
-from acrlpd.serving.merge_lora import merge_lora, merged_config
 from acrlpd.training.checkpoints.items import ASSETS
 from acrlpd.training.checkpoints.metadata import CheckpointError
 
@@ -115,10 +114,8 @@ def _write(
         rl_config = dataclasses.replace(rl_config, critic=critic_config)
     params = model.params
     if merge_adapters:
-        if not isinstance(rl_config.model, Pi0Config):
-            raise ValueError("--merge_lora: a state-space policy has no adapters")
-        params = merge_lora(params, rl_config.model)
-        rl_config = dataclasses.replace(rl_config, model=merged_config(rl_config.model))
+        policy_config, params = rl_config.model.merge_adapters(params)
+        rl_config = dataclasses.replace(rl_config, model=policy_config)
     if dtype is not None:
         params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
     save_openpi_pi0_checkpoint(params, directory)
@@ -138,7 +135,7 @@ def _write(
     }
     (directory / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
     write_readme(directory, open_policy_checkpoint(directory), level)
-    if isinstance(rl_config.model, Pi0Config):
+    if rl_config.model.in_openpi:
         report = verify_openpi_checkpoint_compatibility(directory, rl_config.model)
         if not report:
             raise CheckpointError("openpi would not load the export:\n  " + "\n  ".join(report.problems))

@@ -1,4 +1,4 @@
-"""The agent at step 0, with the policy's weights from where the config says."""
+"""The agent at step 0, with the initial weights of the policy that the config names."""
 
 import logging
 import re
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_initial_weights(rl_config: RLTrainConfig) -> None:
-    """Refuses weights that are not there; to be asked before the data is decoded, which can take minutes."""
+    """Refuses weights that do not exist. Called before the data is decoded, which can take minutes."""
     loader = rl_config.weight_loader
     if loader.kind == "none" or loader.path is None:
         return
@@ -33,7 +33,7 @@ def check_initial_weights(rl_config: RLTrainConfig) -> None:
 
 
 def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array) -> Agent:
-    """Weights go from the files straight to their places, in the dtype they will have."""
+    """The agent of a run at step 0. Weights go from the files straight to their devices and dtypes."""
     loader = rl_config.weight_loader
     if loader.kind == "none":
         return init_fsdp_train_state(rl_config, sharding, rng)
@@ -43,7 +43,7 @@ def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: 
     abstract = abstract_train_state(rl_config, sharding)
     wanted = nnx.merge_state(abstract.policy_params, abstract.frozen_params)
     if loader.kind == "checkpoint":
-        # A checkpoint has everything but adapters, so only those are initialised.
+        # A checkpoint has every parameter but adapters, so only adapters are initialised.
         target = _with_initial_values(rl_config, rng, wanted, only=LORA)
         params = load_pi0_weights_from_openpi(loader.path, target)
     else:
@@ -53,7 +53,7 @@ def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: 
 
 
 def _with_initial_values(rl_config: RLTrainConfig, rng: jax.Array, wanted: nnx.State, *, only: str) -> nnx.State:
-    """`wanted` with arrays in place of shapes for the names that match; the rest is never computed."""
+    """`wanted` with arrays in place of shapes for the parameters whose name matches `only`."""
     pattern = re.compile(only)
     chosen = {path: leaf for path, leaf in nnx.to_flat_state(wanted) if pattern.fullmatch("/".join(map(str, path)))}
     if not chosen:

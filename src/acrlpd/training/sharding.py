@@ -17,6 +17,7 @@ from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan import make_plan
+from acrlpd.config.plan.fsdp import split_axis
 from acrlpd.config.plan.plan import format_bytes
 
 BATCH_AXIS = "batch"
@@ -63,15 +64,10 @@ class FSDPSharding:
         return jax.tree.map(self.of_array, tree)
 
     def of_array(self, array: Any) -> NamedSharding:
-        """Large arrays are split on their largest axis that the devices divide, the last of equal ones."""
-        size = self.mesh.shape[FSDP_AXIS]
-        num_bytes = math.prod(array.shape) * array.dtype.itemsize
-        if size == 1 or len(array.shape) < 2 or num_bytes < self.min_size_mib * 2**20:
+        """Where one array lies; the plan counts with the same rule."""
+        chosen = split_axis(array.shape, array.dtype.itemsize, self.mesh.shape[FSDP_AXIS], self.min_size_mib)
+        if chosen is None:
             return self.replicated
-        axes = [axis for axis, length in enumerate(array.shape) if length and length % size == 0]
-        if not axes:
-            return self.replicated
-        chosen = max(axes, key=lambda axis: (array.shape[axis], axis))
         spec = [FSDP_AXIS if axis == chosen else None for axis in range(len(array.shape))]
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 

@@ -1,4 +1,4 @@
-"""What the plan promised, and model FLOPs utilisation: how much of the devices' peak the arithmetic uses."""
+"""What the plan predicts for the devices of this run, and model FLOPs utilisation."""
 
 import re
 
@@ -7,12 +7,12 @@ import jax
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.plan import CHIPS, Chip, estimate_memory, predict_step_seconds, step_flops
 
-# TPUs call themselves other than people do.
+# JAX's names of TPUs -> ours.
 _TPU_KINDS = {"TPU v5 lite": "TPU-v5e", "TPU v5": "TPU-v5p", "TPU v6 lite": "TPU-v6e"}
 
 
 def find_device_chip(device_kind: str) -> Chip | None:
-    """The chip behind JAX's name for a device, for example 'NVIDIA H200'; None if it is not a known one."""
+    """The chip behind JAX's name for a device, for example 'NVIDIA H200'; None if the chip is unknown."""
     if device_kind in _TPU_KINDS:
         return CHIPS[_TPU_KINDS[device_kind]]
     words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
@@ -21,7 +21,7 @@ def find_device_chip(device_kind: str) -> Chip | None:
 
 
 def planned_costs(rl_config: RLTrainConfig) -> dict[str, float | None]:
-    """What the plan says about an update on these devices, to be held against what was measured."""
+    """What the plan predicts for an update on these devices, to compare with what is measured."""
     chip = find_device_chip(jax.devices()[0].device_kind)
     devices, memory = jax.device_count(), estimate_memory(rl_config, jax.device_count())
     if chip is None:
@@ -31,13 +31,13 @@ def planned_costs(rl_config: RLTrainConfig) -> dict[str, float | None]:
 
 
 def update_flops(rl_config: RLTrainConfig) -> float:
-    """Of one update over the whole batch; what is computed twice to save memory counts once."""
+    """FLOPs of one update over the whole batch; what is computed twice to save memory counts once."""
     flops = step_flops(rl_config)
     return (flops.total - flops.recompute) * rl_config.batch_size
 
 
 def model_flops_utilization(rl_config: RLTrainConfig, steps_per_s: float) -> float | None:
-    """Of all devices together; None where their peak is not known, as for CPUs."""
+    """Share of the peak of all devices that the arithmetic of an update uses; None if the peak is unknown (CPUs)."""
     chip = find_device_chip(jax.devices()[0].device_kind)
     if chip is None:
         return None

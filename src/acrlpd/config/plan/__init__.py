@@ -1,4 +1,4 @@
-"""The plan: memory, arithmetic and step time of a config, before anything compiles."""
+"""The plan: memory, arithmetic and step time of a config, before an update is compiled."""
 
 from acrlpd.config.plan.chips import CHIPS, MEMORY_FRACTION, Chip, find_chip
 from acrlpd.config.plan.flops import StepFlops, step_flops

@@ -5,13 +5,13 @@ import dataclasses
 from acrlpd.config.overrides import hint
 from acrlpd.config.tree import ConfigError
 
-# Share of the device's memory that XLA may use; `acrlpd train` asks for it and the plan counts on it.
+# Share of the device's memory that XLA may use: `acrlpd train` asks for this share, and the plan counts on it.
 MEMORY_FRACTION = 0.92
 
-# Share of peak that the train step reached on one H200 (benchmarks/): the large matrix products of prefix
-# and backward pass, recomputation counted, and the thin ones of denoising candidates.
-DENSE_EFFICIENCY = 0.61
-CANDIDATE_EFFICIENCY = 0.29
+# Share of peak that the train step reached on one H200 (benchmarks/plan_against_xla-*.md): in the large matrix products
+# of prefix and backward pass, recomputation counted, and in the thin products of denoising candidates.
+DENSE_EFFICIENCY = 0.55
+CANDIDATE_EFFICIENCY = 0.34
 
 
 @dataclasses.dataclass(frozen=True)

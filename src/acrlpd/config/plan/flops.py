@@ -1,48 +1,51 @@
-"""Floating-point operations of one sample, counted: a matrix product of m x k by k x n is 2 m k n.
+"""Floating-point operations of one sample, counted in the traced update itself.
 
-Norms, activations and softmax are left out; they are memory traffic, not arithmetic.
+A matrix product of m x k by k x n counts 2 m k n. Norms, activations and softmax are left out: they are memory
+traffic, not arithmetic. The update is traced with shapes alone, which takes a few seconds for full-size models. Named
+scopes and JAX's own marks say what a product is for.
 """
 
+import collections
 import dataclasses
-import itertools
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from acrlpd.choice import kind_name
+import jax
+import jax.numpy as jnp
+from jax.interpreters import partial_eval
+
+from acrlpd.batch import Batch
+from acrlpd.config.create_agent import create_agent
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.families.pi0 import GemmaConfig, Pi0Config, SiglipConfig
-from acrlpd.models.families.state_flow import StateFlowPolicyConfig
+from acrlpd.models.policy import DENOISE
 
-
-@dataclasses.dataclass(frozen=True)
-class PolicyFlops:
-    """Forward passes of the policy for one sample."""
-
-    images: float  # SigLIP over all cameras
-    language: float  # the first expert over the prefix, and pi0's state token
-    velocity: float  # one evaluation of the flow for one chunk
-    attention: float  # the part of images + language that "dots" rematerialisation computes again
-
-    @property
-    def prefix(self) -> float:
-        return self.images + self.language
-
-    @property
-    def forward(self) -> float:
-        """What behaviour cloning computes forward: the prefix once, the flow once."""
-        return self.prefix + self.velocity
+# Scopes of the agent.
+_CRITIC = "critic"
+_SAMPLING = "sampling"
+# Marks that JAX leaves: computed again in the backward pass, and part of a differentiated function.
+_RECOMPUTED = "rematted_computation"
+_DIFFERENTIATED = "jvp"
 
 
 @dataclasses.dataclass(frozen=True)
 class StepFlops:
     """One sample's share of one update."""
 
-    forward: float  # of the policy, once
-    train: float  # forward and backward of the policy as if everything were trained and nothing recomputed
+    forward: float  # of the policy's own loss, once
     candidate: float  # one more candidate for one observation
-    backward: float  # what is differentiated, its forward included
+    backward: float  # what is differentiated, its forward pass included
     recompute: float  # rematerialisation
     no_gradient: float  # prefixes without gradient: of the next observation, and of weights under accumulation
     candidates: float  # all candidates, at the observation and at the next one
     critics: float
+
+    @property
+    def train(self) -> float:
+        """Forward and backward of the policy as if everything were trained and nothing recomputed."""
+        return 3 * self.forward
 
     @property
     def dense(self) -> float:
@@ -54,139 +57,119 @@ class StepFlops:
         return self.dense + self.candidates + self.critics
 
 
-def policy_flops(model: Pi0Config | StateFlowPolicyConfig) -> PolicyFlops:
-    if isinstance(model, StateFlowPolicyConfig):
-        chunk = model.action_horizon * model.action_dim
-        dims = model.hidden_dims
-        layers = sum(a * b for a, b in itertools.pairwise(dims))
-        velocity = 2.0 * ((model.state_dim + chunk + 1) * dims[0] + layers + dims[-1] * chunk)
-        return PolicyFlops(0.0, 0.0, velocity, 0.0)
-    tokens = len(model.image_keys) * model.tokens_per_image + model.prompt_len
-    images = len(model.image_keys) * _siglip(model.siglip, model.tokens_per_image, model.paligemma.width)
-    language = _expert(model.paligemma, tokens, tokens)
-    context = tokens
-    width, action_dim = model.action_expert.width, model.action_dim
-    if not model.pi05:
-        context += 1
-        language += _expert(model.action_expert, 1, context) + 2.0 * action_dim * width
-    horizon = model.action_horizon
-    velocity = _expert(model.action_expert, horizon, context + horizon)
-    velocity += 2.0 * horizon * 2 * action_dim * width  # in and out
-    if model.pi05:  # time MLP, and the modulation of every norm
-        velocity += 2.0 * (2 * width**2 + (2 * model.action_expert.depth + 1) * 3 * width**2)
-    else:
-        velocity += 2.0 * horizon * 3 * width**2
-    attention = _attention(model.paligemma, tokens, tokens)
-    attention += len(model.image_keys) * _siglip_attention(model.siglip, model.tokens_per_image)
-    return PolicyFlops(images, language, velocity, attention)
-
-
 def step_flops(config: RLTrainConfig) -> StepFlops:
-    """One sample's share of an update, as the agent computes it."""
-    hp, model = config.acrlpd, config.model
-    policy = policy_flops(model)
-    candidate = hp.sampling_steps * policy.velocity
-    trains = hp.loss_weights.actor_weight > 0 or hp.loss_weights.bc_weight > 0
-    has_actor = hp.loss_weights.actor_weight > 0
-    needs_advantage = hp.bc_importance_weighting or (has_actor and kind_name(config.improvement) == "awr")
+    """One sample's share of an update of the policy and the critics."""
+    # Only what the update depends on, so that runs which differ in the rest are traced once.
+    defaults = {f.name: f.default for f in dataclasses.fields(config) if f.name in ("exp_name", "seed")}
+    return _trace_flops(dataclasses.replace(config, name="flops", **defaults))
 
-    factors = _gradient_factors(config, policy)
-    image_factor, language_factor, velocity_factor = factors if trains else (0.0, 0.0, 0.0)
-    velocities = 1.0 + (has_actor and kind_name(config.improvement) == "best_of_n")
-    denoised = hp.sampling_steps if has_actor and kind_name(config.improvement) == "policy_gradient" else 0
-    backward = (1 + image_factor) * policy.images + (1 + language_factor) * policy.language
-    backward += (1 + velocity_factor) * (velocities + denoised) * policy.velocity
 
-    recompute = denoised * policy.velocity
-    remat = getattr(model, "remat_policy", "none")
-    if trains and remat == "full":
-        recompute += policy.images * (image_factor > 0) + policy.language * (language_factor > 0)
-        recompute += velocities * policy.velocity
-    elif trains and remat == "dots" and language_factor > 0:
-        recompute += policy.attention
+@functools.lru_cache(maxsize=32)
+def _trace_flops(config: RLTrainConfig) -> StepFlops:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    agent = jax.eval_shape(lambda key: create_agent(config, key), key)
+    update = count_flops(lambda agent, batch, key: agent.train_step(batch, key), agent, batch_spec(config), key)
+    parts: collections.Counter[str] = collections.Counter()
+    for scopes, flops in update.items():
+        parts[_part(scopes)] += flops / config.batch_size
 
-    at_observation = hp.num_action_samples * (
-        needs_advantage or (has_actor and kind_name(config.improvement) == "best_of_n")
-    )
-    no_gradient = policy.prefix
-    if config.training.gradient_accumulation_steps > 1 and (needs_advantage or hp.bc_difficulty_weighting):
-        no_gradient += policy.forward
+    observation, actions = config.model.inputs_spec()
+
+    def sample_two(agent: Any, key: jax.Array, observation: Any) -> jax.Array:
+        return agent.policy().sample_candidates(key, observation, 2, num_steps=config.acrlpd.sampling_steps)
+
+    loss = count_flops(lambda agent, *args: agent.policy().compute_loss(*args), agent, key, observation, actions)
+    two = count_flops(sample_two, agent, key, observation)
     return StepFlops(
-        forward=policy.forward,
-        train=3 * policy.forward,
-        candidate=candidate,
-        backward=backward,
-        recompute=recompute,
-        no_gradient=no_gradient,
-        candidates=(hp.num_action_samples + at_observation) * candidate,
-        critics=_critic_flops(config, at_observation),
+        forward=loss.total(),
+        candidate=sum(flops for scopes, flops in two.items() if DENOISE in _words(scopes)) / 2,
+        **{name: parts[name] for name in ("backward", "recompute", "no_gradient", "candidates", "critics")},
     )
 
 
-def _gradient_factors(config: RLTrainConfig, policy: PolicyFlops) -> tuple[float, float, float]:
-    """Backward over forward for images, language and velocity.
-
-    2 where weights are trained (gradients of weights and of inputs), 1 for frozen weights behind which
-    something is trained (gradients of inputs alone), 0 where nothing is.
-    """
-    model = config.model
-    if isinstance(model, StateFlowPolicyConfig):
-        return 2.0, 2.0, 2.0
-    velocity, language = 2.0, 2.0
-    if model.action_expert.lora:
-        velocity -= _expert_weights(model.action_expert, model.action_horizon) / policy.velocity
-    if config.freeze_pi0_backbone:
-        return 0.0, 0.0, velocity
-    if model.paligemma.lora:
-        tokens = len(model.image_keys) * model.tokens_per_image + model.prompt_len
-        language -= _expert_weights(model.paligemma, tokens) / policy.language
-    return 2.0, language, velocity
+def _part(scopes: str) -> str:
+    """The part of `StepFlops` that a product belongs to, by the scopes around it."""
+    words = _words(scopes)
+    if _CRITIC in words:
+        return "critics"
+    if {_SAMPLING, DENOISE} <= words:
+        return "candidates"
+    if _RECOMPUTED in words:
+        return "recompute"
+    return "backward" if _DIFFERENTIATED in words else "no_gradient"
 
 
-def _critic_flops(config: RLTrainConfig, at_observation: int) -> float:
-    """Candidates are judged at both observations, the logged chunk is trained on, the best is judged again."""
-    critic, chunk = config.critic, config.qchunking
-    dims = critic.hidden_dims
-    model = config.model
-    features = model.paligemma.width if isinstance(model, Pi0Config) and critic.use_pi0_features else 0
-    state = model.action_dim if isinstance(model, Pi0Config) else model.state_dim
-    observation = (features + state) * dims[0]
-    if features and critic.feature_fusion_method != "concat":
-        observation += dims[0] ** 2
-    actions = (chunk.critic_action_horizon or chunk.horizon_length) * chunk.action_dim
-    layers = actions * dims[0] + sum(a * b for a, b in itertools.pairwise(dims)) + dims[-1]
-    chunks = 3 + config.acrlpd.num_action_samples + at_observation + (1 if at_observation else 0) + 1
-    observations = 3 + 1 + 1 + (1 if at_observation else 0)
-    return 2.0 * critic.num_critics * (observations * observation + chunks * layers)
+def _words(scopes: str) -> set[str]:
+    return set(re.findall(r"\w+", scopes))
 
 
-def _expert(config: GemmaConfig, tokens: int, keys: int) -> float:
-    """All layers of one expert over `tokens` that attend to `keys`."""
-    flops = _expert_weights(config, tokens) + _attention(config, tokens, keys)
-    if config.lora is not None:  # queries, keys and values, attention output, feed-forward
-        width, head_dim, heads = config.width, config.head_dim, config.num_heads
-        adapters = (heads + 2 * config.num_kv_heads) * (width + head_dim) + heads * head_dim + width
-        adapters += 3 * (width + config.mlp_dim)
-        flops += 2.0 * config.depth * tokens * config.lora.rank * adapters
-    return flops
+def batch_spec(config: RLTrainConfig) -> Batch:
+    """Shapes and dtypes of the batches of a run; images are uint8, as they travel to the device."""
+    size, chunk = config.batch_size, config.qchunking.horizon_length
+    observation, actions = config.model.inputs_spec(size)
+    uint8 = {key: jax.ShapeDtypeStruct(image.shape, jnp.uint8) for key, image in observation.images.items()}
+    observation = observation.replace(images=uint8)
+
+    def spec(*shape: int, dtype: Any = jnp.float32) -> Any:
+        return jax.ShapeDtypeStruct((size, *shape), dtype)
+
+    return Batch(
+        observations=observation,
+        next_observations=observation,
+        actions=actions,
+        valid=spec(config.model.action_horizon),
+        rewards=spec(chunk),
+        masks=spec(chunk),
+        terminals=spec(chunk),
+        next_terminal=spec(),
+        sequence_mask=spec(),
+        episode_id=spec(dtype=jnp.int32),
+        step_id=spec(dtype=jnp.int32),
+    )
 
 
-def _expert_weights(config: GemmaConfig, tokens: int) -> float:
-    """The part of `_expert` that LoRA freezes."""
-    attention_dim = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-    return 2.0 * config.depth * tokens * config.width * (attention_dim + 3 * config.mlp_dim)
+# -- counting
 
 
-def _attention(config: GemmaConfig, tokens: int, keys: int) -> float:
-    return 4.0 * config.depth * tokens * keys * config.num_heads * config.head_dim
+def count_flops(function: Callable[..., Any], *args: Any) -> collections.Counter[str]:
+    """Scopes -> operations of all matrix products in these scopes. Products that no result needs do not count."""
+    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return _count(used, "")
 
 
-def _siglip(config: SiglipConfig, tokens: int, out_dim: int) -> float:
-    """One image."""
-    weights = config.depth * (4 * config.width**2 + 2 * config.width * config.mlp_dim)
-    weights += config.patch_size**2 * 3 * config.width + config.width * out_dim
-    return 2.0 * tokens * weights + _siglip_attention(config, tokens)
+def _count(jaxpr: Any, scopes: str) -> collections.Counter[str]:
+    counts: collections.Counter[str] = collections.Counter()
+    for equation in jaxpr.eqns:
+        inside = f"{scopes}/{equation.source_info.name_stack}"
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = params["dimension_numbers"]
+            lhs = equation.invars[0].aval.shape
+            output = equation.outvars[0].aval.shape
+            counts[inside] += 2.0 * math.prod(output) * math.prod(lhs[axis] for axis in contracted)
+        elif name.startswith("dot_product_attention"):
+            counts[inside] += _attention_flops(equation)
+        elif name == "cond":  # the dearest branch
+            counts += max((_count(branch.jaxpr, inside) for branch in params["branches"]), key=lambda c: c.total())
+        else:
+            times = params["length"] if name == "scan" else 1
+            for inner in _inner_jaxprs(params):
+                for key, flops in _count(inner, inside).items():
+                    counts[key] += times * flops
+    return counts
 
 
-def _siglip_attention(config: SiglipConfig, tokens: int) -> float:
-    return 4.0 * config.depth * tokens**2 * config.width
+def _attention_flops(equation: Any) -> float:
+    """cuDNN's fused attention: two products of queries [b, t, heads, h] and keys [b, s, ...], four in its gradient."""
+    (b, t, heads, head_dim), (_, s, *_) = (x.aval.shape for x in equation.invars[:2])
+    products = 4 if "bwd" in equation.primitive.name else 2
+    return 2.0 * products * b * t * s * heads * head_dim
+
+
+def _inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else [value]:
+            jaxpr = getattr(item, "jaxpr", item)
+            if hasattr(jaxpr, "eqns"):
+                yield jaxpr

@@ -15,24 +15,23 @@ from acrlpd.config.plan.chips import (
 from acrlpd.config.plan.flops import StepFlops, step_flops
 from acrlpd.config.plan.memory import Memory, estimate_memory
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.families.pi0 import GEMMA_VARIANTS, Pi0Config
 
 _GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run will need, before anything compiles."""
+    """What an update of a run needs, before the update is compiled."""
 
     config_name: str
     num_devices: int
-    chip: Chip | None  # None: an unknown one, for which no time is predicted
+    chip: Chip | None  # None: an unknown accelerator, for which no time is predicted
     device_memory_gib: float
     memory: Memory
     flops: StepFlops
     batch_size: int
     step_seconds: float | None
-    # Changes that make it fit, by dotted name; empty when it fits, None when nothing known does.
+    # Changes, by dotted name, with which the update fits; empty if the update fits as it is, None if no change helps.
     suggestion: dict[str, Any] | None
 
     @property
@@ -73,7 +72,7 @@ def make_plan(
 ) -> Plan:
     """Plans one update of `config` on `num_devices` accelerators.
 
-    The memory is the named accelerator's unless given; without a name there is no time either.
+    The memory is that of the named accelerator unless it is given; without a name no time is predicted.
     """
     chip = None if accelerator is None else find_chip(accelerator)
     if device_memory_gib is None:
@@ -100,14 +99,14 @@ def make_plan(
 def predict_step_seconds(
     config: RLTrainConfig, memory: Memory, flops: StepFlops, chip: Chip, num_devices: int
 ) -> float:
-    """Arithmetic at the measured share of peak, or communication if that is slower, then the optimizer."""
+    """The slower of arithmetic (at the measured share of peak) and communication, then the optimizer."""
     samples = config.batch_size / num_devices
     peak = chip.bf16_tflops * 1e12
     arithmetic = samples * (flops.dense + flops.critics) / (peak * DENSE_EFFICIENCY)
     arithmetic += samples * flops.candidates / (peak * CANDIDATE_EFFICIENCY)
     communication = 0.0
     if num_devices > 1:
-        # Gradients are summed over all devices; sharded weights are gathered forward and backward.
+        # Gradients are summed over all devices; sharded weights are gathered for the forward and the backward pass.
         shards = config.fsdp.fsdp_devices
         passes = (2 if shards == 1 else 3) * config.training.gradient_accumulation_steps
         whole = memory.gradients * shards
@@ -118,7 +117,7 @@ def predict_step_seconds(
 
 
 def smallest_change(config: RLTrainConfig, num_devices: int, usable_bytes: float) -> dict[str, Any] | None:
-    """The first change, from harmless to drastic, after which the peak fits; nothing in it is unneeded."""
+    """The first change, from harmless to drastic, with which the peak fits. Every setting in it is needed."""
 
     def fits(changes: dict[str, Any]) -> bool:
         changed = apply_config_overrides(config, changes)
@@ -134,10 +133,10 @@ def smallest_change(config: RLTrainConfig, num_devices: int, usable_bytes: float
 
 
 def _changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str, Any]]:
-    """Single changes that keep the result, then their combinations, then what trains fewer weights."""
+    """Single changes that keep the result, then their combinations, then changes that train fewer weights."""
     exact = list(_exact_changes(config, num_devices))
     yield from exact
-    # All layouts at once: shard, recompute, one candidate chunk at a time, then ever smaller micro-batches.
+    # All layouts at once: one candidate at a time, recompute, shard; then ever smaller micro-batches.
     together: dict[str, Any] = {}
     for changes in exact:
         if "training.gradient_accumulation_steps" not in changes:
@@ -146,26 +145,18 @@ def _changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str, Any]
                 yield dict(together)
     accumulations = [c for c in exact if "training.gradient_accumulation_steps" in c]
     yield from (together | changes for changes in accumulations)
-    if not isinstance(config.model, Pi0Config):
-        return
     smallest = together | (accumulations[-1] if accumulations else {})
-    lighter: list[dict[str, Any]] = []
-    if f"{config.model.paligemma_variant}_lora" in GEMMA_VARIANTS and not config.freeze_pi0_backbone:
-        lighter.append({"model.paligemma_variant": f"{config.model.paligemma_variant}_lora"})
-    if not config.freeze_pi0_backbone:
-        lighter.append({"freeze_pi0_backbone": True})
-    for changes in lighter:
+    for changes in map(dict, config.model.lighter_changes(freeze_pi0_backbone=config.freeze_pi0_backbone)):
         yield changes
         yield from (changes | accumulation for accumulation in accumulations)
         yield changes | smallest
 
 
 def _exact_changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str, Any]]:
-    """Changes of layout alone: same updates up to rounding."""
+    """Changes of layout alone: the updates stay the same up to rounding."""
     if config.acrlpd.best_of_n.strategy != "sequential" and config.acrlpd.num_action_samples > 1:
         yield {"acrlpd.best_of_n.strategy": "sequential"}
-    if isinstance(config.model, Pi0Config) and config.model.remat_policy != "full":
-        yield {"model.remat_policy": "full"}
+    yield from map(dict, config.model.layout_changes())
     accumulation = config.training.gradient_accumulation_steps
     for steps in range(accumulation + 1, config.batch_size // num_devices + 1):
         if config.batch_size % (steps * num_devices) == 0:
@@ -176,7 +167,7 @@ def _exact_changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str
 
 
 def format_bytes(size: float) -> str:
-    """In GiB, or MiB below one."""
+    """In GiB, or in MiB below 1 GiB."""
     return f"{size / _GIB:,.1f} GiB" if size >= _GIB else f"{size / 2**20:,.1f} MiB"
 
 

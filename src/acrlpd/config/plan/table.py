@@ -1,4 +1,4 @@
-"""The plan for people (a table) and for programs (a dict)."""
+"""The plan as a table for people and as a dict for programs."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ _NOTES = {
     "ema": "moving average of the policy",
     "critics": "online, target, moments, gradients",
     "activations": "kept for the backward pass, and its largest layer",
-    "candidates": "contexts and best-of-N; not at the same time as gradients and activations",
+    "candidates": "contexts and best-of-N; freed before gradients and activations are there",
     "batch": "images, states, actions and noise",
 }
 
@@ -35,7 +35,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "state": plan.memory.state,
             "peak": plan.memory.peak,
         },
-        "flops_per_sample": {**dataclasses.asdict(plan.flops), "total": plan.flops.total},
+        "flops_per_sample": {**dataclasses.asdict(plan.flops), "train": plan.flops.train, "total": plan.flops.total},
         "batch_size": plan.batch_size,
         "step_seconds": plan.step_seconds,
         "samples_per_second": plan.samples_per_second,

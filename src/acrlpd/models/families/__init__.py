@@ -1,1 +1,1 @@
-"""Policy families as plain data: one file each. Nothing here imports a network until one is made."""
+"""Policy families as plain data, one file each. Importing a family imports no network."""

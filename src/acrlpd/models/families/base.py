@@ -1,15 +1,16 @@
 """What every policy family tells the rest of the project about itself.
 
-Whoever prepares data, checks a config, plans memory, serves or exports asks these fields and methods. Nobody outside
-of `models` asks of which class a policy is.
+The data layer, the checks, the plan, the server and the export ask these fields and methods. Code outside of `models`
+never asks for the class of a policy.
 """
 
 import abc
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from acrlpd.choice import Choice
-from acrlpd.findings import Finding
+from acrlpd.choice import Choice, kind_name
+from acrlpd.findings import Finding, error
 
 if TYPE_CHECKING:
     import jax
@@ -19,12 +20,29 @@ if TYPE_CHECKING:
     from acrlpd.models.policy import FlowPolicy
 
 
+@dataclasses.dataclass(frozen=True)
+class WorkingMemory:
+    """Bytes that an update needs for a while, beside the state of the agent. The plan adds them up."""
+
+    kept: float  # per sample: activations that are kept for the backward pass
+    context: float  # per sample: what `encode` returns
+    candidate: float  # per sample and candidate: one denoising step
+    layer: float = 0.0  # per sample: the largest layer, while the layer is differentiated
+    encoding: float = 0.0  # per sample: the largest layer of `encode`
+    weight_copies: int = 0  # weights that are held a second time in the compute dtype
+    gathered_weights: int = 0  # weights that are whole for a moment although FSDP splits them
+
+
 class PolicyConfig(Choice, abc.ABC):
-    """A policy as plain data: cheap to import, no network until one is made."""
+    """A policy as plain data: cheap to import, no network until `create` makes the network.
+
+    A new family needs the fields and `create`. Everything else has a default, which is right for a policy that reads
+    states alone, trains all of its parameters and is unknown to openpi.
+    """
 
     package = "acrlpd.models.families"
 
-    # Whether stock openpi has this family: its weights can start a run, and its checkpoints serve one.
+    # Whether stock openpi has this family: openpi's weights can start a run, and openpi can serve a checkpoint.
     in_openpi: ClassVar[bool] = False
     # Whether states and actions of the robot are padded to the width of the network.
     pads_actions: ClassVar[bool] = False
@@ -52,21 +70,73 @@ class PolicyConfig(Choice, abc.ABC):
         return 0
 
     @property
+    def feature_dim(self) -> int:
+        """Width of the features that the critics get; 0: the critics see the state alone."""
+        return 0
+
+    @property
     def use_quantile_norm(self) -> bool:
         """Whether states and actions are normalised by quantiles unless the config says otherwise."""
         return False
+
+    # -- networks
 
     @abc.abstractmethod
     def create(self, rng: "jax.Array") -> "FlowPolicy":
         """A freshly initialised policy; under `jax.eval_shape` or `jit` with shardings nothing is copied."""
 
-    @abc.abstractmethod
     def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
         """Selects the parameters that do not train."""
+        from flax import nnx
+
+        if freeze_pi0_backbone:
+            raise ValueError(f"freeze_pi0_backbone needs a pi0 model; the {kind_name(self)} policy has no backbone")
+        return nnx.Nothing()
+
+    def merge_adapters(self, params: "nnx.State") -> "tuple[PolicyConfig, nnx.State]":
+        """The same policy without LoRA adapters: its config, and parameters into which the adapters are added."""
+        raise ValueError(f"there are no adapters to merge: the {kind_name(self)} policy has no LoRA variant")
+
+    # -- checks
 
     def check(self, *, freeze_pi0_backbone: bool, weights: str | None) -> Iterator[Finding]:
-        """What is wrong with this policy in a run that starts from `weights` (None: from random ones)."""
+        """What is wrong with this policy in a run that starts from `weights` (None: from random weights)."""
+        if freeze_pi0_backbone:
+            yield error(f"freeze_pi0_backbone: the {kind_name(self)} policy has no backbone; turn it off")
+        if weights is not None:
+            yield error(f"weight_loader: openpi and PaliGemma weights do not fit the {kind_name(self)} policy")
+
+    # -- the plan
+
+    def working_memory(self, *, freeze_pi0_backbone: bool) -> WorkingMemory:
+        """What an update needs beside the state of the agent.
+
+        The default is traced and cautious: each candidate counts as much as all activations of a training pass. A
+        family of large networks should say something more exact.
+        """
+        from acrlpd.models.policy import trace_working_memory
+
+        return trace_working_memory(self)
+
+    def layout_changes(self) -> Iterator[Mapping[str, Any]]:
+        """Settings, by dotted name, that need less memory and compute the same updates."""
         return iter(())
+
+    def lighter_changes(self, *, freeze_pi0_backbone: bool) -> Iterator[Mapping[str, Any]]:
+        """Settings, by dotted name, that need less memory because fewer parameters train; the mildest first."""
+        return iter(())
+
+    # -- openpi
+
+    def openpi_call(self) -> str:
+        """The expression that makes this model in a TrainConfig of openpi; for families that openpi has."""
+        raise ValueError(f"openpi has no {kind_name(self)} policy")
+
+    def openpi_differences(self) -> Iterator[str]:
+        """Sentences about what `openpi_call` cannot say, because stock openpi has no setting for it."""
+        return iter(())
+
+    # -- examples of inputs
 
     def fake_obs(self, batch_size: int = 1) -> "Observation":
         """An observation of ones with float images, for shape checks and compile-time warm-up."""

@@ -1,10 +1,14 @@
-"""What a pi0 / pi0.5 network is, as plain data: cheap to import, no JAX until something is built."""
+"""pi0 and pi0.5 as plain data: cheap to import, no JAX until the network is made."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from acrlpd.models.families.base import PolicyConfig
+from annotated_types import Ge
+
+from acrlpd.findings import Finding, error, warning
+from acrlpd.models.families.base import PolicyConfig, WorkingMemory
 
 if TYPE_CHECKING:
     import jax
@@ -41,6 +45,12 @@ class GemmaConfig:
     head_dim: int
     lora: LoRAConfig | None = None  # on attention and feed-forward weights
 
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer's matrices, without adapters."""
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        return self.width * (attention + 3 * self.mlp_dim)
+
 
 @dataclasses.dataclass(frozen=True)
 class SiglipConfig:
@@ -73,7 +83,27 @@ SIGLIP_VARIANTS: dict[str, SiglipConfig] = {
     "So400m/14": SiglipConfig(1152, 27, 4304, 16),
 }
 
-_IMAGE_KEYS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+# openpi's camera slots, in the order in which their tokens enter the prefix.
+IMAGE_KEYS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+
+_RELEASED_WEIGHTS = "gs://openpi-assets/checkpoints/"
+# Fields whose defaults released weights need.
+_FIXED_BY_RELEASED_WEIGHTS = ("action_dim", "vocab_size", "siglip_variant")
+
+# Fields of openpi's Pi0Config, fields that openpi leaves hard-coded, and the variants that openpi knows.
+_EXPERTS = ("paligemma_variant", "action_expert_variant")
+_IN_OPENPI = ("pi05", "action_dim", "action_horizon", "max_token_len", "discrete_state_input", "dtype", *_EXPERTS)
+_NOT_IN_OPENPI = ("siglip_variant", "vocab_size", "image_resolution")
+_OPENPI_VARIANTS = ("dummy", "gemma_300m", "gemma_300m_lora", "gemma_2b", "gemma_2b_lora")
+
+# Names of parameters, '/'-joined.
+_LLM = ".*llm.*"
+_ACTION_EXPERT = ".*llm.*_1.*"
+_LORA = ".*lora.*"
+_PROJECTIONS = r"(state_proj|action_in_proj|action_out_proj|action_time_mlp_.*|time_mlp_.*)/.*"
+
+_FLOAT32 = 4
+_DTYPE_BYTES = {"bfloat16": 2, "float32": _FLOAT32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +117,11 @@ class Pi0Config(PolicyConfig):
     # The expert that reads state and noisy actions.
     action_expert_variant: str = "gemma_300m"
     # Width to which states and actions are padded; released weights need 32.
-    action_dim: int = 32
+    action_dim: Annotated[int, Ge(1)] = 32
     # Steps in one action chunk.
-    action_horizon: int = 50
+    action_horizon: Annotated[int, Ge(1)] = 50
     # Prompt tokens, padded or truncated to this; None: 48 for pi0, 200 for pi0.5.
-    max_token_len: int | None = None
+    max_token_len: Annotated[int | None, Ge(1)] = None
     # pi0.5: adaRMS conditioning on flow time, state as prompt tokens.
     pi05: bool = False
     # Whether the state is written into the prompt; None: as `pi05`.
@@ -99,11 +129,11 @@ class Pi0Config(PolicyConfig):
     # Image encoder; released weights need So400m/14.
     siglip_variant: str = "So400m/14"
     # Rows of the embedding table; released weights need PaliGemma's 257152.
-    vocab_size: int = 257_152
+    vocab_size: Annotated[int, Ge(1)] = 257_152
     # Height and width to which images are resized (with padding).
     image_resolution: tuple[int, int] = (224, 224)
-    # Cameras this policy is given, in openpi's order. One that is not listed costs nothing.
-    image_keys: tuple[str, ...] = _IMAGE_KEYS
+    # Cameras that this policy is given, in openpi's order. A camera that is not listed costs nothing.
+    image_keys: tuple[str, ...] = IMAGE_KEYS
     # What the backward pass recomputes: "full" saves memory, "none" saves time, "dots" keeps matrix products.
     remat_policy: RematPolicy = "full"
 
@@ -115,7 +145,7 @@ class Pi0Config(PolicyConfig):
             object.__setattr__(self, "max_token_len", 200 if self.pi05 else 48)
         if self.discrete_state_input is None:
             object.__setattr__(self, "discrete_state_input", self.pi05)
-        self._check()
+        self._refuse_impossible_sizes()
 
     def implied_changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Token length and state input follow `pi05` when a config is changed."""
@@ -123,8 +153,7 @@ class Pi0Config(PolicyConfig):
             return {}
         return {"max_token_len": None, "discrete_state_input": None}
 
-    def _check(self) -> None:
-        """Refuses sizes that cannot be built, before anything is."""
+    def _refuse_impossible_sizes(self) -> None:
         for name, variant, known in (
             ("paligemma_variant", self.paligemma_variant, GEMMA_VARIANTS),
             ("action_expert_variant", self.action_expert_variant, GEMMA_VARIANTS),
@@ -143,12 +172,9 @@ class Pi0Config(PolicyConfig):
             raise ValueError(f"num_kv_heads must be 1, as in every released variant; found {first.num_kv_heads}")
         if self.siglip.patch_size > min(self.image_resolution):
             raise ValueError(f"image_resolution {self.image_resolution} is smaller than one patch")
-        unknown = [key for key in self.image_keys if key not in _IMAGE_KEYS]
-        if unknown or list(self.image_keys) != [key for key in _IMAGE_KEYS if key in self.image_keys]:
-            raise ValueError(f"image_keys must be a subset of {_IMAGE_KEYS} in that order; found {self.image_keys}")
-        for field in ("action_dim", "action_horizon", "max_token_len", "vocab_size"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1; found {getattr(self, field)}")
+        unknown = [key for key in self.image_keys if key not in IMAGE_KEYS]
+        if unknown or list(self.image_keys) != [key for key in IMAGE_KEYS if key in self.image_keys]:
+            raise ValueError(f"image_keys must be a subset of {IMAGE_KEYS} in that order; found {self.image_keys}")
 
     @property
     def paligemma(self) -> GemmaConfig:
@@ -174,9 +200,16 @@ class Pi0Config(PolicyConfig):
         return self.max_token_len
 
     @property
+    def feature_dim(self) -> int:
+        """The critics get the mean of the first expert's output."""
+        return self.paligemma.width
+
+    @property
     def use_quantile_norm(self) -> bool:
         """openpi normalises pi0.5 by quantiles."""
         return self.pi05
+
+    # -- networks
 
     def create(self, rng: "jax.Array") -> "Pi0":
         """A freshly initialised model; under `jax.eval_shape` or `jit` with shardings nothing is copied."""
@@ -192,6 +225,168 @@ class Pi0Config(PolicyConfig):
         LoRA freezes the language-model weights of the experts that carry adapters; a frozen backbone
         trains the action expert and the projections only.
         """
-        from acrlpd.models.freeze import freeze_filter
+        from flax import nnx
 
-        return freeze_filter(self, freeze_pi0_backbone=freeze_pi0_backbone)
+        llm, action_expert, lora, projections = map(_named, (_LLM, _ACTION_EXPERT, _LORA, _PROJECTIONS))
+        frozen: list[nnx.filterlib.Filter] = []
+        if self.paligemma.lora:
+            frozen.append(nnx.All(llm, nnx.Not(action_expert), nnx.Not(lora)))
+        if self.action_expert.lora:
+            frozen.append(nnx.All(action_expert, nnx.Not(lora)))
+        if freeze_pi0_backbone:
+            frozen.append(nnx.Not(nnx.Any(action_expert, projections)))
+        return nnx.Any(*frozen) if frozen else nnx.Nothing()
+
+    def merge_adapters(self, params: "nnx.State") -> "tuple[Pi0Config, nnx.State]":
+        """The policy without LoRA adapters; weights that an adapter changed are float32."""
+        from acrlpd.models.lora import merge_adapters
+
+        if not (self.paligemma.lora or self.action_expert.lora):
+            raise ValueError("there are no adapters to merge: neither expert of this model is a LoRA variant")
+        plain = {name: getattr(self, name).removesuffix("_lora") for name in _EXPERTS}
+        merged = merge_adapters(params, (self.paligemma.lora, self.action_expert.lora))
+        return dataclasses.replace(self, **plain), merged
+
+    # -- checks
+
+    def check(self, *, freeze_pi0_backbone: bool, weights: str | None) -> Iterator[Finding]:
+        """Released weights need certain sizes, a frozen backbone leaves no adapter to train, prompts have a length."""
+        if weights is not None and weights.startswith(_RELEASED_WEIGHTS):
+            yield from self._check_released_weights(weights)
+        if freeze_pi0_backbone and self.paligemma.lora:
+            yield error(
+                f"freeze_pi0_backbone keeps {self.paligemma_variant} fixed, adapters included; use gemma_2b, "
+                "or LoRA without freezing"
+            )
+        if self.discrete_state_input and self.prompt_len < 100:
+            yield warning(
+                f"the state takes about 4 prompt tokens per dim: max_token_len {self.prompt_len} may cut the "
+                "prompt; released pi0.5 uses 200"
+            )
+
+    def _check_released_weights(self, weights: str) -> Iterator[Finding]:
+        for name in _FIXED_BY_RELEASED_WEIGHTS:
+            needed, found = getattr(Pi0Config, name), getattr(self, name)
+            if found != needed:
+                yield error(
+                    f"model.{name} {found} does not fit the released weights {weights}; they need {needed}"
+                    + (" (the robot's own is qchunking.action_dim)" if name == "action_dim" else "")
+                )
+        family = weights.removeprefix(_RELEASED_WEIGHTS).partition("_")[0]
+        if family in ("pi0", "pi05") and (family == "pi05") != self.pi05:
+            yield error(f"model.pi05 is {self.pi05}, but {weights} are {family} weights")
+
+    # -- the plan
+
+    def working_memory(self, *, freeze_pi0_backbone: bool) -> WorkingMemory:
+        """Counted per layer; compared with XLA's own analysis in benchmarks/plan_against_xla-*.md."""
+        size = _DTYPE_BYTES[self.dtype]
+        first, second = self.paligemma, self.action_expert
+        image_tokens = len(self.image_keys) * self.tokens_per_image
+        prefix = image_tokens + self.prompt_len
+        keys = prefix + (not self.pi05) + self.action_horizon
+        images = _LayerBytes.of_siglip(self.siglip, image_tokens, self.tokens_per_image, size)
+        language = _LayerBytes.of_gemma(first, prefix, prefix, size)
+        actions = _LayerBytes.of_gemma(second, self.action_horizon, keys, size)
+        trained = [actions] if freeze_pi0_backbone else [images, language, actions]
+        return WorkingMemory(
+            kept=sum(layers.kept(self.remat_policy) for layers in trained),
+            layer=max(layers.backward for layers in trained),
+            context=2.0 * first.depth * prefix * first.head_dim * size,
+            candidate=actions.forward,
+            encoding=max(images.forward, language.forward),
+            # Denoising uses the action expert many times, so XLA keeps its float32 weights in bfloat16 as well.
+            weight_copies=size * second.layer_weights * second.depth if size < _FLOAT32 else 0,
+            # The largest layer's weights are whole while the layer runs, and the next layer's are on their way.
+            gathered_weights=2 * first.layer_weights * _FLOAT32,
+        )
+
+    def layout_changes(self) -> Iterator[Mapping[str, Any]]:
+        """Recompute everything in the backward pass."""
+        if self.remat_policy != "full":
+            yield {"model.remat_policy": "full"}
+
+    def lighter_changes(self, *, freeze_pi0_backbone: bool) -> Iterator[Mapping[str, Any]]:
+        """Adapters in the first expert, then a frozen backbone."""
+        if freeze_pi0_backbone:
+            return
+        if f"{self.paligemma_variant}_lora" in GEMMA_VARIANTS:
+            yield {"model.paligemma_variant": f"{self.paligemma_variant}_lora"}
+        yield {"freeze_pi0_backbone": True}
+
+    # -- openpi
+
+    def openpi_call(self) -> str:
+        """openpi's `Pi0Config` with this model's settings."""
+        arguments = ", ".join(f"{field}={getattr(self, field)!r}" for field in _IN_OPENPI)
+        return f"pi0_config.Pi0Config({arguments})"
+
+    def openpi_differences(self) -> Iterator[str]:
+        """Sizes that openpi fixes, and a state in the prompt of pi0."""
+        foreign = [field for field in _NOT_IN_OPENPI if getattr(self, field) != getattr(Pi0Config, field)]
+        foreign += [field for field in _EXPERTS if getattr(self, field) not in _OPENPI_VARIANTS]
+        if foreign:
+            settings = ", ".join(f"`{field}={getattr(self, field)!r}`" for field in foreign)
+            yield f"openpi has no setting for {settings}: stock openpi cannot build this model."
+        if self.discrete_state_input and not self.pi05:
+            yield "This policy reads the state in its prompt, which openpi writes there for pi0.5 only."
+
+
+def _named(pattern: str) -> "nnx.filterlib.Predicate":
+    """An nnx filter for parameters whose '/'-joined path matches the whole pattern."""
+    compiled = re.compile(pattern)
+    return lambda path, _: compiled.fullmatch("/".join(map(str, path))) is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class _LayerBytes:
+    """Arrays of one transformer layer over the tokens of one sample, in bytes, and the number of layers."""
+
+    depth: int
+    inputs: float
+    norms: float  # the float32 inside of the norms
+    projections: float  # queries, keys, values and the attention's output
+    logits: float
+    hidden: float  # before the activation; both halves of a gated one
+
+    @classmethod
+    def of_gemma(cls, config: GemmaConfig, tokens: int, keys: int, dtype_bytes: int) -> "_LayerBytes":
+        queries, width = config.num_heads * config.head_dim, config.width
+        return cls(
+            depth=config.depth,
+            inputs=tokens * width * dtype_bytes,
+            norms=4.0 * tokens * width * _FLOAT32,
+            projections=tokens * (queries + 2 * config.num_kv_heads * config.head_dim + width) * dtype_bytes,
+            logits=float(tokens * keys * config.num_heads * _FLOAT32),
+            hidden=2.0 * tokens * config.mlp_dim * dtype_bytes,
+        )
+
+    @classmethod
+    def of_siglip(cls, config: SiglipConfig, tokens: int, keys: int, dtype_bytes: int) -> "_LayerBytes":
+        return cls(
+            depth=config.depth,
+            inputs=tokens * config.width * dtype_bytes,
+            norms=4.0 * tokens * config.width * _FLOAT32,
+            projections=4.0 * tokens * config.width * dtype_bytes,
+            logits=float(tokens * keys * config.num_heads * dtype_bytes),
+            hidden=float(tokens * config.mlp_dim * dtype_bytes),
+        )
+
+    @property
+    def forward(self) -> float:
+        """Working memory of one layer: the wider of attention and feed-forward."""
+        return max(2 * self.logits, 1.5 * self.hidden)
+
+    @property
+    def backward(self) -> float:
+        """The same for the layer's gradient: values and gradients side by side."""
+        return max(4 * self.logits, 2 * self.hidden)
+
+    def kept(self, remat_policy: RematPolicy) -> float:
+        """Bytes kept for the backward pass: inputs of the layers, and what is not computed again."""
+        per_layer = self.inputs
+        if remat_policy != "full":
+            per_layer += self.projections + self.hidden
+        if remat_policy == "none":
+            per_layer += self.norms + 3 * self.logits + 1.5 * self.hidden
+        return self.depth * per_layer

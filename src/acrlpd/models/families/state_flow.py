@@ -1,15 +1,16 @@
-"""What the state-space flow policy is, as plain data: cheap to import, no JAX until something is built."""
+"""The state-space flow policy as plain data: cheap to import, no JAX until the network is made."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from acrlpd.models.families.base import PolicyConfig
+from annotated_types import Ge, MinLen
+
+from acrlpd.models.families.base import PolicyConfig, WorkingMemory
 
 if TYPE_CHECKING:
     import jax
-    from flax import nnx
 
-    from acrlpd.models.flow_policy import StateFlowPolicy
+    from acrlpd.models.state_flow import StateFlowPolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,32 +20,28 @@ class StateFlowPolicyConfig(PolicyConfig):
     # Compute precision; parameters are float32.
     dtype: Literal["bfloat16", "float32"] = "float32"
     # Real state and action dims: nothing is padded here.
-    state_dim: int = 28
-    action_dim: int = 5
+    state_dim: Annotated[int, Ge(1)] = 28
+    action_dim: Annotated[int, Ge(1)] = 5
     # Steps in one action chunk.
-    action_horizon: int = 5
+    action_horizon: Annotated[int, Ge(1)] = 5
     # Hidden layers of the vector field.
-    hidden_dims: tuple[int, ...] = (512, 512, 512, 512)
-
-    def __post_init__(self) -> None:
-        for field in ("state_dim", "action_dim", "action_horizon"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1; found {getattr(self, field)}")
-        if not self.hidden_dims or min(self.hidden_dims) < 1:
-            raise ValueError(f"hidden_dims must name at least one layer width; found {self.hidden_dims}")
+    hidden_dims: Annotated[tuple[int, ...], MinLen(1), Ge(1)] = (512, 512, 512, 512)
 
     def create(self, rng: "jax.Array") -> "StateFlowPolicy":
         """A freshly initialised policy."""
         from flax import nnx
 
-        from acrlpd.models.flow_policy import StateFlowPolicy
+        from acrlpd.models.state_flow import StateFlowPolicy
 
         return StateFlowPolicy(self, rngs=nnx.Rngs(rng))
 
-    def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
-        """Selects the parameters that do not train: none, there is no backbone here to freeze."""
-        from flax import nnx
-
-        if freeze_pi0_backbone:
-            raise ValueError("freeze_pi0_backbone needs a pi0 model; the state-space policy has no backbone")
-        return nnx.Nothing()
+    def working_memory(self, *, freeze_pi0_backbone: bool) -> WorkingMemory:
+        """Two arrays of each hidden layer for the backward pass, two of the widest layer for a candidate."""
+        size = {"bfloat16": 2, "float32": 4}[self.dtype]
+        widest = 2.0 * max(self.hidden_dims) * size
+        return WorkingMemory(
+            kept=2.0 * sum(self.hidden_dims) * size,
+            layer=widest,
+            context=self.hidden_dims[0] * size,
+            candidate=widest,
+        )

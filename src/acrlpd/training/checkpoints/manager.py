@@ -24,7 +24,6 @@ from jax.experimental import multihost_utils
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.tree import from_dict
-from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints.items import (
@@ -157,7 +156,7 @@ class CheckpointWriter:
                 items[ASSETS] = AssetsSave(assets)
             metrics = None if score is None else {SCORE: score}
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
-            if self._verify and isinstance(self._model, Pi0Config):
+            if self._verify and self._model.in_openpi:
                 report = verify_openpi_checkpoint_compatibility(self.directory / str(step), self._model)
                 if not report:
                     raise CheckpointError("openpi would not load it:\n  " + "\n  ".join(report.problems))

@@ -1,14 +1,60 @@
-"""Attention: over images, over the prefix, and of many action chunks over one shared context.
+"""What SigLIP's and Gemma's layers share: attention, rematerialisation, and the placement of activations on a mesh.
 
-Sequences that can be padded come with their valid tokens first and a length, which is what fused kernels
-take without materialising a mask.
+Sequences that can be padded come with their valid tokens first and a length: fused attention kernels take a length
+without materialising a mask.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from acrlpd.models.families.pi0 import RematPolicy
 
 # openpi's finite stand-in for minus infinity: a row with no visible key becomes uniform, not NaN.
 _MASKED = -2.3819763e38
+
+
+# -- rematerialisation and placement
+
+
+def rematerialise(layer: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
+    """Wraps the body of a scan over layers, so that the backward pass computes again what `policy` does not keep."""
+    if policy == "none":
+        return layer
+    saveable = {"full": jax.checkpoint_policies.nothing_saveable, "dots": _products_saveable}[policy]
+    return jax.checkpoint(layer, policy=saveable, prevent_cse=False)  # a scan needs no barriers
+
+
+def _products_saveable(primitive: Any, *args: Any, **params: Any) -> bool:
+    """Keeps products with weights, and what a fused attention kernel returns: both cost more than they weigh."""
+    if "dot_product_attention" in primitive.name:
+        return True
+    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)
+
+
+def split_by_sample(x: jax.Array) -> jax.Array:
+    """x [b, ...] with its first axis over all devices of the mesh that `jax.set_mesh` has set; without a mesh, x.
+
+    Sharded weights and a sharded batch leave the compiler a choice: gather a layer's weights, or gather the batch and
+    compute with parts of the weights. For large batches the second costs far more, so layers say that their
+    activations stay where their samples are.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(mesh.axis_names))
+
+
+def weights_are_split() -> bool:
+    """Whether devices of the current mesh share one copy of the weights: openpi's axis `fsdp`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and mesh.shape.get("fsdp", 1) > 1
+
+
+# -- attention
 
 
 def full_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -70,7 +116,7 @@ def _masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Arra
 
 
 def _join_tokens(parts: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Two sequences [b, t, h] one after the other; long ones with zeros up to the length that matrix units want."""
+    """Two sequences [b, t, h] one after the other; long ones are padded to a length that suits matrix units."""
     joined = jnp.concatenate(parts, axis=1)
     if joined.shape[1] < 64:
         return joined
@@ -84,20 +130,20 @@ def _mask_padding(logits: jax.Array, length: jax.Array) -> jax.Array:
 
 
 def _has_fused_kernel(q: jax.Array) -> bool:
-    """Whether cuDNN's flash attention takes these operands, on the GPU that is here."""
+    """Whether cuDNN's flash attention takes these operands on the GPU of this process."""
     if jax.default_backend() != "gpu" or q.dtype != jnp.bfloat16 or q.shape[-1] % 8:
         return False
     return q.shape[-1] <= widest_fused_head(jax.local_devices()[0].compute_capability)
 
 
 def widest_fused_head(compute_capability: str) -> int:
-    """Largest head_dim of cuDNN's flash attention, gradient included; 0 where there is none.
+    """Largest head_dim of cuDNN's flash attention, gradient included; 0 where the GPU has no such kernel.
 
-    Gemma's heads have 256: before Hopper JAX refuses them, and after it the gradient needs a later cuDNN than
-    JAX asks for.
+    Gemma's heads have 256. JAX refuses them on GPUs before Hopper; on GPUs after Hopper the gradient needs a later
+    cuDNN than JAX asks for.
     """
     generation = compute_capability.partition(".")[0]
-    if not generation.isdigit() or int(generation) < 8:  # AMD's have names, such as gfx942
+    if not generation.isdigit() or int(generation) < 8:  # AMD's GPUs have names, such as gfx942
         return 0
     return 256 if generation == "9" else 128
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
+from acrlpd.config.bounds import check_bounds
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import FlowPolicy
@@ -117,10 +118,18 @@ def test_learns_a_conditional_distribution():
     assert float(np.std(samples, axis=1).max()) < 0.15
 
 
-@pytest.mark.parametrize(("fields", "message"), [({"state_dim": 0}, "state_dim"), ({"hidden_dims": ()}, "hidden_dims")])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"state_dim": 0}, "state_dim must be at least 1; found 0"),
+        ({"hidden_dims": ()}, "hidden_dims must have at least 1 elements"),
+        ({"hidden_dims": (8, 0)}, "hidden_dims must be at least 1"),
+    ],
+)
 def test_impossible_sizes_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        StateFlowPolicyConfig(**fields)
+    [(level, found)] = check_bounds(StateFlowPolicyConfig(**fields))
+    assert level == "error"
+    assert message in found
 
 
 def test_wrong_shapes_are_named(policy):

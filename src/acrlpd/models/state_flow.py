@@ -12,25 +12,22 @@ from acrlpd.models.policy import Context, FlowPolicy
 class StateFlowPolicy(FlowPolicy):
     """Flow matching on flattened chunks, conditioned on the state.
 
-    The first layer has a kernel for each of state, noisy chunk and flow time, and multiplies once with all of
-    them: the state's share could be computed once for all candidates, but adding it to every candidate and
-    step afterwards costs more than the wider product.
+    The first layer has one kernel each for state, noisy chunk and flow time, and multiplies with all three at once.
+    The state's share could be computed once for all candidates, but adding it to every candidate and step costs more
+    than the wider product.
 
-    The critic sees the state itself, so there are no features for it (`feature_dim` is 0).
+    The critics see the state itself, so they get no features (`feature_dim` is 0).
     """
 
-    sampling_unroll = 10  # a step takes microseconds: launching a loop around it would cost as much
+    sampling_unroll = 10  # a step takes microseconds; one iteration of a loop takes as long
 
     def __init__(self, config: StateFlowPolicyConfig, rngs: nnx.Rngs):
+        super().__init__(config)
         self.config = config
-        self.action_dim = config.action_dim
-        self.action_horizon = config.action_horizon
-        self.feature_dim = 0
-        self.dtype = config.dtype
         dtype = jnp.dtype(config.dtype)
         chunk_dim = config.action_horizon * config.action_dim
         width = config.hidden_dims[0]
-        # Initialised as one layer over all its inputs would be.
+        # The initial values are those of one layer over all three inputs.
         fan_in = config.state_dim + chunk_dim + 1
         init = jax.nn.initializers.normal(fan_in**-0.5)
         self.state_in = nnx.Linear(config.state_dim, width, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
@@ -41,10 +38,6 @@ class StateFlowPolicy(FlowPolicy):
             for dim_in, dim_out in zip(config.hidden_dims[:-1], config.hidden_dims[1:], strict=True)
         )
         self.chunk_out = nnx.Linear(config.hidden_dims[-1], chunk_dim, dtype=dtype, rngs=rngs)
-
-    def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
-        """Nothing to do: states arrive normalised."""
-        return observation
 
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
         state = jnp.asarray(observation.state)

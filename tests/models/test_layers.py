@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from acrlpd.models.attention import shared_context_attention, widest_fused_head
+from acrlpd.models.layers import shared_context_attention, widest_fused_head
 
 
 def test_chunks_attend_to_themselves_and_to_the_valid_context() -> None:
