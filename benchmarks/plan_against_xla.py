@@ -10,7 +10,6 @@ Prints a Markdown table. Without --time the compiler does not tune kernels, whic
 import argparse
 import datetime
 import os
-import pathlib
 import subprocess
 import sys
 import time
@@ -86,12 +85,10 @@ def config_of(full: bool, changes: dict[str, Any]) -> "RLTrainConfig":
 def measure(config: "RLTrainConfig", timed: bool) -> list[str]:
     import jax
 
-    sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "config"))
-    from plan_helpers import batch_spec
-
     from acrlpd.agents import train_step
     from acrlpd.config.create_agent import create_agent
     from acrlpd.config.plan import make_plan
+    from acrlpd.config.plan.flops import batch_spec
 
     gib = 2**30
     plan = make_plan(config, num_devices=1, accelerator="H200")

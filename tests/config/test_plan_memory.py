@@ -6,14 +6,19 @@ import pathlib
 
 import jax
 import pytest
-from plan_helpers import batch_spec, trace_agent
 
 from acrlpd.agents import train_step
 from acrlpd.config import apply_config_overrides, get_config
+from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan import estimate_memory
+from acrlpd.config.plan.flops import batch_spec
 
 GOLDENS = pathlib.Path(__file__).parent.parent / "data" / "goldens"
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
+
+
+def trace_agent(config):
+    return jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
 
 
 def _size(tree) -> int:

@@ -6,6 +6,7 @@ scaled by alpha / rank, and the attention output projection sums over heads in e
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +103,7 @@ def merge_adapters(params: nnx.State, experts: Sequence[LoRAConfig | None]) -> n
     `experts` are the adapters' settings, expert by expert.
     """
     flat = {tuple(map(str, path)): leaf for path, leaf in nnx.to_flat_state(params)}
-    merged = {}
+    merged: list[tuple[tuple[str, ...], Any]] = []
     for path, leaf in flat.items():
         *parents, name = path
         if "lora" in name:
@@ -110,12 +111,11 @@ def merge_adapters(params: nnx.State, experts: Sequence[LoRAConfig | None]) -> n
         prefix = "lora" if name == "w" else f"{name}_lora"  # the only weight of an `Einsum` is "w"
         a, b = (flat.get((*parents, f"{prefix}_{side}")) for side in "ab")
         if a is not None and b is not None:
-            factors = (x.get_value().astype(jnp.float32) for x in (a, b))
+            weight, a, b = (x.get_value().astype(jnp.float32) for x in (leaf, a, b))
             lora = experts[1 if parents[-1].endswith("_1") else 0]
             assert lora is not None
-            update = _merged_update(parents[-1], name, *factors, lora)
-            leaf = leaf.replace(leaf.get_value().astype(jnp.float32) + update)
-        merged[path] = leaf
+            leaf = leaf.replace(weight + _merged_update(parents[-1], name, a, b, lora))
+        merged.append((path, leaf))
     return nnx.from_flat_state(merged)
 
 

@@ -57,19 +57,13 @@ class StepFlops:
         return self.dense + self.candidates + self.critics
 
 
-def step_flops(config: RLTrainConfig) -> StepFlops:
-    """One sample's share of an update of the policy and the critics."""
-    # Only what the update depends on, so that runs which differ in the rest are traced once.
-    defaults = {f.name: f.default for f in dataclasses.fields(config) if f.name in ("exp_name", "seed")}
-    return _trace_flops(dataclasses.replace(config, name="flops", **defaults))
-
-
 @functools.lru_cache(maxsize=32)
-def _trace_flops(config: RLTrainConfig) -> StepFlops:
+def step_flops(config: RLTrainConfig) -> StepFlops:
+    """One sample's share of an update of policy and critics."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     agent = jax.eval_shape(lambda key: create_agent(config, key), key)
     update = count_flops(lambda agent, batch, key: agent.train_step(batch, key), agent, batch_spec(config), key)
-    parts: collections.Counter[str] = collections.Counter()
+    parts: dict[str, float] = collections.defaultdict(float)
     for scopes, flops in update.items():
         parts[_part(scopes)] += flops / config.batch_size
 
@@ -108,7 +102,7 @@ def batch_spec(config: RLTrainConfig) -> Batch:
     size, chunk = config.batch_size, config.qchunking.horizon_length
     observation, actions = config.model.inputs_spec(size)
     uint8 = {key: jax.ShapeDtypeStruct(image.shape, jnp.uint8) for key, image in observation.images.items()}
-    observation = observation.replace(images=uint8)
+    observation = dataclasses.replace(observation, images=uint8)
 
     def spec(*shape: int, dtype: Any = jnp.float32) -> Any:
         return jax.ShapeDtypeStruct((size, *shape), dtype)
@@ -147,11 +141,12 @@ def _count(jaxpr: Any, scopes: str) -> collections.Counter[str]:
             (contracted, _), _ = params["dimension_numbers"]
             lhs = equation.invars[0].aval.shape
             output = equation.outvars[0].aval.shape
-            counts[inside] += 2.0 * math.prod(output) * math.prod(lhs[axis] for axis in contracted)
+            counts[inside] += 2 * math.prod(output) * math.prod(lhs[axis] for axis in contracted)
         elif name.startswith("dot_product_attention"):
             counts[inside] += _attention_flops(equation)
-        elif name == "cond":  # the dearest branch
-            counts += max((_count(branch.jaxpr, inside) for branch in params["branches"]), key=lambda c: c.total())
+        elif name == "cond":
+            branches = [_count(branch.jaxpr, inside) for branch in params["branches"]]
+            counts += max(branches, key=collections.Counter.total)  # the branch that costs most
         else:
             times = params["length"] if name == "scan" else 1
             for inner in _inner_jaxprs(params):
@@ -160,11 +155,11 @@ def _count(jaxpr: Any, scopes: str) -> collections.Counter[str]:
     return counts
 
 
-def _attention_flops(equation: Any) -> float:
+def _attention_flops(equation: Any) -> int:
     """cuDNN's fused attention: two products of queries [b, t, heads, h] and keys [b, s, ...], four in its gradient."""
     (b, t, heads, head_dim), (_, s, *_) = (x.aval.shape for x in equation.invars[:2])
     products = 4 if "bwd" in equation.primitive.name else 2
-    return 2.0 * products * b * t * s * heads * head_dim
+    return 2 * products * b * t * s * heads * head_dim
 
 
 def _inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
