@@ -23,14 +23,11 @@ _GIB = 2**30
 class Plan:
     """What an update of a run needs, before the update is compiled."""
 
-    config_name: str
+    config: RLTrainConfig
     num_devices: int
     chip: Chip | None  # None: an unknown accelerator, for which no time is predicted
     device_memory_gib: float
     memory: Memory
-    flops: StepFlops
-    batch_size: int
-    step_seconds: float | None
     # Changes, by dotted name, with which the update fits; empty if the update fits as it is, None if no change helps.
     suggestion: dict[str, Any] | None
 
@@ -48,8 +45,20 @@ class Plan:
         return 1 - self.memory.peak / self.usable_bytes
 
     @property
+    def flops(self) -> StepFlops:
+        """Counted when they are asked for, which takes seconds."""
+        return step_flops(self.config)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The predicted time of an update; None for an unknown accelerator."""
+        if self.chip is None:
+            return None
+        return predict_step_seconds(self.config, self.memory, self.flops, self.chip, self.num_devices)
+
+    @property
     def samples_per_second(self) -> float | None:
-        return None if self.step_seconds is None else self.batch_size / self.step_seconds
+        return None if self.step_seconds is None else self.config.batch_size / self.step_seconds
 
     @property
     def verdict(self) -> str:
@@ -79,16 +88,12 @@ def make_plan(
         if chip is None:
             raise ValueError("without an accelerator's name the plan needs device_memory_gib")
         device_memory_gib = chip.memory_gib
-    memory, flops = estimate_memory(config, num_devices), step_flops(config)
     plan = Plan(
-        config_name=config.name,
+        config=config,
         num_devices=num_devices,
         chip=chip,
         device_memory_gib=device_memory_gib,
-        memory=memory,
-        flops=flops,
-        batch_size=config.batch_size,
-        step_seconds=None if chip is None else predict_step_seconds(config, memory, flops, chip, num_devices),
+        memory=estimate_memory(config, num_devices),
         suggestion={},
     )
     if plan.fits:

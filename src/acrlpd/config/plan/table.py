@@ -25,7 +25,7 @@ _NOTES = {
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Everything in the plan, with derived numbers; bytes are per device, FLOPs per sample."""
     return {
-        "config": plan.config_name,
+        "config": plan.config.name,
         "devices": plan.num_devices,
         "accelerator": plan.chip and plan.chip.name,
         "device_memory_bytes": int(plan.device_memory_gib * _GIB),
@@ -36,7 +36,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "peak": plan.memory.peak,
         },
         "flops_per_sample": {**dataclasses.asdict(plan.flops), "train": plan.flops.train, "total": plan.flops.total},
-        "batch_size": plan.batch_size,
+        "batch_size": plan.config.batch_size,
         "step_seconds": plan.step_seconds,
         "samples_per_second": plan.samples_per_second,
         "fits": plan.fits,
@@ -52,7 +52,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 def _memory_table(plan: Plan) -> Table:
     where = f"{plan.num_devices} x {plan.chip.name}" if plan.chip else f"{plan.num_devices} device(s)"
-    table = Table(title=f"{plan.config_name} on {where}", title_justify="left", box=None, header_style="bold")
+    table = Table(title=f"{plan.config.name} on {where}", title_justify="left", box=None, header_style="bold")
     table.add_column("per device")
     table.add_column("", justify="right")
     table.add_column("", style="dim")
@@ -73,7 +73,7 @@ def _work_table(plan: Plan) -> Table:
     table.add_row("one candidate", _format_flops(flops.candidate), "for one observation")
     table.add_row("update", _format_flops(flops.total), _parts(flops))
     if plan.step_seconds is not None:
-        rate = f"{plan.samples_per_second:,.1f} samples/s at batch {plan.batch_size}, predicted"
+        rate = f"{plan.samples_per_second:,.1f} samples/s at batch {plan.config.batch_size}, predicted"
         table.add_row("step", f"{plan.step_seconds * 1e3:,.0f} ms", rate, style="bold")
     return table
 
