@@ -22,8 +22,10 @@ def forward(model: Pi0, observation, batch):
     observation = model.preprocess(None, observation, train=False)
     img, llm = model.PaliGemma.img, model.PaliGemma.llm
     x_t = batch["time"][:, None, None] * batch["noise"] + (1 - batch["time"][:, None, None]) * batch["actions"]
-    prefix_tokens, prefix_mask, prefix_ar = model.embed_prefix(observation)
-    suffix_tokens, suffix_mask, suffix_ar, condition = model.embed_suffix(observation, x_t, batch["time"])
+    prefix_tokens, prefix_mask = model.embed_prefix(observation)
+    action_tokens, condition = model.embed_actions(x_t[:, None], batch["time"][:, None])
+    state_tokens = [] if model.config.pi05 else [model.embed_state(observation)]
+    suffix_tokens = jnp.concatenate([*state_tokens, action_tokens[:, 0]], axis=1)
     # Our passes take valid tokens first; the goldens have them in place.
     order = jnp.argsort(~prefix_mask, axis=-1, stable=True)
     back = jnp.argsort(order, axis=-1)
@@ -40,7 +42,7 @@ def forward(model: Pi0, observation, batch):
     action_out, action_k, action_v = llm.run_suffix(
         suffix_tokens[:, None, state_len:],
         context.memory,
-        condition=None if condition is None else condition[:, None],
+        condition=condition,
     )
     suffix_k, suffix_v = [*suffix_k, action_k[:, :, 0]], [*suffix_v, action_v[:, :, 0]]
     return {
@@ -49,11 +51,8 @@ def forward(model: Pi0, observation, batch):
         "siglip/with_posemb_sample0": img.embed_patches(observation.images["base_0_rgb"])[0],
         "prefix/tokens": prefix_tokens,
         "prefix/mask": prefix_mask,
-        "prefix/ar_mask": prefix_ar,
         "suffix/tokens": suffix_tokens,
-        "suffix/mask": suffix_mask,
-        "suffix/ar_mask": suffix_ar,
-        **({} if condition is None else {"suffix/adarms_cond": condition}),
+        **({} if condition is None else {"suffix/adarms_cond": condition[:, 0]}),
         "prefixonly/out_stride16": prefix_out[:, ::16],
         "prefix_out_stride16": prefix_out[:, ::16],
         "prefixonly/kv_k_stride16": k[:, :, ::16, None],
@@ -262,5 +261,5 @@ def test_camera_that_is_never_provided_costs_nothing(tag, model, observation, ba
     two = with_params(tiny_config(pi05=tag == "pi05", image_keys=IMAGE_KEYS[:2]), load_golden(f"params_{tag}"))
     actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, num_steps=4, noise=batch["noise"]))
     np.testing.assert_allclose(actions(two), expected(model), **F32)
-    tokens, _, _ = two.embed_prefix(observation.replace(images=two.preprocess(None, observation, train=False).images))
+    tokens, _ = two.embed_prefix(observation.replace(images=two.preprocess(None, observation, train=False).images))
     assert tokens.shape[1] == 2 * 256 + 16

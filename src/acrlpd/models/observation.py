@@ -57,7 +57,8 @@ def preprocess_observation(
     missing = [key for key in image_keys if key not in observation.images]
     if missing:
         raise ValueError(
-            f"observation lacks camera {', '.join(missing)}: expected {image_keys}, found {tuple(observation.images)}"
+            f"observation lacks camera {', '.join(missing)}: the model's image_keys are {image_keys}, found "
+            f"{tuple(observation.images)}. Provide the camera, or leave it out of image_keys"
         )
     batch_size = observation.state.shape[0]
     images, masks = {}, {}

@@ -63,7 +63,7 @@ def load_pi0_weights_from_openpi(
     loaded = _restore(
         directory,
         {name: stored[name][0] for name in wanted},
-        {name: _restore_args(x) for name, x in wanted.items()},
+        {name: ocp.ArrayRestoreArgs(sharding=_sharding(x), dtype=x.dtype) for name, x in wanted.items()},
     )
     _refuse_non_finite(directory, loaded)
     return _replace(params, loaded)
@@ -231,10 +231,6 @@ def _restore(
         raise OpenPICheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
     flat = flatten_dict(tree)
     return {name: flat[key] for name, key in keys.items()}
-
-
-def _restore_args(leaf: Any) -> ocp.ArrayRestoreArgs:
-    return ocp.ArrayRestoreArgs(sharding=_sharding(leaf), dtype=leaf.dtype)
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding:

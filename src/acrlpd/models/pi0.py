@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from acrlpd.models.families.pi0 import Pi0Config
@@ -71,7 +70,7 @@ class Pi0(FlowPolicy):
         Valid tokens are moved to the front: attention depends on positions, not on order, and fused kernels take a
         length instead of a mask. pi0's state token sees only the prefix and itself, so it belongs to the context.
         """
-        tokens, mask, _ = self.embed_prefix(observation)
+        tokens, mask = self.embed_prefix(observation)
         order = jnp.argsort(~mask, axis=-1, stable=True)
         tokens = jnp.take_along_axis(tokens, order[..., None], axis=1)
         length = jnp.sum(mask, axis=-1, dtype=jnp.int32)
@@ -99,8 +98,8 @@ class Pi0(FlowPolicy):
         out, _, _ = self.PaliGemma.llm.run_suffix(tokens, context.memory, condition=condition, layers=layers)
         return self.action_out_proj(out)
 
-    def embed_prefix(self, observation: Observation) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Image and prompt tokens [b, s, width], which of them are valid [b, s], and ar_mask [s].
+    def embed_prefix(self, observation: Observation) -> tuple[jax.Array, jax.Array]:
+        """Image and prompt tokens [b, s, width], and which of them are valid [b, s].
 
         Only the cameras in `config.image_keys` are read; their images go through SigLIP together.
         """
@@ -116,21 +115,7 @@ class Pi0(FlowPolicy):
         if observation.tokenized_prompt is not None:
             tokens.append(self.PaliGemma.llm.embed(jnp.asarray(observation.tokenized_prompt)))
             masks.append(jnp.asarray(observation.tokenized_prompt_mask))
-        mask = jnp.concatenate(masks, axis=1)
-        return jnp.concatenate(tokens, axis=1), mask, jnp.zeros(mask.shape[1], jnp.bool_)
-
-    def embed_suffix(
-        self, observation: Observation, noisy_actions: jax.Array, timestep: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-        """openpi's suffix for noisy_actions [b, T, a] at times [b]: tokens, mask, ar_mask, adaRMS condition."""
-        tokens, condition = self.embed_actions(noisy_actions[:, None], timestep[:, None])
-        tokens = tokens[:, 0]
-        ar_mask = np.arange(self.action_horizon) == 0
-        if not self.config.pi05:
-            tokens = jnp.concatenate([self.embed_state(observation), tokens], axis=1)
-            ar_mask = np.concatenate([[True], ar_mask])
-        mask = jnp.ones(tokens.shape[:2], jnp.bool_)
-        return tokens, mask, jnp.asarray(ar_mask), None if condition is None else condition[:, 0]
+        return jnp.concatenate(tokens, axis=1), jnp.concatenate(masks, axis=1)
 
     def embed_state(self, observation: Observation) -> jax.Array:
         """pi0's state token, [b, 1, width]."""
@@ -154,12 +139,6 @@ class Pi0(FlowPolicy):
 
     def _check_observation(self, observation: Observation) -> None:
         config = self.config
-        missing = [key for key in config.image_keys if key not in observation.images]
-        if missing:
-            raise ValueError(
-                f"observation lacks camera {', '.join(missing)}: the model's image_keys are {config.image_keys}, "
-                f"found {tuple(observation.images)}. Provide it, or leave it out of image_keys"
-            )
         for key in config.image_keys:
             shape = observation.images[key].shape
             if shape[1:] != (*config.image_resolution, 3):
