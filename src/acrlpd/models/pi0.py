@@ -10,7 +10,7 @@ from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.gemma import Gemma, LayerWeights
 from acrlpd.models.layers import weights_are_split
 from acrlpd.models.observation import Observation, preprocess_observation, to_float_image
-from acrlpd.models.policy import Context, FlowPolicy
+from acrlpd.models.policy import ENCODE, Context, FlowPolicy
 from acrlpd.models.siglip import Siglip
 
 _CONTEXT_ALIGNMENT = 64  # tokens
@@ -64,6 +64,7 @@ class Pi0(FlowPolicy):
             image_resolution=self.config.image_resolution,
         )
 
+    @jax.named_scope(ENCODE)
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
         """Runs SigLIP and the first expert once, and keeps what the action tokens attend to.
 

@@ -21,7 +21,8 @@ from flax import nnx
 from acrlpd.models.families.base import PolicyConfig, WorkingMemory
 from acrlpd.models.observation import Array, Observation
 
-# The named scope of denoising. The plan counts what is in this scope as the work of candidates.
+# Named scopes, by which the plan tells the work of the policy from the work of the critics.
+ENCODE = "encode"
 DENOISE = "denoise"
 
 

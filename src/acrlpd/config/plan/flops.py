@@ -20,7 +20,7 @@ from jax.interpreters import partial_eval
 from acrlpd.batch import Batch
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.models.policy import DENOISE
+from acrlpd.models.policy import DENOISE, ENCODE
 
 # Scopes of the agent.
 _CRITIC = "critic"
@@ -84,34 +84,36 @@ def step_flops(config: RLTrainConfig) -> StepFlops:
 def _part(scopes: str) -> str:
     """The part of `StepFlops` that a product belongs to, by the scopes around it."""
     words = _words(scopes)
-    if _CRITIC in words:
+    innermost = [word for word in words if word in (_CRITIC, ENCODE, DENOISE)][-1:]
+    if innermost == [_CRITIC]:
         return "critics"
-    if {_SAMPLING, DENOISE} <= words:
+    if innermost == [DENOISE] and _SAMPLING in words:
         return "candidates"
     if _RECOMPUTED in words:
         return "recompute"
     return "backward" if _DIFFERENTIATED in words else "no_gradient"
 
 
-def _words(scopes: str) -> set[str]:
-    return set(re.findall(r"\w+", scopes))
+def _words(scopes: str) -> list[str]:
+    return re.findall(r"\w+", scopes)
 
 
 def batch_spec(config: RLTrainConfig) -> Batch:
     """Shapes and dtypes of the batches of a run; images are uint8, as they travel to the device."""
-    size, chunk = config.batch_size, config.qchunking.horizon_length
-    observation, actions = config.model.inputs_spec(size)
-    uint8 = {key: jax.ShapeDtypeStruct(image.shape, jnp.uint8) for key, image in observation.images.items()}
-    observation = dataclasses.replace(observation, images=uint8)
+    model, size, chunk = config.model, config.batch_size, config.qchunking.horizon_length
+    observation, actions = model.inputs_spec(size)
 
     def spec(*shape: int, dtype: Any = jnp.float32) -> Any:
         return jax.ShapeDtypeStruct((size, *shape), dtype)
+
+    images = {key: spec(*model.image_resolution, 3, dtype=jnp.uint8) for key in model.image_keys}
+    observation = dataclasses.replace(observation, images=images)
 
     return Batch(
         observations=observation,
         next_observations=observation,
         actions=actions,
-        valid=spec(config.model.action_horizon),
+        valid=spec(model.action_horizon),
         rewards=spec(chunk),
         masks=spec(chunk),
         terminals=spec(chunk),
@@ -146,7 +148,8 @@ def _count(jaxpr: Any, scopes: str) -> collections.Counter[str]:
             counts[inside] += _attention_flops(equation)
         elif name == "cond":
             branches = [_count(branch.jaxpr, inside) for branch in params["branches"]]
-            counts += max(branches, key=collections.Counter.total)  # the branch that costs most
+            most = max(branches, key=lambda branch: sum(branch.values()))
+            counts.update(most)
         else:
             times = params["length"] if name == "scan" else 1
             for inner in _inner_jaxprs(params):

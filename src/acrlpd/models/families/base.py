@@ -41,6 +41,7 @@ class PolicyConfig(Choice, abc.ABC):
     """
 
     package = "acrlpd.models.families"
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # for type checkers: every family is a dataclass
 
     # Whether stock openpi has this family: openpi's weights can start a run, and openpi can serve a checkpoint.
     in_openpi: ClassVar[bool] = False
