@@ -87,8 +87,8 @@ def measure(config: "RLTrainConfig", timed: bool) -> list[str]:
 
     from acrlpd.agents import train_step
     from acrlpd.config.create_agent import create_agent
-    from acrlpd.config.plan import make_plan
     from acrlpd.config.plan.flops import batch_spec
+    from acrlpd.config.plan.plan import make_plan
 
     gib = 2**30
     plan = make_plan(config, num_devices=1, accelerator="H200")

@@ -36,7 +36,7 @@ import numpy as np
 
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config, save_config
-from acrlpd.config.plan import MEMORY_FRACTION
+from acrlpd.config.plan.chips import MEMORY_FRACTION
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.training.checkpoints.manager import restore_agent
 from acrlpd.training.experiment import setup_logging

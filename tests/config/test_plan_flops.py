@@ -10,8 +10,7 @@ from flax import nnx
 
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.create_agent import create_agent
-from acrlpd.config.plan import step_flops
-from acrlpd.config.plan.flops import count_flops
+from acrlpd.config.plan.flops import count_flops, step_flops
 from acrlpd.models.families.pi0 import Pi0Config
 
 # Sizes at which neither the context nor a chunk needs padding.

@@ -10,8 +10,8 @@ import pytest
 from acrlpd.agents import train_step
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.create_agent import create_agent
-from acrlpd.config.plan import estimate_memory
 from acrlpd.config.plan.flops import batch_spec
+from acrlpd.config.plan.memory import estimate_memory
 
 GOLDENS = pathlib.Path(__file__).parent.parent / "data" / "goldens"
 ITEMSIZE = {"float32": 4, "bfloat16": 2}

@@ -12,8 +12,8 @@ from flax import nnx
 from acrlpd.agents import train_step
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.create_agent import create_agent
-from acrlpd.config.plan import make_plan
 from acrlpd.config.plan.flops import batch_spec
+from acrlpd.config.plan.plan import make_plan
 from acrlpd.models.families.base import PolicyConfig
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.policy import Context, FlowPolicy

@@ -36,7 +36,7 @@ def main(args: Sequence[str]) -> int:
         raise ConfigError(f"--device-memory must be above 0 GiB; found {options.device_memory}")
     num_devices = config.fsdp.fsdp_devices if options.devices is None else options.devices
     validate_config(config, num_devices=num_devices).raise_for_errors()
-    from acrlpd.config.plan import make_plan
+    from acrlpd.config.plan.plan import make_plan
     from acrlpd.config.plan.table import plan_to_dict, print_plan
 
     plan = make_plan(

@@ -82,7 +82,7 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
     """Everything that can be known before a compile: the config, the files, the memory."""
     import jax
 
-    from acrlpd.config.plan import make_plan
+    from acrlpd.config.plan.plan import make_plan
     from acrlpd.config.plan.table import print_plan
     from acrlpd.training.distributed import is_primary
     from acrlpd.training.throughput import find_device_chip

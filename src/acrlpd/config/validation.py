@@ -67,7 +67,7 @@ def validate_config(
 
 
 def _check_memory(config: RLTrainConfig, num_devices: int, device_memory_gib: float) -> Iterator[Finding]:
-    from acrlpd.config.plan import make_plan
+    from acrlpd.config.plan.plan import make_plan
 
     plan = make_plan(config, num_devices=num_devices, device_memory_gib=device_memory_gib)
     if not plan.fits:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import jax
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.plan import estimate_memory
+from acrlpd.config.plan.memory import estimate_memory
 from acrlpd.config.plan.plan import smallest_change
 
 # Share of the predicted peak that a change must get below to be worth a try.

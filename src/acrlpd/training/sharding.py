@@ -16,9 +16,8 @@ from acrlpd.agents import Agent
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import create_agent
-from acrlpd.config.plan import make_plan
 from acrlpd.config.plan.fsdp import split_axis
-from acrlpd.config.plan.plan import format_bytes
+from acrlpd.config.plan.plan import format_bytes, make_plan
 
 BATCH_AXIS = "batch"
 FSDP_AXIS = "fsdp"

@@ -5,7 +5,10 @@ import re
 import jax
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.plan import CHIPS, Chip, estimate_memory, predict_step_seconds, step_flops
+from acrlpd.config.plan.chips import CHIPS, Chip
+from acrlpd.config.plan.flops import step_flops
+from acrlpd.config.plan.memory import estimate_memory
+from acrlpd.config.plan.plan import predict_step_seconds
 
 # JAX's names of TPUs -> ours.
 _TPU_KINDS = {"TPU v5 lite": "TPU-v5e", "TPU v5": "TPU-v5p", "TPU v6 lite": "TPU-v6e"}
