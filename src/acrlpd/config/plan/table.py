@@ -13,7 +13,7 @@ _GIB = 2**30
 _NOTES = {
     "parameters": "trainable float32, frozen bfloat16",
     "gradients": "of trainable parameters, while an update runs",
-    "optimizer": "Adam's two moments",
+    "optimizer": "of the policy, for example Adam's two moments",
     "ema": "moving average of the policy",
     "critics": "online, target, moments, gradients",
     "activations": "kept for the backward pass, and its largest layer",
