@@ -52,7 +52,8 @@ class View:
     @functools.cached_property
     def context(self) -> Context:
         """The policy's context of s, with gradient."""
-        return self.networks.encode(self.batch.observations)
+        with jax.named_scope("policy"):
+            return self.networks.encode(self.batch.observations)
 
     @functools.cached_property
     def fixed(self) -> Networks:
