@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from acrlpd.runs.metrics_log import EVALUATION, ONLINE, TIMING
-from acrlpd.runs.record import RunRecord, Series
+from acrlpd.runs.metrics_reader import Series
+from acrlpd.runs.record import RunRecord
 
 # Points of one curve; more are put together, with their range as a band. All runs share the budget.
 _MAX_POINTS = 1000
@@ -161,9 +162,9 @@ class _Collector:
         if key not in self._known:
             self._known[key] = len(self.steps)
             self.steps.append(steps.tolist())
-        line: dict[str, Any] = {"x": self._known[key], "y": _numbers(mean)}
+        line: dict[str, Any] = {"x": self._known[key], "y": round_numbers(mean)}
         if low is not None and high is not None:
-            line |= {"low": _numbers(low), "high": _numbers(high)}
+            line |= {"low": round_numbers(low), "high": round_numbers(high)}
         return line
 
 
@@ -208,13 +209,9 @@ def downsample(series: Series, max_points: int) -> tuple[np.ndarray, np.ndarray,
     return (steps[edges] + steps[middles]) // 2, mean, low, high
 
 
-def _numbers(values: np.ndarray) -> list[float | None]:
-    """For JSON: short, and None where not finite."""
-    return [number(value) for value in values.tolist()]
-
-
-def number(value: float) -> float | None:
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+def round_numbers(values: Iterable[float | None]) -> list[float | None]:
+    """For JSON: few digits, and None where a number is missing or not finite."""
+    return [float(f"{x:.{_DIGITS}g}") if x is not None and math.isfinite(x) else None for x in values]
 
 
 def _is_constant(name: str, records: Sequence[RunRecord]) -> bool:

@@ -15,13 +15,6 @@ STAGE_LABELS = {
     "offline_continued": "Offline RL, continued",
     "online": "Online RL",
 }
-STAGE_NOTES = {
-    "bc": "behaviour cloning on all demonstrations",
-    "bc_success_only": "control: is it only filtering?",
-    "offline": "critic and best-of-N, demonstrations only",
-    "offline_continued": "control: as many further updates, no environment",
-    "online": "after acting in the environment",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,8 +196,12 @@ def critic_sentences(evaluation: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def percent(rate: float) -> str:
-    return f"{100 * rate:.0f} %"
+def percent(rate: float, digits: int = 0) -> str:
+    return f"{100 * rate:.{digits}f} %"
+
+
+def describe_interval(ends: tuple[float, float], digits: int = 0) -> str:
+    return f"{100 * ends[0]:.{digits}f} to {percent(ends[1], digits)}"
 
 
 def points(value: float) -> str:
