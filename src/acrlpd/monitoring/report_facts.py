@@ -79,10 +79,6 @@ class CriticView:
     calibration: Calibration | None
     episodes: list[Episode]
 
-    @property
-    def has_film(self) -> bool:
-        return any("strip" in episode.data for episode in self.episodes)
-
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
