@@ -18,7 +18,6 @@ import markupsafe
 from acrlpd.files import write_text_atomically
 from acrlpd.monitoring import report_facts as facts
 from acrlpd.monitoring.report_curves import create_curves
-from acrlpd.monitoring.report_facts import RunFacts
 from acrlpd.monitoring.report_verdict import describe_interval, percent
 from acrlpd.monitoring.units import format_bytes, format_seconds
 from acrlpd.runs.record import RunError, RunRecord, read_run
@@ -57,7 +56,6 @@ def render_report(records: Sequence[RunRecord], output: Path) -> tuple[str, str]
         "outcomes": facts.outcomes_of(runs),
         "differences": facts.config_differences(records),
         "constants": curves.pop("constants"),
-        "sections": _sections(runs),
         "data": {
             "runs": [_run_data(record) for record in records],
             "curves": curves,
@@ -103,22 +101,6 @@ def _create_environment() -> jinja2.Environment:
 def _read_asset(name: str) -> markupsafe.Markup:
     """A style sheet or script of ours as it is."""
     return markupsafe.Markup((files("acrlpd.monitoring") / "templates" / name).read_text(encoding="utf-8"))
-
-
-def _sections(runs: Sequence[RunFacts]) -> dict[str, str]:
-    """The sections that have something to show, with their names in the page's navigation."""
-    sections = (
-        ("verdict", "Verdict", True),
-        ("runs", "Runs", len(runs) > 1),
-        ("evaluation", "Evaluation", any(run.stages for run in runs)),
-        ("episodes", "Episodes", any(run.critic for run in runs)),
-        ("learning", "Curves", True),
-        ("anomalies", "Time line", any(run.has_timeline for run in runs)),
-        ("cost", "Memory and time", any(run.has_cost for run in runs)),
-        ("checkpoints", "Checkpoints", any(run.has_checkpoints for run in runs)),
-        ("config", "Config", True),
-    )
-    return {anchor: title for anchor, title, is_shown in sections if is_shown}
 
 
 def _run_data(record: RunRecord) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from acrlpd.runs.metrics_log import EVALUATION, ONLINE, TIMING
+from acrlpd.runs.metrics_log import EVALUATION
 from acrlpd.runs.metrics_reader import Series
 from acrlpd.runs.record import RunRecord
 
@@ -18,26 +18,6 @@ _MAX_POINTS = 1000
 _MIN_POINTS = 250
 _DIGITS = 5
 
-# The group of a metric that charts.yaml does not name.
-_PREFIXES = {
-    EVALUATION: "Evaluation",
-    ONLINE: "Acting in the environment",
-    TIMING: "Throughput",
-    "memory/": "Throughput",
-    "debug/": "Debug mode",
-}
-_OTHER = "Everything else"
-# Metrics that another curve or the time line shows.
-_REDUNDANT = (
-    "valid_samples",
-    "update_skipped",
-    "timing/steps_per_s",
-    "eval/episodes",
-    "eval/episode_reward_std",
-    "online/episodes",
-    "online/policy_step",
-)
-_ON_THE_TIMELINE = "anomaly/"
 _INTERVALS = {"eval/success_rate": ("eval/success_rate_low", "eval/success_rate_high")}
 
 
@@ -66,12 +46,12 @@ def create_curves(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 def _group_charts(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     """The charts of charts.yaml, and one chart for every metric that the file does not name."""
-    groups = yaml.safe_load((files("acrlpd.monitoring") / "templates" / "charts.yaml").read_text(encoding="utf-8"))
-    taken = {*_REDUNDANT, *(name for pair in _INTERVALS.values() for name in pair)}
-    taken |= {name for charts in groups.values() for chart in charts for name in chart["metrics"]}
+    table = yaml.safe_load((files("acrlpd.monitoring") / "templates" / "charts.yaml").read_text(encoding="utf-8"))
+    groups, prefixes = table["groups"], table["prefixes"]
+    taken = {name for charts in groups.values() for chart in charts for name in chart["metrics"]} | set(table["hidden"])
     for name in names:
-        if name not in taken and not name.startswith(_ON_THE_TIMELINE):
-            title = next((title for prefix, title in _PREFIXES.items() if name.startswith(prefix)), _OTHER)
+        if name not in taken and not name.startswith(table["hidden_prefix"]):
+            title = next((prefixes[prefix] for prefix in prefixes if name.startswith(prefix)), "Everything else")
             groups.setdefault(title, []).append({"title": name, "metrics": [name]})
     return groups
 

@@ -18,13 +18,6 @@ from acrlpd.monitoring.units import format_bytes, format_seconds, short
 from acrlpd.runs.record import EVALUATIONS, Anomaly, Outcome, RunRecord, read_outcome
 
 UNKNOWN = "–"
-_STAGE_NOTES = {
-    "bc": "behaviour cloning on all demonstrations",
-    "bc_success_only": "control: is it only filtering?",
-    "offline": "critic and best-of-N, demonstrations only",
-    "offline_continued": "control: as many further updates, no environment",
-    "online": "after acting in the environment",
-}
 _MAX_EPISODES = 4  # per run
 _DRAWN = {"seed", "chunk_steps", "rewards"}  # a trace without these cannot be drawn
 
@@ -33,9 +26,8 @@ _DRAWN = {"seed", "chunk_steps", "rewards"}  # a trace without these cannot be d
 class Stage:
     """One row of the evaluation: how the policy of a stage did."""
 
+    name: str  # the templates have a note for each
     label: str
-    note: str
-    is_rl: bool
     outcome: Outcome
 
 
@@ -92,27 +84,6 @@ class RunFacts:
     plan: list[Comparison]
     times: dict[str, float]  # seconds of the run by activity
     profile: dict[str, Any]  # empty where no updates were profiled
-
-    @property
-    def has_timeline(self) -> bool:
-        return bool(self.record.anomalies or self.record.phases)
-
-    @property
-    def has_cost(self) -> bool:
-        return bool(self.plan or self.times or self.profile)
-
-    @property
-    def has_checkpoints(self) -> bool:
-        return bool(self.record.checkpoints or self.failed_saves)
-
-    @property
-    def failed_saves(self) -> int:
-        return self.record.summary.get("failed_saves") or 0
-
-    @property
-    def best_step(self) -> int | None:
-        best = self.record.summary.get("best_evaluation")
-        return best.get("step") if isinstance(best, dict) else None
 
 
 def collect_facts(record: RunRecord, output: Path) -> RunFacts:
@@ -197,13 +168,10 @@ def final_stages(record: RunRecord) -> list[Stage]:
     if record.stages:
         # The offline phase of a run without a critic is imitation.
         names = {stage: "bc" if stage == "offline" and not record.has_critic else stage for stage in record.stages}
-        return [
-            Stage(STAGE_LABELS[name], _STAGE_NOTES[name], name in ("offline", "online"), record.stages[stage])
-            for stage, name in names.items()
-        ]
+        return [Stage(name, STAGE_LABELS[name], record.stages[stage]) for stage, name in names.items()]
     step = max(record.evaluations, default=0)
     outcome = read_outcome(record.evaluations.get(step))
-    return [] if outcome is None else [Stage(f"Step {step:,}", "", True, outcome)]
+    return [] if outcome is None else [Stage("last", f"Step {step:,}", outcome)]
 
 
 # -- several runs ----------------------------------------------------------------------------------------------

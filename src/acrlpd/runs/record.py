@@ -5,10 +5,11 @@ missing is left out, a file that cannot be read is an error that names the file,
 counted in `problems`.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -272,21 +273,13 @@ def _current_summary(directory: Path, last_step: int) -> dict[str, Any]:
 
 def _read_anomalies(path: Path) -> tuple[Anomaly, ...]:
     """In the order of their beginning. A later line about the same trouble replaces the earlier line."""
+    fields = {field.name for field in dataclasses.fields(Anomaly)}
     found: dict[tuple[str, int], Anomaly] = {}
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         content = parse_line(line)
-        if content is None:
-            continue
-        last = content.get("last_step")
-        anomaly = Anomaly(
-            kind=str(content.get("kind", "unknown")),
-            step=content["step"],
-            last_step=last if type(last) is int else None,
-            severity="error" if content.get("severity") == "error" else "warning",
-            message=str(content.get("message", "")),
-            advice=str(content.get("advice", "")),
-        )
-        found[anomaly.kind, anomaly.step] = anomaly
+        if content is not None and content.keys() == fields:
+            anomaly = Anomaly(**content)
+            found[anomaly.kind, anomaly.step] = anomaly
     return tuple(sorted(found.values(), key=lambda anomaly: (anomaly.step, anomaly.kind)))
 
 
@@ -308,12 +301,8 @@ def _read_stages(directory: Path, summary: Mapping[str, Any]) -> dict[str, Outco
 
 
 def _read_checkpoint(path: Path) -> Checkpoint:
-    return Checkpoint(int(path.name), sum(_sizes(path.rglob("*"))), path.stat().st_mtime)
-
-
-def _sizes(paths: Iterable[Path]) -> Iterator[int]:
-    for path in paths:
-        try:
-            yield path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # a running training removes old checkpoints
-            yield 0
+    num_bytes = 0
+    for file in path.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a running training removes old checkpoints
+            num_bytes += file.stat().st_size if file.is_file() else 0
+    return Checkpoint(int(path.name), num_bytes, path.stat().st_mtime)
