@@ -145,6 +145,6 @@ def test_a_writer_that_cannot_start_is_reported_once_and_stops_nothing(
     with caplog.at_level(logging.WARNING, "acrlpd"):
         for step in range(3):
             open_writers.open(step)
-            open_writers.write(step, {"q_mean": 0.5})
+            open_writers.write({"step": step, "q_mean": 0.5})
         open_writers.close()
     assert len(caplog.records) == 1

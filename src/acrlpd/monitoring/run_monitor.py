@@ -39,7 +39,7 @@ class RunMonitor:
         check_writer_packages(rl_config)  # on every process: if one failed alone, the others would wait for it
         log_frequency = rl_config.training.log_frequency
         self.anomalies = AnomalyDetector(rl_config, directory / ANOMALIES_FILE if is_primary else None)
-        self._writers = Writers(rl_config, directory) if is_primary else None
+        self._writers = Writers(rl_config, directory, enabled=is_primary)
         self._after_step = -1  # the step from which this process goes on
         self._debug: DebugMode | None = None
         if rl_config.logging.debug:
@@ -50,7 +50,7 @@ class RunMonitor:
 
     def before_update(self, step: int, agent: Agent, batch: Batch, rng: jax.Array) -> None:
         """`step` is the step that the update will make."""
-        self._open_writers()
+        self._writers.open(self._after_step)
         if self._debug is not None:
             self._debug.before_update(step, agent, batch, rng)
 
@@ -64,22 +64,13 @@ class RunMonitor:
         added = _memory_metrics() | self.anomalies.check(line)
         if self._debug is not None:
             added |= self._debug.on_line(int(line["step"]))
-        self._write(int(line["step"]), {**line, **added})
+        self._writers.write({**line, **added})
         return added
 
     def on_event(self, line: Mapping[str, Any]) -> None:
         """Takes the line of an evaluation or of collected episodes, which may come before the first update."""
-        self._open_writers()
-        self._write(int(line["step"]), line)
-
-    def _open_writers(self) -> None:
-        if self._writers is not None:
-            self._writers.open(self._after_step)
-
-    def _write(self, step: int, line: Mapping[str, Any]) -> None:
-        if self._writers is not None:
-            numbers = {name: value for name, value in line.items() if isinstance(value, float)}
-            self._writers.write(step, numbers)
+        self._writers.open(self._after_step)
+        self._writers.write(line)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on as if the run had not been interrupted."""
@@ -93,8 +84,7 @@ class RunMonitor:
     def close(self) -> None:
         if self._profiler is not None:
             self._profiler.close()
-        if self._writers is not None:
-            self._writers.close()
+        self._writers.close()
 
 
 def _memory_metrics() -> dict[str, float]:

@@ -10,7 +10,7 @@ import pathlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from acrlpd.config import ConfigError, RLTrainConfig, to_dict
 
@@ -42,14 +42,15 @@ def check_writer_packages(rl_config: RLTrainConfig) -> None:
 class Writers:
     """All writers of a config. They are opened when the run starts to train, and no failure reaches the caller."""
 
-    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
+    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path, *, enabled: bool = True) -> None:
+        """Only the primary process of a run has its writers enabled."""
         self._failed: set[str] = set()
         self._writers: dict[str, MetricWriter] = {}
         self._waiting: dict[str, Callable[[int], MetricWriter]] = {}
-        if rl_config.logging.tensorboard:
+        if enabled and rl_config.logging.tensorboard:
             path = directory / TENSORBOARD_DIRECTORY
             self._waiting["TensorBoard"] = lambda after_step: TensorBoardWriter(path, after_step)
-        if rl_config.logging.wandb != "disabled":
+        if enabled and rl_config.logging.wandb != "disabled":
             self._waiting["Weights & Biases"] = lambda _: WandbWriter(rl_config, directory)
 
     def open(self, after_step: int) -> None:
@@ -59,11 +60,12 @@ class Writers:
             with self._outlived(name):
                 self._writers[name] = create(after_step)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        named = {_panel_name(name): value for name, value in values.items()}
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Writes the finite numbers of a line of metrics."""
+        numbers = {_panel_name(name): value for name, value in line.items() if isinstance(value, float)}
         for name, writer in self._writers.items():
             with self._outlived(name):
-                writer.write(step, named)
+                writer.write(int(line["step"]), numbers)
 
     def close(self) -> None:
         for name, writer in self._writers.items():
