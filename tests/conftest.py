@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -16,6 +17,12 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).s
 # How long an example takes says nothing on a machine that two workers share.
 hypothesis.settings.register_profile("acrlpd", deadline=None)
 hypothesis.settings.load_profile("acrlpd")
+
+
+# A shell starts background jobs with SIGINT ignored, and child processes inherit that: a test could not stop its
+# child with Ctrl-C. A handler that does nothing keeps the tests as deaf as before, but children do not inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,13 +1,14 @@
 """Tiny training runs in this process, with faults in their data where a test wants them."""
 
 import dataclasses
+import inspect
 import json
 import pathlib
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import pytest
 
 from acrlpd.batch import Batch
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config
@@ -22,6 +23,24 @@ _COMPILED: dict[str, Any] = {}
 
 # Given the step that a batch is for, returns the batch that the trainer gets.
 Fault = Callable[[int, Batch], Batch]
+# What an update takes by the clock of these runs.
+UPDATE_S = 0.01
+
+
+class DrivenTime:
+    """Stands in for the module `time` where a run measures its updates, and moves only when a test moves it.
+
+    What a run says about its speed then depends on the test alone, however busy the machine is.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def state_config(directory: pathlib.Path, **overrides: Any) -> RLTrainConfig:
@@ -70,18 +89,23 @@ def train(
     directory: pathlib.Path,
     *,
     fault: Fault | None = None,
+    time: DrivenTime | None = None,
     profile_steps: tuple[int, int] | None = None,
     resume: bool = False,
     eval_fn: Callable[..., Mapping[str, float]] | None = None,
 ) -> Run:
-    """Trains as the config says; with `resume`, from the newest checkpoint in the directory."""
+    """Trains as the config says; with `resume`, from the newest checkpoint in the directory.
+
+    By the run's clock an update takes `UPDATE_S`, and waiting for its data takes what `fault` adds to `time`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     sharding = create_sharding(config)
-    with create_data_loader(config, device_sharding=sharding.data) as loader:
+    with create_data_loader(config, device_sharding=sharding.data) as loader, pytest.MonkeyPatch.context() as patch:
         if fault is not None:
             sample_batch = loader.sample_batch
             loader.sample_batch = lambda: fault(trainer.step + 1, sample_batch())  # type: ignore[method-assign]
         trainer = Trainer(config, loader, sharding, directory, profile_steps=profile_steps, eval_fn=eval_fn)
+        drive_clock(trainer, time or DrivenTime(), patch)
         if resume:
             trainer.load_checkpoint(max(directory.glob("[0-9]*"), key=lambda path: int(path.name)))
         else:
@@ -93,6 +117,18 @@ def train(
         _COMPILED[_computation(config)] = trainer._train_steps
         trainer.close()
     return read_run(directory)
+
+
+def drive_clock(trainer: Trainer, time: DrivenTime, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(inspect.getmodule(type(trainer.clock)), "time", time)
+    trainer.clock.restart()
+    on_line = trainer.monitor.on_line
+
+    def advance(line: Mapping[str, Any]) -> dict[str, float]:
+        time.advance(UPDATE_S)  # there is a line per update
+        return on_line(line)
+
+    patch.setattr(trainer.monitor, "on_line", advance)
 
 
 def _computation(config: RLTrainConfig) -> str:
@@ -113,8 +149,3 @@ def read_run(directory: pathlib.Path) -> Run:
 
 def with_rewards(batch: Batch, value: float) -> Batch:
     return dataclasses.replace(batch, rewards=jax.tree.map(lambda x: x * 0 + value, batch.rewards))
-
-
-def slowly(seconds: float, batch: Batch) -> Batch:
-    time.sleep(seconds)
-    return batch

@@ -185,9 +185,6 @@ def test_the_profile(run: Run) -> None:
     parts = profile["parts"]
     assert set(parts) == set(PARTS)
     assert all(parts[part] > 0 for part in ("policy", "critic", "sampling", "optimizer"))
-    # On a CPU the operations of a step and the gaps between them are the step.
-    computed = sum(parts[part] for part in ("policy", "critic", "sampling", "optimizer"))
-    assert computed > 0.2 * sum(parts.values())
 
 
 # -- documentation -----------------------------------------------------------------------------------------------

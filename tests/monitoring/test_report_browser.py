@@ -54,7 +54,7 @@ def open_page(path: Path, profile: Path) -> tuple[str, str]:
         f"--user-data-dir={profile}", "--enable-logging=stderr", "--virtual-time-budget=5000", "--dump-dom",
         path.as_uri(),
     ]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     console = "\n".join(line for line in result.stderr.splitlines() if "CONSOLE" in line)
     return result.stdout, console
 

@@ -15,14 +15,15 @@ from acrlpd.evaluation.statistics import wilson_interval
 from acrlpd.monitoring.report_curves import create_curves, downsample
 from acrlpd.monitoring.report_facts import (
     config_differences,
-    final_outcomes,
+    final_stages,
     overview,
     plan_comparison,
     shown_evaluation,
 )
 from acrlpd.monitoring.report_verdict import difference, judge
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
-from acrlpd.runs.record import Outcome, RunRecord, Series, read_run
+from acrlpd.runs.metrics_reader import Series
+from acrlpd.runs.record import Outcome, RunRecord, read_run
 
 
 @pytest.fixture(scope="module")
@@ -147,11 +148,11 @@ def test_plan_against_measurement(record: RunRecord) -> None:
 
 def test_the_end_of_the_last_phase_is_shown(record: RunRecord) -> None:
     assert shown_evaluation(record) == ("Online RL", 2500)
-    assert next(iter(final_outcomes(record))) == "Imitation"
+    assert final_stages(record)[0].label == "Imitation"
     assert shown_evaluation(dataclasses.replace(record, stages={})) == ("Step 2,500", 2500)
     assert shown_evaluation(dataclasses.replace(record, evaluations={})) is None
     cloned = dataclasses.replace(stages(record, offline=20), config={"acrlpd.loss_weights.critic_weight": 0.0})
-    assert list(final_outcomes(cloned)) == ["Imitation"] and shown_evaluation(cloned) is None
+    assert [stage.label for stage in final_stages(cloned)] == ["Imitation"] and shown_evaluation(cloned) is None
     assert any("it is imitation" in sentence for sentence in judge(cloned).sentences)
     compared = dataclasses.replace(cloned, stages=stages(record, bc=10, offline=40).stages)
     assert "RL" not in judge(compared).headline  # it has none, however it did against another clone

@@ -26,7 +26,7 @@ class ServeProcess:
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, env=self._environment)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        line = self.wait_for_line(r"serving on ws://127\.0\.0\.1:(\d+)", seconds=120)
+        line = self.wait_for_line(r"serving on ws://127\.0\.0\.1:(\d+)", seconds=300)
         self.port = int(line.group(1))
         return self
 
@@ -48,14 +48,14 @@ class ServeProcess:
         if self._process.poll() is None:
             self.terminate()
         try:
-            code = self._process.wait(60)
+            code = self._process.wait(300)
         finally:
             self._process.kill()
             self._process.wait()
-        self._reader.join(10)
+        self._reader.join(60)
         return code
 
-    def wait_for_line(self, pattern: str, seconds: float = 60) -> re.Match[str]:
+    def wait_for_line(self, pattern: str, seconds: float = 300) -> re.Match[str]:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             match = re.search(pattern, self.said)

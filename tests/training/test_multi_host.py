@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -107,10 +106,8 @@ def test_the_other_process_says_so_when_one_is_killed(two_processes: pathlib.Pat
     config = state_config(two_processes.parents[1], exp_name="killed", **SHARDED | {"offline_steps": 100_000})
     both = start_two(processes, config, [{}, {"kill_before_step": 15}])
     victim = finish(both[1])
-    start = time.monotonic()
-    survivor = finish(both[0], timeout=60)
+    survivor = finish(both[0])
     assert victim.returncode == -9, victim.output
-    assert time.monotonic() - start < 60
     assert_explained(survivor, "process 0 of 2")
 
 
@@ -147,12 +144,12 @@ def assert_explained(survivor: Finished, who: str) -> None:
 
 TRAIN = """
 import sys
-from acrlpd import cli
+from acrlpd.cli.main import main
 from acrlpd.training import distributed
 distributed.HEARTBEAT_TIMEOUT_S = 5
 coordinator, process_id, directory = sys.argv[1:]
 processes = ["--coordinator", coordinator, "--num_processes", "2", "--process_id", process_id]
-sys.exit(cli.main(["train", "--config", "debug", "--exp_name", "a", "--checkpoint_dir", directory, *processes]))
+sys.exit(main(["train", "--config", "debug", "--exp_name", "a", "--checkpoint_dir", directory, *processes]))
 """
 
 
@@ -161,7 +158,7 @@ def test_a_process_that_refuses_the_run_does_not_blame_the_others(tmp_path: path
     (tmp_path / "debug" / "a" / "10").mkdir(parents=True)
     coordinator = f"127.0.0.1:{free_port()}"
     both = [start_script(TRAIN, coordinator, process_id, str(tmp_path)) for process_id in range(2)]
-    refused, other = (finish(process, timeout=100) for process in both)
+    refused, other = (finish(process) for process in both)
     assert "holds a run with checkpoints up to step 10" in refused.output
     last = refused.output.strip().splitlines()[-1]
     assert last.startswith("acrlpd: process 0 of 2 ends because of its own error above")
@@ -173,18 +170,18 @@ import os, signal, sys, time
 from acrlpd.training.distributed import DistributedOptions, barrier, initialize_distributed
 process_id = int(sys.argv[2])
 initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=process_id))
-barrier("both are here", timeout_s=60)
+barrier("both are here", timeout_s=300)
 if process_id == 0:
     os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(100)
+time.sleep(600)
 """
 
 
 def test_the_other_process_says_so_when_the_coordinator_is_killed() -> None:
     coordinator = f"127.0.0.1:{free_port()}"
     both = [start_script(WAIT_FOR_EACH_OTHER, coordinator, process_id) for process_id in range(2)]
-    assert finish(both[0], timeout=60).returncode == -9
-    assert_explained(finish(both[1], timeout=60), "process 1 of 2")
+    assert finish(both[0]).returncode == -9
+    assert_explained(finish(both[1]), "process 1 of 2")
 
 
 WAIT_IN_VAIN = """
@@ -194,16 +191,19 @@ process_id = int(sys.argv[2])
 initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=process_id))
 if process_id == 0:
     barrier("a name", timeout_s=2)
-time.sleep(4)
+time.sleep(600)
 """
 
 
 def test_a_barrier_that_nobody_else_comes_to_is_an_error() -> None:
     coordinator = f"127.0.0.1:{free_port()}"
     both = [start_script(WAIT_IN_VAIN, coordinator, process_id) for process_id in range(2)]
-    output = finish(both[0], timeout=60).output
-    finish(both[1], timeout=60)
-    assert "PeerError: process 0 of 2 waited 2 s at 'a name' for processes that did not come" in output
+    assert both[0].stdout is not None
+    message = "PeerError: process 0 of 2 waited 2 s at 'a name' for processes that did not come"
+    assert any(message in line for line in both[0].stdout)  # before process 1 ends, which the test decides
+    for process in both:
+        process.kill()
+        finish(process)
 
 
 SAY_WHETHER_THERE_IS_A_CACHE = """
@@ -218,7 +218,7 @@ def test_processes_on_cpus_all_compile_their_programs() -> None:
     """One from the cache and one compiled anew may exchange their arrays in different orders."""
     coordinator = f"127.0.0.1:{free_port()}"
     both = [start_script(SAY_WHETHER_THERE_IS_A_CACHE, coordinator, process_id) for process_id in range(2)]
-    assert ["cache: False" in finish(process, timeout=60).output for process in both] == [True, True]
+    assert ["cache: False" in finish(process).output for process in both] == [True, True]
 
 
 def start_script(script: str, coordinator: str, process_id: int, *arguments: str) -> "subprocess.Popen[str]":

@@ -36,8 +36,8 @@ COMMANDS = {
     "eval": Command("judge checkpoints in their environment", "acrlpd.cli.eval"),
     "export": Command("export a policy for openpi and for serving", "acrlpd.cli.serve", "export_main"),
     "serve": Command("serve a policy on openpi's protocol", "acrlpd.cli.serve", "serve_main"),
-    "report": Command("a run's report: one HTML file, and Markdown", "acrlpd.cli.report", "report_main"),
-    "watch": Command("follow a run in the terminal", "acrlpd.cli.report", "watch_main"),
+    "report": Command("a run's report: one HTML file, and Markdown", "acrlpd.cli.report"),
+    "watch": Command("follow a run in the terminal", "acrlpd.cli.watch"),
     "plan": Command("memory, FLOPs and step time of a config, before it runs", "acrlpd.cli.plan"),
     "doctor": Command("check this machine and installation", "acrlpd.cli.doctor"),
 }

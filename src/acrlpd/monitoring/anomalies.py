@@ -1,4 +1,4 @@
-"""Being told when a run goes wrong: once per episode of trouble, with numbers and advice."""
+"""Tells when a run goes wrong: once per episode of trouble, with numbers and advice."""
 
 import dataclasses
 import logging
@@ -8,7 +8,7 @@ from typing import Any
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.anomaly_kinds import KINDS, AnomalyKind, Assessment, Component
-from acrlpd.monitoring.baselines import Baselines
+from acrlpd.monitoring.usual_values import UsualValues
 from acrlpd.runs.json_lines import JsonLinesFile
 from acrlpd.runs.record import Anomaly
 
@@ -17,37 +17,37 @@ logger = logging.getLogger(__name__)
 ANOMALY = "anomaly/"
 # Below this share of the threshold a line is healthy.
 _HEALTHY = 0.5
-# Healthy lines in a row after which it is over: trouble that comes and goes is one episode.
+# Healthy lines in a row that end an episode: trouble that comes and goes is one episode.
 _LINES_TO_RECOVER = 5
-# A gradient this many times its clipping threshold is mentioned with the learning rate.
+# The advice mentions clipping when a gradient is this many times its clipping threshold.
 _MUCH_CLIPPED = 10.0
 
 
 class AnomalyDetector:
     """Looks at every line of metrics; never touches the run.
 
-    What it has learned and which episodes are open is part of the run's state, so that a resumed run
-    reports what it would have reported, and not again what it has reported.
+    What the detector has learned, and the episodes that are open, are part of the run's state. A resumed run
+    therefore reports the same as a run that was never interrupted, and reports nothing twice.
     """
 
     def __init__(self, rl_config: RLTrainConfig, path: pathlib.Path | None) -> None:
-        """`path` None: this process watches but does not write."""
+        """`path` is None on a process that watches but does not write."""
         self.open: dict[str, Anomaly] = {}
         self._rl_config = rl_config
         self._file = JsonLinesFile(path)
-        self._baselines = Baselines()
+        self._usual = UsualValues()
         self._bad_lines: dict[str, int] = {}  # kind -> lines in a row
         self._healthy_lines: dict[str, int] = {}
         self._last_bad_step: dict[str, int] = {}
 
     def check(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Judges one line; returns what to add to it: 1 for every kind of trouble that lasts."""
-        self._baselines.enter(line)
+        """Judges one line; returns the metrics to add to the line: 1 for every kind of trouble that lasts."""
+        self._usual.enter(line)
         for kind in KINDS:
-            assessment = kind.assess(line, self._baselines, self._rl_config)
-            if assessment is not None and self._baselines.num_lines > kind.grace:
+            assessment = kind.assess(line, self._usual, self._rl_config)
+            if assessment is not None and self._usual.num_lines > kind.grace:
                 self._judge(kind, assessment, line)
-        self._baselines.learn(line)
+        self._usual.learn(line)
         return {f"{ANOMALY}{kind}": 1.0 for kind in self.open}
 
     def _judge(self, kind: AnomalyKind, assessment: Assessment, line: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class AnomalyDetector:
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on; survives JSON."""
         return {
-            "baselines": self._baselines.state_dict(),
+            "usual": self._usual.state_dict(),
             "open": [dataclasses.asdict(anomaly) for anomaly in self.open.values()],
             "bad_lines": self._bad_lines,
             "healthy_lines": self._healthy_lines,
@@ -85,24 +85,24 @@ class AnomalyDetector:
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None, step: int) -> None:
-        """Goes on after `step`, or from nothing; what the interrupted run reported later is dropped."""
+        """Goes on after `step`, or starts anew with None; later reports of the interrupted run are dropped."""
         if state is not None:
-            self._baselines = Baselines.from_state_dict(state["baselines"])
+            self._usual = UsualValues.from_state_dict(state["usual"])
             self.open = {entry["kind"]: Anomaly(**entry) for entry in state["open"]}
             self._bad_lines = dict(state["bad_lines"])
             self._healthy_lines = dict(state["healthy_lines"])
             self._last_bad_step = dict(state["last_bad_step"])
         kept = [entry for entry in self._file.read() if entry["step"] <= step and not self._is_open_again(entry)]
-        self._file.replace(kept)  # also if all are kept: a line that a kill cut off must not be gone on with
+        self._file.replace(kept)  # even if all entries are kept: this removes a last line that a kill cut off
 
     def _is_open_again(self, entry: Mapping[str, Any]) -> bool:
-        """Whether this is the end of an episode that, as of now, has not ended."""
+        """Whether this entry ends an episode that is open at the step from which the run goes on."""
         anomaly = self.open.get(entry["kind"])
         return entry["last_step"] is not None and anomaly is not None and anomaly.step == entry["step"]
 
 
 def suggest_lr_adjustment(rl_config: RLTrainConfig, component: Component, line: Mapping[str, Any]) -> str:
-    """The learning rate to try when a component is in trouble, as a flag. Advice only: nothing is changed."""
+    """The learning rate to try when a component is in trouble, as a flag. Nothing is changed."""
     schedule, optimizer, flag = {
         "policy": (rl_config.actor_lr_schedule, rl_config.actor_optimizer, "--pi0_lr"),
         "critic": (rl_config.critic_lr_schedule, rl_config.critic_optimizer, "--critic_lr"),

@@ -1,7 +1,7 @@
 """The ten ways in which a run goes wrong: how each is measured, and what to do about it.
 
-An assessment's `excess` says how far a measurement is past its threshold: trouble above 1, health below
-one half, and in between whatever it was before. That is the hysteresis of all kinds.
+The `excess` of an assessment says how far a measurement is past its threshold. Above 1 the line is bad, below one
+half it is healthy. In between, an episode of trouble neither begins nor ends.
 """
 
 import dataclasses
@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.monitoring.baselines import LOSSES, UPDATE_TIME, Baselines, update_time
 from acrlpd.monitoring.units import format_seconds
+from acrlpd.monitoring.usual_values import LOSSES, UPDATE_TIME, UsualValues, update_time
 
 Line = Mapping[str, Any]
 Severity = Literal["warning", "error"]
 Component = Literal["policy", "critic", "temperature"]
 
 LOSS_EXPLOSION_FACTOR = 10.0
-# A loss below this is not exploding, whatever it was before; of the critic, relative to the reward squared.
+# A loss below this is not exploding, whatever it was before. For the critic's loss: times the largest reward squared.
 _SMALL_LOSS = 1e-3
 Q_COLLAPSE_STD = 0.01  # of the largest reward
 Q_BOUND_SLACK = 0.05  # of the bound
@@ -30,39 +30,59 @@ SLOWDOWN_FACTOR = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Assessment:
-    """How bad one thing is in one line."""
+    """How bad one line is in one respect."""
 
     excess: float
     message: str
-    # Whose learning rate has to do with it.
+    # The component whose learning rate may be the cause.
     component: Component | None = None
 
 
-Assess = Callable[[Line, Baselines, RLTrainConfig], Assessment | None]
+# Returns None for a line that does not have the numbers.
+Assess = Callable[[Line, UsualValues, RLTrainConfig], Assessment | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class AnomalyKind:
-    """One way to go wrong. `assess` returns None for a line that does not tell."""
+    """One way to go wrong."""
 
     name: str
     severity: Severity
     assess: Assess
     advice: str
-    # Lines in a row before it is called trouble, and lines of a phase that are never called so.
-    patience: int = 3
-    grace: int = 0
+    patience: int  # bad lines in a row that begin an episode
+    grace: int  # lines at the start of a phase that are not judged
 
 
-def _loss_explosion(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+KINDS: list[AnomalyKind] = []
+
+
+def _kind(severity: Severity, advice: str, *, patience: int = 3, grace: int = 0) -> Callable[[Assess], Assess]:
+    """Makes a kind of a function that assesses a line; the kind has the function's name."""
+
+    def register(assess: Assess) -> Assess:
+        KINDS.append(AnomalyKind(assess.__name__, severity, assess, advice, patience, grace))
+        return assess
+
+    return register
+
+
+@_kind(
+    "error",
+    "Lower the learning rate of the part whose loss grows and clip its gradients harder. More behaviour cloning "
+    "(bc_weight) steadies the policy; fewer candidates (num_action_samples) steady the targets. Look for outliers in "
+    "the rewards: acrlpd.critic_loss huber limits their pull.",
+    patience=2,
+)
+def loss_explosion(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     worst = None
     for name in LOSSES:
         if name == "actor_loss" and not rl_config.improvement.zero_at_best:
-            continue  # minus a value: no loss that is 0 at best
-        loss, usual = line.get(name), baselines.usual(name)
+            continue  # minus a value: the size of such a loss says nothing
+        loss, usual = line.get(name), values.usual(name)
         if loss is None or usual is None:
             continue
-        floor = _SMALL_LOSS * (baselines.reward_scale**2 if name == "critic_loss" else 1.0)
+        floor = _SMALL_LOSS * (values.reward_scale**2 if name == "critic_loss" else 1.0)
         excess = loss / (LOSS_EXPLOSION_FACTOR * max(usual, floor))
         if worst is None or excess > worst.excess:
             message = f"{name} is {loss:.4g}, {loss / usual:.3g} times its usual {usual:.4g}"
@@ -70,40 +90,59 @@ def _loss_explosion(line: Line, baselines: Baselines, rl_config: RLTrainConfig) 
     return worst
 
 
-def _q_collapse(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+@_kind(
+    "warning",
+    "Check that successes and rewards are labelled (`acrlpd data inspect`) and that some episodes fail and some "
+    "succeed. If they do: less critic weight decay, a higher critic learning rate, or a longer chunk "
+    "(qchunking.horizon_length), which carries rewards further per update.",
+    grace=10,
+)
+def q_collapse(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     std = line.get("q_std")
     if std is None:
         return None
-    scale = baselines.reward_scale
+    scale = values.reward_scale
     rewards = f"rewards reach {scale:.4g}"
-    if baselines.reward_min == baselines.reward_max == 0.0:
+    if values.reward_min == values.reward_max == 0.0:
         rewards = "no reward other than 0 was seen"
     message = f"Q is {line.get('q_mean') or 0.0:.4g} everywhere (standard deviation {std:.3g}; {rewards})"
     return Assessment(Q_COLLAPSE_STD * scale / max(std, 1e-12), message)
 
 
-def _q_divergence(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+@_kind(
+    "error",
+    "No policy can earn such a value: the targets contain the critics' own mistakes. Use critic.q_aggregation min with "
+    "more critics, keep critic.use_layer_norm on, lower acrlpd.target_update_tau, the critic learning rate or "
+    "num_action_samples. Check that true terminals are marked, so that targets end there.",
+    patience=2,
+)
+def q_divergence(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     discount = rl_config.acrlpd.discount
-    values = {name: line[name] for name in ("q_mean", "target_q_mean") if line.get(name) is not None}
-    if discount >= 1 or not values:
+    found = {name: line[name] for name in ("q_mean", "target_q_mean") if line.get(name) is not None}
+    if discount >= 1 or not found:
         return None
-    low, high = baselines.reward_min / (1 - discount), baselines.reward_max / (1 - discount)
-    slack = Q_BOUND_SLACK * baselines.reward_scale / (1 - discount)
-    outside = {name: max(value - high, low - value) for name, value in values.items()}
+    low, high = values.reward_min / (1 - discount), values.reward_max / (1 - discount)
+    slack = Q_BOUND_SLACK * values.reward_scale / (1 - discount)
+    outside = {name: max(value - high, low - value) for name, value in found.items()}
     worst = max(outside, key=lambda name: outside[name])
     message = (
-        f"{worst} is {values[worst]:.4g}; rewards from {baselines.reward_min:.4g} to {baselines.reward_max:.4g} and "
+        f"{worst} is {found[worst]:.4g}; rewards from {values.reward_min:.4g} to {values.reward_max:.4g} and "
         f"discount {discount:g} allow {low:.4g} to {high:.4g}"
     )
     return Assessment(outside[worst] / slack, message, "critic")
 
 
-def _bc_rl_imbalance(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+@_kind(
+    "warning",
+    "One of the two losses decides alone. Too much cloning: lower bc_weight, and the policy may improve on the data. "
+    "Too little cloning: raise bc_weight, or the policy forgets the data.",
+)
+def bc_rl_imbalance(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     bc_weight = line.get("bc_weight")
     bc, actor = line.get("bc_loss"), line.get("actor_loss")
     actor_weight = rl_config.acrlpd.loss_weights.actor_weight
     if not (bc_weight and bc and actor and actor_weight):
-        return None  # one of the two is not part of this run, or not of this line
+        return None  # the run or the line has only one of the two losses
     ratio = bc_weight * bc / abs(actor_weight * actor)
     low, high = BC_RL_RATIOS
     message = (
@@ -113,7 +152,14 @@ def _bc_rl_imbalance(line: Line, baselines: Baselines, rl_config: RLTrainConfig)
     return Assessment(max(ratio / high, low / ratio), message)
 
 
-def _temperature_out_of_range(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+@_kind(
+    "warning",
+    "The candidates' entropy does not reach its target, so the temperature runs away. Above the range AWR weights all "
+    "samples alike; below it a few samples take all the weight. Set acrlpd.target_entropy near the entropy_estimate "
+    "that you see, lower the temperature's learning rate, or fix the temperature with acrlpd.learnable_temperature "
+    "false.",
+)
+def temperature_out_of_range(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     alpha = line.get("alpha_value")
     if alpha is None or not rl_config.acrlpd.learnable_temperature:
         return None
@@ -125,11 +171,18 @@ def _temperature_out_of_range(line: Line, baselines: Baselines, rl_config: RLTra
     return Assessment(max(alpha / high, low / max(alpha, 1e-12)), message, "temperature")
 
 
-def _ensemble_disagreement(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+@_kind(
+    "warning",
+    "The critics disagree about chunks that they were trained on, so their values of new actions are noise. Train the "
+    "critics longer before the policy follows them (acrlpd.critic_warmup_steps), raise the critic learning rate if "
+    "they hardly learn, lower critic.kernel_init_scale, or look for contradicting rewards.",
+    grace=10,
+)
+def ensemble_disagreement(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     spread, std, mean = (line.get(name) for name in ("q_ensemble_std", "q_std", "q_mean"))
     if spread is None or std is None or mean is None:
         return None
-    ordinary = max(std, 0.1 * abs(mean), 0.05 * baselines.reward_scale)
+    ordinary = max(std, 0.1 * abs(mean), 0.05 * values.reward_scale)
     message = (
         f"the critics differ by {spread:.4g} (standard deviation over the ensemble) where Q differs by {std:.4g} "
         f"over the batch, around {mean:.4g}"
@@ -137,7 +190,13 @@ def _ensemble_disagreement(line: Line, baselines: Baselines, rl_config: RLTrainC
     return Assessment(spread / ordinary, message)
 
 
-def _dead_candidates(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+@_kind(
+    "warning",
+    "Best-of-N has no choice: every candidate is the same action, and advantages are noise. The policy has collapsed "
+    "onto one action: train less on few demonstrations, use more varied data, make fewer updates per environment "
+    "step. Check that the policy's weights are the ones you meant.",
+)
+def dead_candidates(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     spread, n = line.get("candidate_diversity"), rl_config.acrlpd.num_action_samples
     if spread is None or n < 2:
         return None
@@ -145,7 +204,12 @@ def _dead_candidates(line: Line, baselines: Baselines, rl_config: RLTrainConfig)
     return Assessment(DEAD_CANDIDATE_SPREAD / max(spread, 1e-12), message)
 
 
-def _data_starvation(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+@_kind(
+    "warning",
+    "The devices wait for batches. Build a frame cache (`acrlpd data cache`), raise data.num_workers and "
+    "data.prefetch_batches, or move the data to a local disk.",
+)
+def data_starvation(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     total = update_time(line)
     if not total:
         return None
@@ -154,7 +218,14 @@ def _data_starvation(line: Line, baselines: Baselines, rl_config: RLTrainConfig)
     return Assessment(share / DATA_WAIT_SHARE, message)
 
 
-def _non_finite_updates(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
+@_kind(
+    "error",
+    "Skipped updates leave the run intact, but with many of them nothing is learned. Look for NaN or huge numbers in "
+    "the data (`acrlpd data inspect`, norm statistics with a standard deviation near 0), then lower the learning rates "
+    "and clip gradients harder.",
+    patience=1,
+)
+def non_finite_updates(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     share = line.get("update_skipped")
     if share is None:
         return None
@@ -168,96 +239,14 @@ def _non_finite_updates(line: Line, baselines: Baselines, rl_config: RLTrainConf
     return Assessment(2.0 if share > 0 else 0.0, message, culprits[0] if culprits else None)
 
 
-def _throughput_drop(line: Line, baselines: Baselines, rl_config: RLTrainConfig) -> Assessment | None:
-    now, usual = update_time(line), baselines.usual(UPDATE_TIME)
+@_kind(
+    "warning",
+    "Something else uses the machine, the devices throttle, or the data got slower: compare timing/data_wait_s with "
+    "timing/step_s, look at `nvidia-smi`, and profile a few steps (--profile_steps).",
+)
+def throughput_drop(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
+    now, usual = update_time(line), values.usual(UPDATE_TIME)
     if now is None or usual is None:
         return None
     message = f"an update takes {format_seconds(now)}, {now / usual:.3g} times the usual {format_seconds(usual)}"
     return Assessment(now / (SLOWDOWN_FACTOR * usual), message)
-
-
-KINDS = (
-    AnomalyKind(
-        "loss_explosion",
-        "error",
-        _loss_explosion,
-        "Lower the learning rate of the part whose loss grows and clip its gradients harder; more behaviour cloning "
-        "(bc_weight) steadies the policy, fewer candidates (num_action_samples) the targets. Look for outliers in the "
-        "rewards: acrlpd.critic_loss huber limits their pull.",
-        patience=2,
-    ),
-    AnomalyKind(
-        "q_collapse",
-        "warning",
-        _q_collapse,
-        "Check that successes and rewards are labelled (`acrlpd data inspect`) and that some episodes fail and some "
-        "succeed. If they do: less critic weight decay, a higher critic learning rate, or a longer chunk "
-        "(qchunking.horizon_length), which carries rewards further per update.",
-        grace=10,
-    ),
-    AnomalyKind(
-        "q_divergence",
-        "error",
-        _q_divergence,
-        "No policy can earn such a value: the bootstrap feeds on itself. Use critic.q_aggregation min with more "
-        "critics, keep critic.use_layer_norm on, lower acrlpd.target_update_tau, the critic learning rate or "
-        "num_action_samples. Check that true terminals are marked, so that targets end there.",
-        patience=2,
-    ),
-    AnomalyKind(
-        "bc_rl_imbalance",
-        "warning",
-        _bc_rl_imbalance,
-        "One of the two losses decides alone. Too much cloning: lower bc_weight, and the policy may improve on the "
-        "data. Too little: raise it, or the policy forgets the data it comes from.",
-    ),
-    AnomalyKind(
-        "temperature_out_of_range",
-        "warning",
-        _temperature_out_of_range,
-        "The candidates' entropy does not reach its target, so the temperature runs away: above the range AWR "
-        "weights all samples alike, below it a few samples take all the weight. Set acrlpd.target_entropy near the "
-        "entropy_estimate that you see, lower the temperature's learning rate, or fix the temperature with "
-        "acrlpd.learnable_temperature false.",
-    ),
-    AnomalyKind(
-        "ensemble_disagreement",
-        "warning",
-        _ensemble_disagreement,
-        "The critics do not agree on what they were shown, so what they say of new actions is noise. Train them "
-        "longer before the policy listens (acrlpd.critic_warmup_steps), raise the critic learning rate if they "
-        "hardly learn, lower critic.kernel_init_scale, or look for contradicting rewards.",
-        grace=10,
-    ),
-    AnomalyKind(
-        "dead_candidates",
-        "warning",
-        _dead_candidates,
-        "There is nothing to choose from: best-of-N picks what one sample would have been, and advantages are noise. "
-        "The policy has collapsed onto one action: less training on few demonstrations, more varied data, fewer "
-        "updates per environment step; check that the policy's weights are the ones you meant.",
-    ),
-    AnomalyKind(
-        "data_starvation",
-        "warning",
-        _data_starvation,
-        "The devices wait for batches. Build a frame cache (`acrlpd data cache`), raise data.num_workers and "
-        "data.prefetch_batches, move the data to a local disk.",
-    ),
-    AnomalyKind(
-        "non_finite_updates",
-        "error",
-        _non_finite_updates,
-        "Skipped updates leave the run intact; many of them mean that nothing is learned. Look for NaN or huge "
-        "numbers in the data (`acrlpd data inspect`, norm statistics with a standard deviation near 0), then lower "
-        "the learning rates and clip gradients harder.",
-        patience=1,
-    ),
-    AnomalyKind(
-        "throughput_drop",
-        "warning",
-        _throughput_drop,
-        "Something else uses the machine, the devices throttle, or the data got slower: compare timing/data_wait_s "
-        "with timing/step_s, look at `nvidia-smi`, and profile a few steps (--profile_steps).",
-    ),
-)

@@ -1,4 +1,4 @@
-"""Debug mode: now and then a close look at an update, as files under <run>/debug/ and as metrics."""
+"""Debug mode: every few lines of metrics a close look at an update, as files under <run>/debug/ and as metrics."""
 
 import io
 import json
@@ -26,21 +26,21 @@ _CAPTION_WIDTH = 200
 
 
 class DebugMode:
-    """Looks at the first line's update and at every tenth one's, and at the pictures of fewer.
+    """Inspects the update of the first line of metrics and of every tenth line, and draws a few contact sheets.
 
-    An inspection computes gradients and candidates once more, and costs one compile. It belongs to the line of
-    the step it looks at, so a resumed run inspects what it would have inspected.
+    An inspection computes gradients and candidates once more, and costs one compile. The step alone decides
+    whether an update is inspected, so a resumed run inspects the same updates.
     """
 
     def __init__(self, directory: pathlib.Path | None, log_frequency: int) -> None:
-        """`directory` None: this process takes part in the computation but writes nothing."""
+        """`directory` is None on a process that takes part in the computation but writes nothing."""
         self._directory = directory
         self._log_frequency = log_frequency
         self._pending: dict[int, Inspection] = {}  # step -> result, perhaps still being computed
         self._has_sheet = False
 
     def before_update(self, step: int, agent: Agent, batch: Batch, rng: jax.Array) -> None:
-        """`step` is the one that this update makes."""
+        """`step` is the step that this update makes."""
         period = self._log_frequency * LINES_PER_INSPECTION
         if not self._has_sheet or step % (period * INSPECTIONS_PER_SHEET) == 0:
             self._has_sheet = True
@@ -49,7 +49,7 @@ class DebugMode:
             self._pending[step] = inspect_update(agent, batch, rng)
 
     def on_line(self, step: int) -> dict[str, float]:
-        """What belongs to the line of this step; by now it is computed."""
+        """The metrics of the inspection of this step, if there was one; by now the devices have computed it."""
         inspection = self._pending.pop(step, None)
         if inspection is None:
             return {}
@@ -68,12 +68,12 @@ class DebugMode:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / name).write_bytes(content)
-        except OSError as error:  # nobody loses a run over a debug file
+        except OSError as error:  # a debug file must not cost the run
             logger.warning("%s cannot be written: %s", self._directory / name, error)
 
 
 def describe(inspection: Inspection) -> dict[str, Any]:
-    """An inspection as plain data, with everything that `summarize` leaves out."""
+    """A whole inspection as plain data."""
     edges = np.linspace(-ACTION_RANGE, ACTION_RANGE, NUM_BINS + 1)
     content = {
         "gradient_norms": {group: _plain(norms) for group, norms in inspection.gradient_norms.items()},
@@ -87,10 +87,7 @@ def describe(inspection: Inspection) -> dict[str, Any]:
         return content
     low, mean, high = _plain(critics.candidate_q)
     return content | {
-        "critics": {
-            "mean_q": _plain(critics.member_q),
-            "std_q": _plain(critics.member_q_std),
-        },
+        "critics": {"mean_q": _plain(critics.member_q), "std_q": _plain(critics.member_q_std)},
         "best_of_n": {
             "choices": _plain(critics.choices),
             "candidate_q": {"lowest": low, "mean": mean, "highest": high},
@@ -99,16 +96,16 @@ def describe(inspection: Inspection) -> dict[str, Any]:
 
 
 def _plain(array: Any) -> list[Any]:
-    """As lists; JSON has no NaN, so what is not finite becomes None."""
+    """An array as lists. JSON has no NaN, so a number that is not finite becomes None."""
     plain = np.asarray(array).astype(object)
     plain[~np.isfinite(array)] = None
     return plain.tolist()
 
 
 def contact_sheet(batch: Batch) -> bytes | None:
-    """The first windows of a batch as a PNG: a row each, with every camera now and a chunk later.
+    """The first windows of a batch as a PNG: one row per window, with every camera now and a chunk later.
 
-    None where there are no cameras. Of a batch on several hosts, those on this one are shown.
+    None where there are no cameras. With several hosts, the sheet shows the windows of this host.
     """
     now, later = batch.observations.images, batch.next_observations.images
     columns = [(camera, _local(images)) for camera, images in now.items()]
@@ -135,7 +132,7 @@ def contact_sheet(batch: Batch) -> bytes | None:
 
 
 def _local(array: Any) -> np.ndarray:
-    """The part of an array that this process can see first."""
+    """The first part of an array that this process holds."""
     return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
 
 

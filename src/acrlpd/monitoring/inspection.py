@@ -1,4 +1,7 @@
-"""What debug mode looks at on the devices: gradients by layer group, actions, critics and choices."""
+"""What debug mode computes on the devices: gradients by layer group, actions, critics and choices.
+
+This is the only module of monitoring that looks inside an agent.
+"""
 
 import contextlib
 import functools
@@ -27,9 +30,9 @@ _STACKED = ("layers", "encoderblock")
 
 @flax.struct.dataclass
 class CriticInspection:
-    """What E critics say, and which of N candidates they choose."""
+    """The values of E critics, and which of N candidates they choose."""
 
-    member_q: jax.Array  # [E] mean over the windows the critic learns from, at the logged chunk
+    member_q: jax.Array  # [E] at the logged chunk, mean over the windows that the critics learn from
     member_q_std: jax.Array  # [E]
     candidate_q: jax.Array  # [3] lowest, mean and highest value of the candidates, mean over the batch
     choices: jax.Array  # int32 [N] how often each candidate was chosen
@@ -37,19 +40,19 @@ class CriticInspection:
 
 @flax.struct.dataclass
 class Inspection:
-    """One look at one batch; a = real action dims."""
+    """One inspection of one batch; a = real action dims."""
 
     gradient_norms: dict[str, jax.Array]  # group -> [layers], or [1] where layers are not stacked
-    data_actions: jax.Array  # int32 [a, NUM_BINS] histograms over the chunk the critics see
+    data_actions: jax.Array  # int32 [a, NUM_BINS] histograms over the chunk that the critics see
     chosen_actions: jax.Array  # int32 [a, NUM_BINS]
     chosen_distance: jax.Array  # root mean square of chosen minus logged action
-    critics: CriticInspection | None  # None where none is trained
+    critics: CriticInspection | None  # None in a run that trains no critic
 
 
 def inspect_update(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
-    """Looks at the update that `agent` is about to make on `batch` with the run's key; changes nothing.
+    """Inspects the update that `agent` is about to make on `batch` with the run's key; changes nothing.
 
-    Of an update in micro-batches it sees the first one, which is all that is sure to fit.
+    With gradient accumulation only the first micro-batch is inspected: more may not fit into memory.
     """
     sharding = agent.step.sharding
     mesh = getattr(sharding, "mesh", None)
@@ -59,7 +62,10 @@ def inspect_update(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
 
 @functools.cache
 def _compiled(sharding: jax.sharding.Sharding) -> Callable[[Agent, Batch, jax.Array], Inspection]:
-    """Every process gets the whole result. On CPUs, optimising it would take longer than it ever runs."""
+    """The compiled inspection. Every process gets the whole result.
+
+    On CPUs the compiler does not optimise: that would take longer than all inspections of a run.
+    """
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     return jax.jit(_inspect, out_shardings=sharding, compiler_options=options)
 
@@ -69,7 +75,7 @@ def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
     if agent.gradient_accumulation_steps > 1:
         batch = jax.tree.map(lambda x: x[0], split_batch(batch, agent.gradient_accumulation_steps))
     algorithm = agent.algorithm
-    num_samples = None if algorithm.has_critic else 1  # there is nobody to choose
+    num_samples = None if algorithm.has_critic else 1  # without a critic nothing is chosen
     choice = agent.best_of_n(jax.random.fold_in(rng, 1), batch.observations, num_samples=num_samples, use_ema=False)
     chosen, logged = algorithm.critic_chunks(choice.actions), algorithm.critic_chunks(batch.actions)
     return Inspection(
@@ -82,7 +88,12 @@ def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
 
 
 def _inspect_critics(agent: Agent, batch: Batch, choice: BestOfN) -> CriticInspection:
-    member_q, mask = _member_q(agent, batch), jnp.asarray(batch.sequence_mask, bool)[:, None]
+    networks = agent.networks()
+    observation = networks.policy.preprocess(None, batch.observations, train=False)
+    chunk = agent.algorithm.critic_chunks(batch.actions)
+    ensemble, features = networks.critics.online_ensemble, networks.encode(observation).features
+    member_q = ensemble(features, observation.state, chunk[:, None])[:, 0]  # [b, E]
+    mask = jnp.asarray(batch.sequence_mask, bool)[:, None]
     q = choice.q_values
     return CriticInspection(
         member_q=jnp.mean(member_q, axis=0, where=mask),
@@ -117,17 +128,8 @@ def layer_group(path: tuple[Any, ...]) -> tuple[str, bool]:
     return "/".join(modules[:_GROUP_DEPTH]), any(name in _STACKED for name in names)
 
 
-def _member_q(agent: Agent, batch: Batch) -> jax.Array:
-    """Q of every critic at the logged chunk, [b, E]."""
-    policy = agent.policy()
-    observation = policy.preprocess(None, batch.observations, train=False)
-    features = policy.encode(observation, features=agent.critics.uses_features).features
-    chunk = agent.algorithm.critic_chunks(batch.actions)
-    return agent.critics.online_ensemble(features, observation.state, chunk[:, None])[:, 0]
-
-
 def _histograms(chunks: jax.Array, action_dim: int) -> jax.Array:
-    """Of every action dim over samples and steps, [b, H * a] -> [a, NUM_BINS]."""
+    """A histogram of every action dim over samples and steps, [b, H * a] -> [a, NUM_BINS]."""
     actions = chunks.reshape(-1, action_dim)
     place = (actions + ACTION_RANGE) / (2 * ACTION_RANGE) * NUM_BINS
     index = jnp.clip(jnp.floor(place), 0, NUM_BINS - 1).astype(jnp.int32)
@@ -135,7 +137,7 @@ def _histograms(chunks: jax.Array, action_dim: int) -> jax.Array:
 
 
 def summarize(inspection: Inspection) -> dict[str, float]:
-    """The numbers of an inspection (on the host) that make a curve."""
+    """The numbers of an inspection that become metrics; its arrays must be on the host."""
     metrics = {
         f"debug/gradient/{group}": float(np.linalg.norm(norms)) for group, norms in inspection.gradient_norms.items()
     }
@@ -154,12 +156,12 @@ def _summarize_critics(critics: CriticInspection) -> dict[str, float]:
     return {
         "debug/critic_range": float(np.ptp(critics.member_q)),
         "debug/candidate_q_range": high - low,
-        # 1: every index is chosen as often as any other, as it should be; 0: always the same one.
+        # 1: every index is chosen as often as any other, which is healthy; 0: the same index is always chosen.
         "debug/choice_entropy": entropy / float(np.log(max(len(choices), 2))),
     }
 
 
 def histogram_overlap(first: Any, second: Any) -> float:
-    """Share of two sets of histograms [a, bins] that lies on top of each other: 1 equal, 0 apart."""
+    """The share that two sets of histograms [a, bins] have in common: 1 where they are equal, 0 where apart."""
     shares = [np.asarray(x, np.float64) / np.sum(x, axis=1, keepdims=True) for x in (first, second)]
     return float(np.mean(np.sum(np.minimum(*shares), axis=1)))

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from acrlpd.config import ConfigError
+from acrlpd.files import write_text_atomically
 from acrlpd.monitoring.step_time import PARTS, attribute_time, read_program, read_trace
 from acrlpd.monitoring.units import format_seconds
 from acrlpd.runs.record import PROFILE_FILE
@@ -30,19 +31,19 @@ def parse_profile_steps(text: str) -> tuple[int, int]:
 
 
 class StepProfiler:
-    """Traces the updates after step a up to step b; before and after it does nothing.
+    """Traces the updates after step a up to step b.
 
-    All updates under way are waited for at both ends, so that the trace holds whole updates and no others.
+    At both ends the profiler waits for all updates that are under way, so that the trace holds whole updates.
     """
 
     def __init__(self, steps: tuple[int, int], directory: pathlib.Path) -> None:
         self._first, self._last = steps
         self._directory = directory
-        self._is_waiting = True  # for step a
+        self._is_waiting = True  # step a has not been made yet
         self._started: float | None = None
 
     def after_update(self, step: int, result: Any, train_step: jax.stages.Compiled) -> None:
-        """`result` is what the update that made `step` computes, `train_step` what computes it."""
+        """`train_step` is the compiled update that made `step`, and `result` its result."""
         if self._is_waiting and step >= self._first:
             self._is_waiting = False
             if step > self._first:
@@ -61,7 +62,7 @@ class StepProfiler:
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # a trace holds a million events: no room for Python's calls
+        options.python_tracer_level = 0  # a trace holds a million events: Python's calls would fill it
         jax.profiler.start_trace(str(self._directory / PROFILE_DIRECTORY), profiler_options=options)
         self._started = time.perf_counter()
 
@@ -72,13 +73,13 @@ class StepProfiler:
             return
         try:
             per_step = self._summarize(train_step.as_text() or "", wall_time)
-        except (OSError, EOFError, ValueError) as error:  # no profile is worth a run
+        except (OSError, EOFError, ValueError) as error:  # a profile that fails must not cost the run
             logger.warning("the trace in %s cannot be summarised: %s", self._directory / PROFILE_DIRECTORY, error)
         else:
             logger.info("profile of updates %d to %d: %s", self._first + 1, self._last, describe(per_step))
 
     def _stop(self) -> bool:
-        """Whether the trace was written; a full disk costs the profile, not the run."""
+        """Ends the trace; returns whether it was written. A full disk costs the profile, not the run."""
         self._started = None
         try:
             jax.profiler.stop_trace()
@@ -88,16 +89,16 @@ class StepProfiler:
         return True
 
     def _summarize(self, hlo_text: str, wall_time: float) -> dict[str, float]:
-        """Seconds per update and part; written to profile.json."""
+        """Writes profile.json; returns seconds per update and part."""
         events = read_trace(self._directory / PROFILE_DIRECTORY)
         parts = attribute_time(events, read_program(hlo_text), wall_time)
         per_step = {part: seconds / (self._last - self._first) for part, seconds in parts.items()}
         content = {"steps": [self._first, self._last], "parts": per_step, "trace": PROFILE_DIRECTORY}
-        (self._directory / PROFILE_FILE).write_text(json.dumps(content, indent=1) + "\n")
+        write_text_atomically(self._directory / PROFILE_FILE, json.dumps(content, indent=1) + "\n")
         return per_step
 
     def close(self) -> None:
-        """A run that ends within the profiled updates leaves its trace but no summary; before them, nothing."""
+        """A run that ends within the profiled updates leaves a trace without a summary."""
         if self._is_waiting:
             logger.warning("--profile_steps: the run ended before step %d; nothing was traced", self._first)
         if self._started is not None and self._stop():

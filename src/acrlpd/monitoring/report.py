@@ -1,12 +1,26 @@
-"""`generate_training_report`: one or more runs as a page and a Markdown summary."""
+"""`generate_training_report`: one or more runs as a page and a Markdown summary.
+
+Facts are computed in Python (`report_facts`, `report_verdict`, `report_curves`); the templates hold everything
+that is markup. The page is one file: styles, script and data are inside, and nothing is fetched.
+"""
 
 import datetime
+import itertools
 from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from acrlpd.monitoring.report_markdown import create_summary
-from acrlpd.monitoring.report_page import create_page
-from acrlpd.runs.record import RunError, read_run
+import jinja2
+import markupsafe
+
+from acrlpd.files import write_text_atomically
+from acrlpd.monitoring import report_facts as facts
+from acrlpd.monitoring.report_curves import create_curves
+from acrlpd.monitoring.report_verdict import describe_interval, percent
+from acrlpd.monitoring.units import format_bytes, format_seconds
+from acrlpd.runs.record import RunError, RunRecord, read_run
 
 PAGE_FILE = "report.html"
 
@@ -22,19 +36,84 @@ def generate_training_report(run_directories: Sequence[Path], output: Path | Non
     output = (output or records[0].directory / PAGE_FILE).expanduser().absolute()
     if output.suffix != ".html":
         raise RunError(f"the report is a page: give a file that ends in .html; found {output.name}")
-    made = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    page, summary = create_page(records, output, made), create_summary(records, output.name, made)
+    page, summary = render_report(records, output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        _write(output, page)
-        _write(output.with_suffix(".md"), summary)
+        write_text_atomically(output, page)
+        write_text_atomically(output.with_suffix(".md"), summary)
     except OSError as error:
         raise OSError(f"cannot write the report {output} ({error.strerror}); --output puts it elsewhere") from error
     return output
 
 
-def _write(path: Path, text: str) -> None:
-    """A reader never sees half a file."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+def render_report(records: Sequence[RunRecord], output: Path) -> tuple[str, str]:
+    """The page and the Markdown summary; `output` is where the page will lie."""
+    runs = [facts.collect_facts(record, output) for record in records]
+    curves = create_curves(records)
+    context = {
+        "runs": runs,
+        "overviews": facts.overviews_of(runs),
+        "outcomes": facts.outcomes_of(runs),
+        "differences": facts.config_differences(records),
+        "constants": curves.pop("constants"),
+        "data": {
+            "runs": [_run_data(record) for record in records],
+            "curves": curves,
+            "episodes": [episode.data for run in runs if run.critic for episode in run.critic.episodes],
+        },
+        "page_name": output.name,
+        "made": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
+        "version": version("acrlpd"),
+    }
+    environment = _create_environment()
+    return environment.get_template("report.html").render(context), environment.get_template("report.md").render(
+        context
+    )
+
+
+def _create_environment() -> jinja2.Environment:
+    """HTML is escaped by the engine, Markdown by the filter `cell`; a name that a template misspells is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("acrlpd.monitoring"),
+        autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "bytes": format_bytes,
+        "cell": lambda text: " ".join(str(text).split()).replace("|", "\\|"),
+        "count": lambda number: f"{number:,.0f}",
+        "interval": describe_interval,
+        "percent": percent,
+        "seconds": format_seconds,
+        "steps": facts.describe_steps,
+        "time": lambda seconds: datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M"),
+        "value": lambda value: facts.UNKNOWN if value is None else str(value),
+        "words": lambda name: name.replace("_", " "),
+    }
+    environment.globals["asset"] = _read_asset
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment
+
+
+def _read_asset(name: str) -> markupsafe.Markup:
+    """A style sheet or script of ours as it is."""
+    return markupsafe.Markup((files("acrlpd.monitoring") / "templates" / name).read_text(encoding="utf-8"))
+
+
+def _run_data(record: RunRecord) -> dict[str, Any]:
+    """What the page's script draws into every chart of a run."""
+    last = record.last_step
+    return {
+        "name": record.name,
+        "last_step": last,
+        "anomalies": [
+            {"first": a.step, "last": last if a.last_step is None else a.last_step, "severity": a.severity}
+            for a in record.anomalies
+        ],
+        "boundaries": [
+            {"step": before.last_step, "name": phase.name} for before, phase in itertools.pairwise(record.phases)
+        ],
+    }

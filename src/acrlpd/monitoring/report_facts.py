@@ -1,17 +1,34 @@
-"""Facts about a run as short texts, for the page and for the Markdown summary alike."""
+"""What the report says of a run, computed from the run's record. The templates decide how the facts look."""
 
+import base64
 import dataclasses
-import datetime
-from collections.abc import Sequence
+import io
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from acrlpd.monitoring.report_verdict import STAGE_LABELS, percent
+from acrlpd.monitoring.report_curves import round_numbers
+from acrlpd.monitoring.report_verdict import STAGE_LABELS, Verdict, critic_sentences, judge, percent
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
-from acrlpd.runs.record import Outcome, RunRecord, read_outcome
+from acrlpd.runs.record import EVALUATIONS, Anomaly, Outcome, RunRecord, read_outcome
 
 UNKNOWN = "–"
+_MAX_EPISODES = 4  # per run
+_DRAWN = {"seed", "chunk_steps", "rewards"}  # a trace without these cannot be drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One row of the evaluation: how the policy of a stage did."""
+
+    name: str  # the templates have a note for each
+    label: str
+    outcome: Outcome
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +41,88 @@ class Comparison:
     ratio: str  # measured to planned
 
 
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Predicted against realised values, and the range of both axes."""
+
+    bins: list[Mapping[str, float]]
+    low: float
+    high: float
+    ticks: tuple[float, float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """One episode with the critic's values; `data` is what the page's script draws."""
+
+    success: bool
+    task: str
+    num_steps: int
+    video: str | None  # path from the page
+    data: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticView:
+    """What one evaluation tells about the critic."""
+
+    title: str
+    sentences: tuple[str, ...]
+    calibration: Calibration | None
+    episodes: list[Episode]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """Everything that the page and the summary show of one run, besides the record itself."""
+
+    record: RunRecord
+    verdict: Verdict
+    overview: dict[str, str]
+    stages: list[Stage]
+    critic: CriticView | None
+    plan: list[Comparison]
+    times: dict[str, float]  # seconds of the run by activity
+    profile: dict[str, Any]  # empty where no updates were profiled
+
+
+def collect_facts(record: RunRecord, output: Path) -> RunFacts:
+    """The facts of one run, for a page that will be written to `output`."""
+    times, profile = record.summary.get("time_s"), record.profile or {}
+    return RunFacts(
+        record=record,
+        verdict=judge(record),
+        overview=overview(record),
+        stages=final_stages(record),
+        critic=_critic_view(record, output),
+        plan=plan_comparison(record),
+        times={name.replace("_", " "): float(s) for name, s in times.items()} if isinstance(times, dict) else {},
+        profile=profile if isinstance(profile.get("parts"), dict) and profile["parts"] else {},
+    )
+
+
+def overview(record: RunRecord) -> dict[str, str]:
+    """The run in a few numbers."""
+    rate, memory = median_of(record, "timing/samples_per_s"), peak_bytes(record)
+    host = median_of(record, "memory/host_gib")
+    steps = f"{record.last_step:,}"
+    if record.total_steps and record.total_steps != record.last_step:
+        steps += f" of {record.total_steps:,}"
+    facts = {
+        "status": record.status.partition(":")[0],
+        "updates": steps,
+        "time": _known(record.summary.get("wall_time_s"), format_seconds),
+        "samples per second": _known(rate, lambda found: short(found, 4)),
+        **({} if memory is None else {"peak device memory": format_bytes(memory)}),
+        **({} if host is None else {"host memory": format_bytes(host * 2**30)}),
+        "anomalies": str(len(record.anomalies)) if record.anomalies else "none",
+    }
+    best = record.summary.get("best_evaluation")
+    if isinstance(best, dict) and "score" in best:
+        facts["best evaluation"] = f"{percent(best['score'])} at step {best['step']:,}"
+    return facts
+
+
 def median_of(record: RunRecord, name: str) -> float | None:
     """The median over the run: a few slow lines, such as the first, do not matter."""
     series = record.series.get(name)
@@ -32,31 +131,8 @@ def median_of(record: RunRecord, name: str) -> float | None:
     return float(np.nanmedian(series.values))
 
 
-def overview(record: RunRecord) -> dict[str, str]:
-    """What a run was, in a few numbers."""
-    rate, memory = median_of(record, "timing/samples_per_s"), peak_bytes(record)
-    host = median_of(record, "memory/host_gib")
-    steps = f"{record.last_step:,}"
-    if record.total_steps and record.total_steps != record.last_step:
-        steps += f" of {record.total_steps:,}"
-    wall = record.summary.get("wall_time_s")
-    best = record.summary.get("best_evaluation")
-    facts = {
-        "status": record.status.partition(":")[0],
-        "updates": steps,
-        "time": UNKNOWN if wall is None else format_seconds(wall),
-        "samples per second": UNKNOWN if rate is None else short(rate, 4),
-        **({} if memory is None else {"peak device memory": format_bytes(memory)}),
-        **({} if host is None else {"host memory": format_bytes(host * 2**30)}),
-        "anomalies": str(len(record.anomalies)) if record.anomalies else "none",
-    }
-    if isinstance(best, dict) and "score" in best:
-        facts["best evaluation"] = f"{percent(best['score'])} at step {best['step']:,}"
-    return facts
-
-
 def peak_bytes(record: RunRecord) -> float | None:
-    """As the devices counted it; CPUs do not."""
+    """The peak that the devices counted; CPUs do not count."""
     peak = record.summary.get("peak_device_bytes")
     if isinstance(peak, int | float):
         return float(peak)
@@ -65,7 +141,7 @@ def peak_bytes(record: RunRecord) -> float | None:
 
 
 def plan_comparison(record: RunRecord) -> list[Comparison]:
-    """What was planned against what was measured, as far as either is known."""
+    """What was planned against what was measured, where at least one of the two is known."""
     plan = record.summary.get("plan")
     plan = plan if isinstance(plan, dict) else {}
     rows = []
@@ -73,44 +149,45 @@ def plan_comparison(record: RunRecord) -> list[Comparison]:
         ("peak memory per device", plan.get("peak_bytes"), peak_bytes(record), format_bytes),
         ("time of an update", plan.get("step_s"), median_of(record, "timing/step_s"), format_seconds),
     ):
-        if planned is None and measured is None:
-            continue
-        ratio = f"{measured / planned:.2f}" if planned and measured else UNKNOWN
-        texts = [UNKNOWN if value is None else form(value) for value in (planned, measured)]
-        rows.append(Comparison(what, texts[0], texts[1], ratio))
+        if planned is not None or measured is not None:
+            ratio = f"{measured / planned:.2f}" if planned and measured else UNKNOWN
+            rows.append(Comparison(what, _known(planned, form), _known(measured, form), ratio))
     return rows
 
 
-def shown_stages(record: RunRecord) -> dict[str, Outcome]:
-    """The run's stages as what they are: the offline phase of a run without a critic is imitation."""
-    if record.has_critic:
-        return record.stages
-    return {"bc" if stage == "offline" else stage: outcome for stage, outcome in record.stages.items()}
+def describe_steps(anomaly: Anomaly) -> str:
+    return f"{anomaly.step:,} to {'the end' if anomaly.last_step is None else f'{anomaly.last_step:,}'}"
 
 
-def final_outcomes(record: RunRecord) -> dict[str, Outcome]:
-    """The stages by their names; without stages, the last evaluation of the run."""
+def _known(value: float | None, form: Callable[[float], str]) -> str:
+    return UNKNOWN if value is None else form(value)
+
+
+def final_stages(record: RunRecord) -> list[Stage]:
+    """The stages of the run; without stages, the last evaluation of the run."""
     if record.stages:
-        return {STAGE_LABELS[stage]: outcome for stage, outcome in shown_stages(record).items()}
-    if not record.evaluations:
-        return {}
-    step = max(record.evaluations)
-    outcome = read_outcome(record.evaluations[step])
-    return {} if outcome is None else {f"Step {step:,}": outcome}
+        # The offline phase of a run without a critic is imitation.
+        names = {stage: "bc" if stage == "offline" and not record.has_critic else stage for stage in record.stages}
+        return [Stage(name, STAGE_LABELS[name], record.stages[stage]) for stage, name in names.items()]
+    step = max(record.evaluations, default=0)
+    outcome = read_outcome(record.evaluations.get(step))
+    return [] if outcome is None else [Stage("last", f"Step {step:,}", outcome)]
 
 
-def shown_evaluation(record: RunRecord) -> tuple[str, int] | None:
-    """The evaluation whose episodes are shown, by name and step: at the end of the last phase, or the last one.
+# -- several runs ----------------------------------------------------------------------------------------------
 
-    None where there is nothing to see: no evaluation, or no critic.
-    """
-    if not record.has_critic:
-        return None
-    for stage in ("online", "offline"):
-        step = record.stages[stage].step if stage in record.stages else None
-        if step in record.evaluations:
-            return STAGE_LABELS[stage], step
-    return (f"Step {max(record.evaluations):,}", max(record.evaluations)) if record.evaluations else None
+
+def overviews_of(runs: Sequence[RunFacts]) -> dict[str, list[str]]:
+    """Every fact with its text in each run."""
+    names = dict.fromkeys(name for run in runs for name in run.overview)
+    return {name: [run.overview.get(name, UNKNOWN) for run in runs] for name in names}
+
+
+def outcomes_of(runs: Sequence[RunFacts]) -> dict[str, list[Outcome | None]]:
+    """Every stage with its outcome in each run."""
+    found = [{stage.label: stage.outcome for stage in run.stages} for run in runs]
+    labels = dict.fromkeys(label for outcomes in found for label in outcomes)
+    return {label: [outcomes.get(label) for outcomes in found] for label in labels}
 
 
 def config_differences(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
@@ -120,9 +197,82 @@ def config_differences(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
     return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
 
 
-def format_time(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+# -- the critic ------------------------------------------------------------------------------------------------
 
 
-def format_value(value: Any) -> str:
-    return UNKNOWN if value is None else str(value)
+def shown_evaluation(record: RunRecord) -> tuple[str, int] | None:
+    """The evaluation whose episodes are shown, by name and step: that of the last phase, or else the last one.
+
+    None where there is no evaluation or no critic.
+    """
+    if not record.has_critic or not record.evaluations:
+        return None
+    for stage in ("online", "offline"):
+        step = record.stages[stage].step if stage in record.stages else None
+        if step in record.evaluations:
+            return STAGE_LABELS[stage], step
+    return f"Step {max(record.evaluations):,}", max(record.evaluations)
+
+
+def _critic_view(record: RunRecord, output: Path) -> CriticView | None:
+    shown = shown_evaluation(record)
+    if shown is None:
+        return None
+    title, step = shown
+    evaluation, directory = record.evaluations[step], record.directory / EVALUATIONS / str(step)
+    traces = [trace for trace in evaluation.get("traces") or [] if trace.keys() >= _DRAWN]
+    sentences = critic_sentences(evaluation)
+    if not sentences and not traces:
+        return None
+    episodes = [_episode(trace, directory, output) for trace in traces[:_MAX_EPISODES]]
+    return CriticView(title, sentences, _calibration(evaluation), episodes)
+
+
+def _calibration(evaluation: Mapping[str, Any]) -> Calibration | None:
+    """Bins with finite values; None where fewer than two bins have them."""
+    ends = ("predicted", "realised")
+    found = (evaluation.get("calibration") or {}).get("bins") or []
+    bins = [one for one in found if all(math.isfinite(one[end]) for end in ends)]
+    if len(bins) < 2:
+        return None
+    values = [one[end] for one in bins for end in ends]
+    low, high = min(values), max(values)
+    margin = 0.08 * (high - low) or 1.0
+    return Calibration(bins, low - margin, high + margin, (low, (low + high) / 2, high))
+
+
+def _episode(trace: Mapping[str, Any], directory: Path, output: Path) -> Episode:
+    video = directory / trace["video"] if trace.get("video") else None
+    return Episode(
+        success=bool(trace.get("success")),
+        task=str(trace.get("task") or ""),
+        num_steps=len(trace["rewards"]),
+        video=os.path.relpath(video, output.parent) if video is not None and video.is_file() else None,
+        data=_episode_data(trace, directory),
+    )
+
+
+def _episode_data(trace: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """One episode for the script: short numbers, and the film strip itself."""
+    values = {name: round_numbers(found) for name, found in (trace.get("values") or {}).items()}
+    q, mean = values.get("q", []), values.get("q_mean")
+    data: dict[str, Any] = {
+        "seed": trace["seed"],
+        "chunk_steps": trace["chunk_steps"],
+        "q": q,
+        "rewards": round_numbers(trace["rewards"]),
+        "returns": round_numbers(trace["returns"]) if trace.get("returns") else None,
+        "q_mean": mean,
+        "q_low": values.get("q_min"),
+        "q_high": values.get("q_max"),
+    }
+    if mean is not None:
+        gains = [None if a is None or b is None else a - b for a, b in zip(q, mean, strict=True)]
+        data["advantage"] = round_numbers(gains)
+    if trace.get("film_strip") and (directory / trace["film_strip"]).is_file():
+        content = (directory / trace["film_strip"]).read_bytes()
+        with Image.open(io.BytesIO(content)) as image:
+            width, height = image.size
+        source = f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
+        data["strip"] = {"source": source, "width": width, "height": height}
+    return data

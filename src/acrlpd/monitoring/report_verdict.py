@@ -15,18 +15,11 @@ STAGE_LABELS = {
     "offline_continued": "Offline RL, continued",
     "online": "Online RL",
 }
-STAGE_NOTES = {
-    "bc": "behaviour cloning on all demonstrations",
-    "bc_success_only": "control: is it only filtering?",
-    "offline": "critic and best-of-N, demonstrations only",
-    "offline_continued": "control: as many further updates, no environment",
-    "online": "after acting in the environment",
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Of two success rates, with a 95 % interval."""
+    """The difference of two success rates, with a 95 % interval."""
 
     value: float
     low: float
@@ -34,7 +27,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Zero is outside of the interval."""
+        """Whether zero is outside of the interval."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
@@ -43,7 +36,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a reader should take away."""
+    """The conclusion that the report draws."""
 
     tone: str  # "good", "bad", "unclear" or "none"
     headline: str
@@ -53,7 +46,7 @@ class Verdict:
 def difference(first: Outcome, second: Outcome) -> Difference:
     """first - second. Newcombe's interval, made of the two Wilson intervals: honest near 0 and 1.
 
-    It treats the episodes as independent; that all policies get the same seeds makes it cautious.
+    The interval treats the episodes as independent. All policies get the same seeds, which makes it cautious.
     """
     value = first.success_rate - second.success_rate
     low = math.hypot(first.success_rate - first.interval[0], second.interval[1] - second.success_rate)
@@ -96,7 +89,7 @@ def _against_imitation(record: RunRecord, final: str) -> Verdict:
 
 
 def _rival(stages: dict[str, Outcome], final: str) -> str | None:
-    """Imitation that leaves out the failures needs no RL: a gain over plain imitation alone proves little."""
+    """What speaks against RL although it beat imitation: imitating only the successes may do as well without RL."""
     if "bc_success_only" not in stages:
         return None
     gap = difference(stages[final], stages["bc_success_only"])
@@ -114,7 +107,7 @@ def _offline_sentences(stages: dict[str, Outcome], final: str) -> list[str]:
 
 
 def _control_sentences(stages: dict[str, Outcome], final: str, explain: bool) -> list[str]:
-    """How the result compares with simpler things; `explain`: whether one of them would explain the gain."""
+    """How the result compares with simpler methods; `explain`: say whether a simpler method explains the gain."""
     controls = [("bc_success_only", "imitating only the successes reaches", "filtering the data")]
     if final == "online":
         controls.append(("offline_continued", "as many updates without the environment reach", "training longer"))
@@ -129,20 +122,20 @@ def _control_sentences(stages: dict[str, Outcome], final: str, explain: bool) ->
 
 
 def _ending(gap: Difference, simpler: str) -> str:
-    """What the gap to a simpler thing means for the gain."""
+    """What the gap to a simpler method means for the gain."""
     if not gap.is_clear:
         return f", not clearly different: {simpler} might do as well"
     return f": {simpler} does not explain the gain" if gap.value > 0 else f": {simpler} does better"
 
 
 def _over_steps(record: RunRecord) -> Verdict:
-    """Without a comparison: what the evaluations along the run say."""
+    """The verdict on a run without a comparison, from the evaluations along the run."""
     rates = record.series.get("eval/success_rate")
     health = _health_sentences(record)
     if rates is None or not len(rates.steps):
         sentences = (
-            "Without an evaluation nobody can say whether RL worked: set training.eval_frequency, or judge a "
-            "checkpoint with `acrlpd eval`.",
+            "Only an evaluation can say whether RL worked: set training.eval_frequency, or judge a checkpoint with "
+            "`acrlpd eval`.",
         )
         return Verdict("none", "This run was not evaluated", sentences + health)
     first, last, best = rates.values[0], rates.values[-1], rates.values.max()
@@ -203,12 +196,16 @@ def critic_sentences(evaluation: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def percent(rate: float) -> str:
-    return f"{100 * rate:.0f} %"
+def percent(rate: float, digits: int = 0) -> str:
+    return f"{100 * rate:.{digits}f} %"
+
+
+def describe_interval(ends: tuple[float, float], digits: int = 0) -> str:
+    return f"{100 * ends[0]:.{digits}f} to {percent(ends[1], digits)}"
 
 
 def points(value: float) -> str:
-    """With a digit more where rounding would hide on which side of zero it is."""
+    """In percentage points; with one more digit where rounding would hide the side of zero."""
     if value == 0:
         return "0"
     return f"{100 * value:+.1f}" if 0 < abs(value) < 0.01 else f"{100 * value:+.0f}"

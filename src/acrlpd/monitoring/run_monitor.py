@@ -23,9 +23,9 @@ _GIB = 2**30
 class RunMonitor:
     """Writers, anomalies, debug mode and profiling of one run.
 
-    It never changes what is computed, and what it cannot do it reports and leaves. Per update it does
-    nothing but compare numbers; the rest happens once per line of metrics. Every process has one, because
-    debug mode computes on all devices, but only the primary writes.
+    The monitor never changes what is computed, and its failures are reported but never stop the run. Per
+    update it only compares a few numbers; the rest happens once per line of metrics. Every process has a
+    monitor, because debug mode computes on all devices, but only the primary process writes.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class RunMonitor:
         is_primary: bool,
         profile_steps: tuple[int, int] | None = None,
     ) -> None:
-        check_writer_packages(rl_config)  # on every process: one that fails alone leaves the others waiting
+        check_writer_packages(rl_config)  # on every process: if one failed alone, the others would wait for it
         log_frequency = rl_config.training.log_frequency
         self.anomalies = AnomalyDetector(rl_config, directory / ANOMALIES_FILE if is_primary else None)
-        self._writers = Writers(rl_config, directory) if is_primary else None
-        self._after_step = -1  # the step after which this process goes on
+        self._writers = Writers(rl_config, directory, enabled=is_primary)
+        self._after_step = -1  # the step from which this process goes on
         self._debug: DebugMode | None = None
         if rl_config.logging.debug:
             self._debug = DebugMode(directory / DEBUG_DIRECTORY if is_primary else None, log_frequency)
@@ -49,56 +49,46 @@ class RunMonitor:
             self._profiler = StepProfiler(profile_steps, directory)
 
     def before_update(self, step: int, agent: Agent, batch: Batch, rng: jax.Array) -> None:
-        """`step` is the one that the update will make."""
-        self._open_writers()
+        """`step` is the step that the update will make."""
+        self._writers.open(self._after_step)
         if self._debug is not None:
             self._debug.before_update(step, agent, batch, rng)
 
     def after_update(self, step: int, result: Any, train_step: jax.stages.Compiled) -> None:
-        """The update that makes `step` is under way; `result` is (part of) what it will give."""
+        """The update that makes `step` has been started; `result` is (part of) its result."""
         if self._profiler is not None:
             self._profiler.after_update(step, result, train_step)
 
     def on_line(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """A line of metrics, about to be written: judges it and passes it on; returns what to add to it."""
+        """Judges a line of metrics that is about to be written; returns the metrics to add to the line."""
         added = _memory_metrics() | self.anomalies.check(line)
         if self._debug is not None:
             added |= self._debug.on_line(int(line["step"]))
-        self._write(int(line["step"]), {**line, **added})
+        self._writers.write({**line, **added})
         return added
 
     def on_event(self, line: Mapping[str, Any]) -> None:
-        """A line of its own: an evaluation, or episodes that were played; perhaps before the first update."""
-        self._open_writers()
-        self._write(int(line["step"]), line)
-
-    def _open_writers(self) -> None:
-        if self._writers is not None:
-            self._writers.open(self._after_step)
-
-    def _write(self, step: int, line: Mapping[str, Any]) -> None:
-        if self._writers is not None:
-            numbers = {name: value for name, value in line.items() if isinstance(value, float)}
-            self._writers.write(step, numbers)
+        """Takes the line of an evaluation or of collected episodes, which may come before the first update."""
+        self._writers.open(self._after_step)
+        self._writers.write(line)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on as if nothing had happened."""
+        """What `load_state_dict` needs to go on as if the run had not been interrupted."""
         return {"anomalies": self.anomalies.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None, step: int) -> None:
-        """Goes on after `step`; None at the start of a run, and for checkpoints from before there was this."""
+        """Goes on after `step`; `state` is None at the start of a run."""
         self._after_step = step
         self.anomalies.load_state_dict(None if state is None else state["anomalies"], step)
 
     def close(self) -> None:
         if self._profiler is not None:
             self._profiler.close()
-        if self._writers is not None:
-            self._writers.close()
+        self._writers.close()
 
 
 def _memory_metrics() -> dict[str, float]:
-    """Of the fullest local device, where the backend says, and of this process."""
+    """Memory of the fullest local device, where the backend reports it, and of this process."""
     memory = device_memory()
     found = {"device_gib": memory.in_use, "device_peak_gib": memory.peak, "host_gib": memory.host}
     return {f"{MEMORY}{name}": value / _GIB for name, value in found.items() if value is not None}

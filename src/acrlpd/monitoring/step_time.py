@@ -1,7 +1,7 @@
-"""Where a step's time goes, read from a JAX trace: policy, critic, sampling, optimizer, data and the rest.
+"""Where the time of an update goes, read from a JAX trace: policy, critic, sampling, optimizer, data and the rest.
 
-The trace says which operation ran when, by its name in the compiled program; the program's text says in
-which named scope of the source that operation comes from. The innermost scope counts.
+The trace says when each operation of the compiled program ran. The program's text says from which named scope of the
+source an operation comes. The innermost scope counts.
 """
 
 import collections
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 PARTS = ("policy", "critic", "sampling", "optimizer", "data", "other")
 SCOPES = ("policy", "critic", "sampling", "optimizer")
-# What the host calls the wait for a batch in the trace.
+# The name in the trace of the host's wait for a batch.
 DATA_WAIT = "data_wait"
 
 _SCOPE = re.compile(rf"(?<![\w.])({'|'.join(SCOPES)})(?![\w.])")
@@ -54,8 +54,8 @@ def read_program(hlo_text: str) -> Program:
 def parts_of_instructions(hlo_text: str) -> dict[str, str]:
     """Instruction name -> part.
 
-    What the compiler added has no name of its own: it goes with what it calls, or else with most of what
-    stands around it.
+    An instruction that the compiler added has no scope of its own. It belongs to the part of the computation
+    that it calls, or else to the most common part of the computation in which it stands.
     """
     scopes: dict[str, str | None] = {}
     callees: dict[str, str] = {}
@@ -96,8 +96,8 @@ def read_trace(directory: pathlib.Path) -> list[dict[str, Any]]:
 def attribute_time(events: Iterable[Mapping[str, Any]], program: Program, wall_time_s: float) -> dict[str, float]:
     """Seconds per part; together they are the wall time.
 
-    Where several operations run at the same moment they share it. A moment at which none runs is data if
-    the host waits for a batch then, and other otherwise. Other programs' operations are other.
+    Operations that run at the same moment share that moment. A moment without an operation belongs to `data` if
+    the host waits for a batch, and to `other` if not. Operations of other programs belong to `other`.
     """
     threads: dict[tuple[Any, Any], list[Segment]] = collections.defaultdict(list)
     waits = []
@@ -140,7 +140,7 @@ def innermost(thread: list[Segment]) -> Iterator[Segment]:
 
 
 def shared_time(busy: Iterable[Segment], waits: Iterable[Segment]) -> dict[str, float]:
-    """Microseconds per part of what is busy, and of waits while nothing is."""
+    """Microseconds per part: of the busy segments, and of the waits at moments when no segment is busy."""
     changes = [
         change
         for is_wait, segments in ((False, busy), (True, waits))

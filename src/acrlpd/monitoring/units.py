@@ -2,12 +2,12 @@
 
 
 def short(value: float, digits: int = 3) -> str:
-    """So many digits; whole numbers that have more keep them, as a power of ten is no short way to say 12,345."""
+    """The number with so many digits; a large number keeps all digits before the point and never becomes 1e+04."""
     return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:.{digits}g}"
 
 
 def format_seconds(seconds: float) -> str:
-    """With a unit that fits."""
+    """Seconds with the unit that fits."""
     for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
         if seconds < 999.5 * size:
             return f"{short(seconds / size)} {unit}"
@@ -19,7 +19,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """With a unit that fits."""
+    """Bytes with the unit that fits."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
             return f"{short(num_bytes / size)} {unit}"

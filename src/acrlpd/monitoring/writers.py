@@ -1,16 +1,16 @@
-"""Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, as far as they work.
+"""Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases.
 
-A package that is missing is an error before the run starts; everything that fails later is reported once
-and never stops training.
+A package that is missing is an error before the run starts. A failure later is reported once and never stops training.
 """
 
+import contextlib
 import importlib.util
 import logging
 import pathlib
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from acrlpd.config import ConfigError, RLTrainConfig, to_dict
 
@@ -40,65 +40,61 @@ def check_writer_packages(rl_config: RLTrainConfig) -> None:
 
 
 class Writers:
-    """All writers of a config; they are opened when a run really starts, and none can fail the caller."""
+    """All writers of a config. They are opened when the run starts to train, and no failure reaches the caller."""
 
-    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
+    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path, *, enabled: bool = True) -> None:
+        """Only the primary process of a run has its writers enabled."""
         self._failed: set[str] = set()
         self._writers: dict[str, MetricWriter] = {}
         self._waiting: dict[str, Callable[[int], MetricWriter]] = {}
-        if rl_config.logging.tensorboard:
+        if enabled and rl_config.logging.tensorboard:
             path = directory / TENSORBOARD_DIRECTORY
             self._waiting["TensorBoard"] = lambda after_step: TensorBoardWriter(path, after_step)
-        if rl_config.logging.wandb != "disabled":
+        if enabled and rl_config.logging.wandb != "disabled":
             self._waiting["Weights & Biases"] = lambda _: WandbWriter(rl_config, directory)
 
     def open(self, after_step: int) -> None:
-        """Opens what is not open yet, for a run that goes on after `after_step`. Cheap when there is nothing to do."""
+        """Opens the writers that are not open yet, for a run that goes on after `after_step`."""
         while self._waiting:
             name, create = self._waiting.popitem()
-            try:
+            with self._outlived(name):
                 self._writers[name] = create(after_step)
-            except Exception as error:
-                self._report(name, error)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        named = {_panel_name(name): value for name, value in values.items()}
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Writes the finite numbers of a line of metrics."""
+        numbers = {_panel_name(name): value for name, value in line.items() if isinstance(value, float)}
         for name, writer in self._writers.items():
-            try:
-                writer.write(step, named)
-            except Exception as error:
-                self._report(name, error)
+            with self._outlived(name):
+                writer.write(int(line["step"]), numbers)
 
     def close(self) -> None:
         for name, writer in self._writers.items():
-            try:
+            with self._outlived(name):
                 writer.close()
-            except Exception as error:
-                self._report(name, error)
         self._writers = {}
 
-    def _report(self, name: str, error: Exception) -> None:
-        """Other people's code on other people's networks fails in any way it likes; a run must outlive it."""
-        if name not in self._failed:
+    @contextlib.contextmanager
+    def _outlived(self, name: str) -> Iterator[None]:
+        """The run outlives every error of a writer: other people's code and networks fail in many ways."""
+        try:
+            yield
+        except Exception as error:
+            if name not in self._failed:
+                reason = f"{type(error).__name__}: {error}"
+                logger.warning("%s does not take metrics (%s); the run goes on, metrics.jsonl has them", name, reason)
             self._failed.add(name)
-            logger.warning(
-                "%s does not take metrics (%s: %s); the run goes on, metrics.jsonl has them all",
-                name,
-                type(error).__name__,
-                error,
-            )
 
 
 def _panel_name(name: str) -> str:
-    """Dashboards group by what stands before the slash."""
+    """Dashboards group metrics by the part of the name before the slash."""
     return name if "/" in name else f"train/{name}"
 
 
 class TensorBoardWriter:
     """Event files, one event per line of metrics.
 
-    tensorboardX's own SummaryWriter hands events to a thread through a short queue: when that thread dies
-    of a full disk, the next event waits forever. So records are written here, where an error is one.
+    tensorboardX's own SummaryWriter hands events to a thread through a short queue. When that thread dies of a full
+    disk, the next event waits forever. This class writes the records itself, so that an error is raised here.
     """
 
     def __init__(self, directory: pathlib.Path, after_step: int) -> None:
@@ -126,7 +122,7 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """A run at Weights & Biases, the same one after every restart: its id is kept in the run directory."""
+    """A run at Weights & Biases. Its id is kept in the run directory, so a restart goes on with the same run."""
 
     def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
         import wandb
@@ -144,7 +140,7 @@ class WandbWriter:
             config=to_dict(rl_config),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # Our own step: after a restart some are logged again, which W&B's own counter would refuse.
+        # Our own step metric: a restart logs some steps again, which W&B's own counter would refuse.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         if rl_config.logging.wandb == "online":

@@ -1,4 +1,4 @@
-"""A file of JSON objects, one per line, that only grows and never stops whoever writes to it."""
+"""A file of JSON objects, one per line. The file only grows, and a failed write never stops the run."""
 
 import contextlib
 import json
@@ -8,18 +8,20 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from acrlpd.files import write_text_atomically
+
 logger = logging.getLogger(__name__)
 
 
 class JsonLinesFile:
-    """Appends whole lines, each handed to the system at once: a kill loses at most the one being written.
+    """Appends whole lines, each handed to the system at once: a kill loses at most the line being written.
 
-    A disk that is full or gone is reported once; what could not be written is kept, and written with the
-    next line that can be.
+    A disk that is full or gone is reported once. Lines that could not be written are kept, and are written
+    together with the next line.
     """
 
     def __init__(self, path: pathlib.Path | None) -> None:
-        """`path` None: on processes that do not log, nothing happens."""
+        """`path` is None on processes that do not log: then nothing is written."""
         self._path = path
         self._backlog: list[str] = []
         self._has_failed = False
@@ -38,11 +40,9 @@ class JsonLinesFile:
             self._backlog = []
 
     def replace(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Makes these the whole content, at once."""
+        """Makes these entries the whole content, at once."""
         if self._path is not None:
-            temporary = self._path.with_name(self._path.name + ".tmp")
-            temporary.write_text("".join(map(_dump, entries)))
-            temporary.replace(self._path)
+            write_text_atomically(self._path, "".join(map(_dump, entries)))
 
     def read(self) -> list[dict[str, Any]]:
         return [] if self._path is None else read_json_lines(self._path)
@@ -63,7 +63,7 @@ def _load(line: bytes, path: pathlib.Path, number: int) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: line {number} is damaged ({error}); remove this line") from error
     if not isinstance(entry, dict):
-        raise ValueError(f"{path}: line {number} is damaged (no JSON object); remove this line")
+        raise ValueError(f"{path}: line {number} is damaged (not a JSON object); remove this line")
     return entry
 
 
@@ -72,7 +72,7 @@ def _dump(entry: Mapping[str, Any]) -> str:
 
 
 def _append_all(path: pathlib.Path, content: bytes) -> None:
-    """All of it or nothing: what a full disk took of it is taken back."""
+    """Writes all of the content or nothing: a part that still fitted on a full disk is removed again."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         size = os.fstat(file).st_size

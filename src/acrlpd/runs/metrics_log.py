@@ -13,28 +13,28 @@ from acrlpd.runs.json_lines import JsonLinesFile, read_json_lines
 TIMING = "timing/"
 EVALUATION = "eval/"
 ONLINE = "online/"
-# Counts up over the run: the last value is the one that means something.
+# Counters grow over the run: a line holds the last value.
 _COUNTERS = ("skipped_updates",)
-# Extremes over the updates of a line, by the end of their names.
+# Metrics whose line holds an extreme over its updates, by the end of their names.
 _EXTREMES = {"_min": np.min, "_max": np.max}
 
 
 class MetricsLog:
     """Means over every `frequency` updates, appended to a file by the process that logs.
 
-    Updates whose line is not complete yet are part of the run's state, so that a resumed run writes the
-    line it would have written.
+    The updates of a line that is not complete yet are part of the run's state, so that a resumed run writes
+    the same line as a run that was never interrupted.
     """
 
     def __init__(self, path: pathlib.Path | None, frequency: int) -> None:
-        """`path` None: this process keeps the numbers but does not write."""
+        """`path` is None on a process that keeps the numbers but does not write them."""
         self.last: dict[str, Any] = {}
         self._file = JsonLinesFile(path)
         self._frequency = frequency
         self._window: list[dict[str, float]] = []
 
     def add(self, step: int, info: Mapping[str, np.ndarray]) -> bool:
-        """The metrics of the update that made `step`; whether its line is due."""
+        """Takes the metrics of the update that made `step`; returns whether the line of this step is due."""
         self._window.append({name: float(value) for name, value in info.items()})
         return step % self._frequency == 0
 
@@ -45,7 +45,7 @@ class MetricsLog:
         timing: Mapping[str, float | None],
         annotate: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None,
     ) -> dict[str, Any]:
-        """Writes the means since the last line, and what `annotate` has to say of them; returns the line."""
+        """Writes the means since the last line, and the metrics that `annotate` adds to them; returns the line."""
         line: dict[str, Any] = {"step": step, "phase": phase} | _means(self._window)
         line |= {f"{TIMING}{name}": value for name, value in timing.items() if value is not None}
         self._window = []
@@ -56,7 +56,7 @@ class MetricsLog:
         return self.last
 
     def write_event(self, step: int, kind: str, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """A line of its own for what does not happen at every step, with names under `kind` (EVALUATION, ONLINE)."""
+        """Writes a separate line for an evaluation or for collected episodes, with names under `kind`."""
         named = {f"{kind}{name}": float(value) for name, value in metrics.items()}
         line = _finite({"step": step} | named)
         self._file.append(line)
@@ -68,10 +68,10 @@ class MetricsLog:
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on; floats survive JSON exactly."""
-        return {"window": list(self._window)}  # a copy: it is written while the run goes on
+        return {"window": list(self._window)}  # a copy: the state is saved while the run goes on
 
     def load_state_dict(self, state: Mapping[str, Any], step: int) -> None:
-        """Goes on after `step`; later lines of the interrupted run are dropped, they will be written again."""
+        """Goes on after `step`. Later lines of the interrupted run are dropped: the run writes them again."""
         self._window = [dict(info) for info in state["window"]]
         lines = [line for line in self._file.read() if line["step"] <= step]
         self.last = next((line for line in reversed(lines) if not _is_event(line)), {})
@@ -84,7 +84,7 @@ def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _means(window: list[dict[str, float]]) -> dict[str, float]:
-    """Of what all updates report, in float64, so that the order of magnitude of a metric does not matter."""
+    """The means, in float64, of the metrics that all updates of the window report."""
     if not window:
         return {}
     return {
@@ -105,7 +105,7 @@ def _is_event(line: Mapping[str, Any]) -> bool:
 
 
 def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: what is not finite becomes None."""
+    """JSON has no NaN: a number that is not finite becomes None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
     }

@@ -1,4 +1,4 @@
-"""What is normal for a run, learned from its own lines of metrics."""
+"""What is usual for a run, learned from the run's own lines of metrics: running means and the range of rewards."""
 
 import dataclasses
 import math
@@ -7,8 +7,8 @@ from typing import Any, Self
 
 # Lines after which a usual value is known.
 _LINES_TO_LEARN = 5
-# Share of a new line in the usual value; less of it when the line is out of the ordinary, so that trouble
-# does not pass for normal at once, but a run that has changed for good is believed in the end.
+# Share of a new line in the usual value. A line that is out of the ordinary counts less: trouble must not pass for
+# normal at once, but a run that has changed for good is believed in the end.
 _RATE, _SLOW_RATE = 0.1, 0.02
 _OUT_OF_THE_ORDINARY = 3.0
 
@@ -17,28 +17,28 @@ UPDATE_TIME = "update_time"
 
 
 @dataclasses.dataclass
-class Baselines:
-    """Running estimates; everything in it survives JSON exactly."""
+class UsualValues:
+    """Running estimates of one run; all of them survive JSON exactly."""
 
     phase: str | None = None
     num_lines: int = 0  # in this phase
     reward_min: float = 0.0
     reward_max: float = 0.0
-    # name -> logarithm of the usual value, and how many lines it is from
+    # Name -> logarithm of the usual value, and the number of lines that it comes from.
     log_usual: dict[str, tuple[float, int]] = dataclasses.field(default_factory=dict)
 
     def enter(self, line: Mapping[str, Any]) -> None:
-        """Phase and rewards of a line that is about to be judged; a new phase forgets what was usual."""
+        """Takes phase and rewards of a line that is about to be judged; a new phase forgets what was usual."""
         if line.get("phase") != self.phase:
             self.phase, self.num_lines, self.log_usual = line.get("phase"), 0, {}
         self.num_lines += 1
-        self.reward_min = min(self.reward_min, _number(line, "reward_min") or 0.0)
-        self.reward_max = max(self.reward_max, _number(line, "reward_max") or 0.0)
+        self.reward_min = min(self.reward_min, line.get("reward_min") or 0.0)
+        self.reward_max = max(self.reward_max, line.get("reward_max") or 0.0)
 
     def learn(self, line: Mapping[str, Any]) -> None:
-        """What was usual up to and with this line."""
+        """Adds the losses and the update time of a line that has been judged."""
         for name in LOSSES:
-            self._learn(name, _number(line, name))
+            self._learn(name, line.get(name))
         self._learn(UPDATE_TIME, update_time(line))
 
     def _learn(self, name: str, value: float | None) -> None:
@@ -53,13 +53,13 @@ class Baselines:
         self.log_usual[name] = (mean + rate * (log_value - mean), count + 1)
 
     def usual(self, name: str) -> float | None:
-        """The usual value (a geometric mean), once there were enough lines."""
+        """The usual value (a geometric mean); None before there were enough lines."""
         mean, count = self.log_usual.get(name, (0.0, 0))
         return math.exp(mean) if count >= _LINES_TO_LEARN else None
 
     @property
     def reward_scale(self) -> float:
-        """Size of the largest reward seen; 1 where there was none but 0."""
+        """Size of the largest reward so far; 1 where all rewards were 0."""
         return max(abs(self.reward_min), abs(self.reward_max)) or 1.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,10 +73,5 @@ class Baselines:
 
 def update_time(line: Mapping[str, Any]) -> float | None:
     """Seconds per update, with the wait for its data, without checkpoints and evaluations."""
-    step, wait = _number(line, "timing/step_s"), _number(line, "timing/data_wait_s")
+    step, wait = line.get("timing/step_s"), line.get("timing/data_wait_s")
     return None if step is None or wait is None else step + wait
-
-
-def _number(line: Mapping[str, Any], name: str) -> float | None:
-    value = line.get(name)
-    return None if value is None else float(value)
