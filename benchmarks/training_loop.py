@@ -38,8 +38,8 @@ from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config, save_config
 from acrlpd.config.plan.chips import MEMORY_FRACTION
 from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.process import setup_logging
 from acrlpd.training.checkpoints.manager import restore_agent
-from acrlpd.training.experiment import setup_logging
 from acrlpd.training.sharding import (
     abstract_train_state,
     compile_train_step,
@@ -123,7 +123,7 @@ def measure_overhead(config: RLTrainConfig, directory: pathlib.Path, num_steps: 
 def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path, num_saves: int) -> Iterator[Row]:
     trainer = make_trainer(config, directory / "checkpoint")
     train_until(trainer, 3)
-    yield "state", f"{trainer.arrays().num_bytes / 2**30:.2f} GiB"
+    yield "state", f"{trainer.checkpoint_bytes / 2**30:.2f} GiB"
     stalls, saves = [], []
     for _ in range(num_saves):
         if saves:  # a disk need not hold two
@@ -145,7 +145,7 @@ def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path, num_saves
     sharding, trainer.agent = trainer._sharding, None
     abstract = abstract_train_state(config, sharding)
     start = time.perf_counter()
-    agent = restore_agent(step_directory, abstract, "ema_params" if abstract.ema_params else "policy_params")
+    agent = restore_agent(step_directory, abstract)
     jax.block_until_ready(agent)
     yield "restore", f"{time.perf_counter() - start:.1f} s"
     yield "host memory, at most, with the restore", f"{_peak_memory():.1f} GiB"

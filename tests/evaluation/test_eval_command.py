@@ -12,7 +12,7 @@ from toy_agent import NORM_STATS, toy_agent, toy_config
 from acrlpd.cli.eval import main
 from acrlpd.data.pipeline.norm_stats import save_norm_stats
 from acrlpd.evaluation.protocol import EvaluationProtocol
-from acrlpd.training.checkpoints.manager import CheckpointWriter, save_acrlpd_checkpoint
+from acrlpd.training.checkpoints.manager import CheckpointWriter
 
 # The data of this run had no rewards of its own, so the environment's are not what the critics know.
 REWARD_ORIGIN = "column next.success"
@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assets = {"toy/norm_stats.json": (directory / "stats" / "norm_stats.json").read_bytes()}
     writer = CheckpointWriter(directory, config)
     state = {"reward_origin": REWARD_ORIGIN}
-    save_acrlpd_checkpoint(writer, toy_agent(config), config, 40, rng=jax.random.key(0), assets=assets, state=state)
+    writer.save(toy_agent(config), 40, rng=jax.random.key(0), assets=assets, state=state)
     writer.close()
     return directory
 

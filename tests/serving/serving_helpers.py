@@ -32,7 +32,7 @@ from acrlpd.policies.served_model import ServedModel
 from acrlpd.serving.message_format import packb, unpackb
 from acrlpd.serving.server import PolicyServer, ServerOptions
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
-from acrlpd.training.checkpoints.manager import CheckpointWriter, save_acrlpd_checkpoint
+from acrlpd.training.checkpoints.manager import CheckpointWriter
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 
@@ -118,7 +118,7 @@ def save_run(directory: Path, rl_config: RLTrainConfig, agents: dict[int, Agent]
     keep_all = dataclasses.replace(rl_config.checkpoints, max_to_keep=10)
     writer = CheckpointWriter(directory, dataclasses.replace(rl_config, checkpoints=keep_all))
     for step, agent in agents.items():
-        save_acrlpd_checkpoint(writer, agent, rl_config, step, rng=jax.random.key(0), assets=assets, state={})
+        writer.save(agent, step, rng=jax.random.key(0), assets=assets, state={})
     writer.close()
     return directory
 

@@ -14,12 +14,11 @@ from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
 from acrlpd.runs.directory import saved_steps
-from acrlpd.training.checkpoints import storage as checkpoint_storage
+from acrlpd.training.checkpoints import items as checkpoint_items
 from acrlpd.training.checkpoints.manager import (
     CheckpointWriter,
     SaveFailedError,
     load_checkpoint_agent,
-    save_acrlpd_checkpoint,
 )
 from acrlpd.training.checkpoints.metadata import CheckpointError, load_checkpoint_metadata
 from acrlpd.training.sharding import abstract_train_state, create_sharding
@@ -43,9 +42,7 @@ def save(config: RLTrainConfig, agent: Agent, directory: pathlib.Path, *steps: i
     directory.mkdir(parents=True, exist_ok=True)
     writer = CheckpointWriter(directory, config)
     for step in steps:
-        save_acrlpd_checkpoint(
-            writer, agent, config, step, rng=jax.random.key(0), assets=ASSETS, state={}, score=scores.get(step)
-        )
+        writer.save(agent, step, rng=jax.random.key(0), assets=ASSETS, state={}, score=scores.get(step))
     writer.wait()
     writer.close()
 
@@ -109,7 +106,7 @@ def test_the_agent_comes_back_bit_for_bit(
 
 def test_a_state_larger_than_what_travels_at_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays go to the host a few at a time, and one by one where each of them is larger than that."""
-    monkeypatch.setattr(checkpoint_storage, "_TRANSFER_GB", 1e-5)
+    monkeypatch.setattr(checkpoint_items, "_TRANSFER_GB", 1e-5)
     config = state_config(tmp_path)
     agent = make_agent(config)
     save(config, agent, tmp_path, 10)
@@ -196,7 +193,7 @@ def test_the_writer_gives_up_after_failures_in_a_row(tmp_path: pathlib.Path) -> 
     writer, agent = CheckpointWriter(directory, config), make_agent(config)
 
     def save_step(step: int) -> None:
-        save_acrlpd_checkpoint(writer, agent, config, step, rng=jax.random.key(0), assets={}, state={})
+        writer.save(agent, step, rng=jax.random.key(0), assets={}, state={})
         writer.wait()
 
     directory.rename(tmp_path / "unmounted")
@@ -222,7 +219,7 @@ def test_what_happens_during_a_save_is_not_in_it(tmp_path: pathlib.Path) -> None
     config = state_config(tmp_path)
     writer, phases = CheckpointWriter(tmp_path, config), {"offline": {"step": 10}}
     state = {"evaluation": {"phases": phases}}
-    save_acrlpd_checkpoint(writer, make_agent(config), config, 10, rng=jax.random.key(0), assets={}, state=state)
+    writer.save(make_agent(config), 10, rng=jax.random.key(0), assets={}, state=state)
     phases["offline"] = {"step": 20}  # training goes on while the checkpoint of step 10 is written
     writer.wait()
     writer.close()
@@ -233,7 +230,7 @@ def test_a_copy_that_does_not_fit_on_the_devices_goes_to_the_host(tmp_path: path
     config = state_config(tmp_path)
     agent, writer = make_agent(config), CheckpointWriter(tmp_path, config)
     writer._on_device = False
-    save_acrlpd_checkpoint(writer, agent, config, 10, rng=jax.random.key(0), assets={}, state={})
+    writer.save(agent, 10, rng=jax.random.key(0), assets={}, state={})
     expected = [np.array(leaf) for leaf in jax.tree.leaves(agent)]
     jax.tree.map(lambda x: x.delete(), agent)  # as the next step would
     writer.wait()

@@ -10,8 +10,7 @@ from training_helpers import Processes, arrays_of, metrics_of, online_config
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.runs.directory import read_summary, run_directory
-from acrlpd.training.comparison import DESCRIPTIONS, baseline_config, baseline_directory
-from acrlpd.training.experiment import run_comparison
+from acrlpd.training.comparison import DESCRIPTIONS, baseline_config, baseline_directory, run_comparison
 
 OFFLINE, ONLINE = 8, 6
 LAST = OFFLINE + ONLINE

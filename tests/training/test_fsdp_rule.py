@@ -24,7 +24,6 @@ from acrlpd.training.sharding import (
     create_fsdp_mesh,
     create_sharding,
     init_fsdp_train_state,
-    optimize_fsdp_memory,
     validate_fsdp_sharding,
 )
 
@@ -107,17 +106,6 @@ def test_misplaced_arrays_are_named() -> None:
 def test_a_mesh_that_does_not_come_out_even_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must divide the number of devices, 1: choose one of \[1\]; found 3"):
         create_fsdp_mesh(3, jax.devices()[:1])
-
-
-def test_advice_makes_it_fit() -> None:
-    whole = {"freeze_pi0_backbone": False, "batch_size": 64, "fsdp_devices": 1}
-    config = apply_config_overrides(get_config("libero"), whole)
-    advice = optimize_fsdp_memory(config, num_devices=8, device_memory_gib=40)
-    assert advice
-    advised = apply_config_overrides(config, advice)
-    assert optimize_fsdp_memory(advised, num_devices=8, device_memory_gib=40) == {}
-    with pytest.raises(ValueError, match="use more or larger devices"):
-        optimize_fsdp_memory(config, num_devices=1, device_memory_gib=2)
 
 
 def test_every_update_has_its_own_noise(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,6 @@ from acrlpd.training.checkpoints.metadata import (
     check_resume,
     create_checkpoint_metadata,
     restore_rng,
-    validate_checkpoint_compatibility,
 )
 
 STATS = {"robot/norm_stats.json": b"{}"}
@@ -23,9 +22,7 @@ STATS = {"robot/norm_stats.json": b"{}"}
 @pytest.fixture
 def saved(tmp_path: pathlib.Path) -> tuple[pathlib.Path, RLTrainConfig]:
     config = state_config(tmp_path)
-    metadata = create_checkpoint_metadata(
-        config, 10, rng=jax.random.key(3), served="ema_params", assets=STATS, state={}
-    )
+    metadata = create_checkpoint_metadata(config, 10, rng=jax.random.key(3), average=True, assets=STATS, state={})
     (tmp_path / "10" / "run").mkdir(parents=True)
     (tmp_path / "10" / "run" / "run.json").write_text(json.dumps(metadata))
     return tmp_path / "10", config
@@ -36,9 +33,7 @@ def changed(directory: pathlib.Path, **overrides: object) -> RLTrainConfig:
 
 
 def test_the_same_config(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
-    compatibility = validate_checkpoint_compatibility(*saved)
-    assert compatibility
-    assert not compatibility.changed
+    assert check_resume(*saved, STATS) == {}
 
 
 def test_a_checkpoint_that_is_older_than_a_field(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
@@ -46,10 +41,10 @@ def test_a_checkpoint_that_is_older_than_a_field(saved: tuple[pathlib.Path, RLTr
     path = directory / "run" / "run.json"
     metadata = json.loads(path.read_text())
     del metadata["config"]["online"]["episodes_per_round"]
-    path.write_text(json.dumps(metadata | {"config_hash": "another"}))
-    assert not validate_checkpoint_compatibility(directory, config).changed
+    path.write_text(json.dumps(metadata))
+    assert check_resume(directory, config, STATS) == {}
     other = changed(directory, online__episodes_per_round=3)
-    assert set(validate_checkpoint_compatibility(directory, other).changed) == {"online.episodes_per_round"}
+    assert set(check_resume(directory, other, STATS, ["online"])) == {"online.episodes_per_round"}
 
 
 def test_a_changed_config_is_refused_with_a_diff(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
@@ -68,8 +63,8 @@ def test_changes_are_allowed_by_the_name_of_a_field_or_a_section(
 ) -> None:
     directory, _ = saved
     config = changed(directory, offline_steps=500, critic_lr_schedule__peak_lr=1e-5)
-    compatibility = check_resume(directory, config, STATS, ["critic_lr_schedule", "training.offline_steps"])
-    assert set(compatibility.changed) == {"critic_lr_schedule.peak_lr", "training.offline_steps"}
+    changes = check_resume(directory, config, STATS, ["critic_lr_schedule", "training.offline_steps"])
+    assert changes == {"critic_lr_schedule.peak_lr": (0.0003, 1e-5), "training.offline_steps": (20, 500)}
     with pytest.raises(ConfigError, match=r"offline_steps: 20 -> 500"):
         check_resume(directory, config, STATS, ["critic_lr_schedule"])
 
@@ -82,7 +77,8 @@ def test_an_unknown_name_is_refused(saved: tuple[pathlib.Path, RLTrainConfig]) -
 def test_placement_and_speed_are_free_to_change(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
     directory, _ = saved
     config = changed(directory, exp_name="other", fsdp_devices=8, data__num_workers=9, gradient_accumulation_steps=2)
-    assert check_resume(directory, config, STATS)
+    free = {"exp_name", "fsdp.fsdp_devices", "data.num_workers", "training.gradient_accumulation_steps"}
+    assert set(check_resume(directory, config, STATS)) == free
 
 
 def test_other_norm_statistics_are_refused(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:

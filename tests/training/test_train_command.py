@@ -107,7 +107,7 @@ def test_quickstart(processes: Processes, tmp_path: pathlib.Path) -> None:
 
 
 CACHE = """
-from acrlpd.training.compilation_cache import enable_compilation_cache
+from acrlpd.process import enable_compilation_cache
 import jax
 enable_compilation_cache()
 print(jax.config.jax_compilation_cache_dir)

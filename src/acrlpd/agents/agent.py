@@ -158,68 +158,19 @@ class Agent(flax.struct.PyTreeNode):
 
     # -- openpi's view -------------------------------------------------------------------------------
 
-    def to_train_state(self) -> TrainState:
-        """The policy as openpi's own training loop would hold it."""
-        average = self.ema_params
-        return TrainState(
-            step=self.step,
-            params=self._full_params(self.policy_params),
-            opt_state=self.policy_opt_state,
-            ema_params=None if average is None else self._full_params(average),
-            model_def=self.policy_def,
-            ema_decay=self.algorithm.acrlpd.ema_decay,
-        )
-
     def create_openpi_train_state(self) -> TrainState:
-        """What openpi serves: the moving average where there is one, without optimizer state."""
+        """What openpi serves: the moving average where there is one."""
         params = self.policy_params if self.ema_params is None else self.ema_params
-        return TrainState(step=self.step, params=self._full_params(params), opt_state=None, model_def=self.policy_def)
-
-    def create_train_state(self) -> TrainState:
-        """The complete run: openpi's fields, and critics, temperature and counters beside them."""
-        return self.to_train_state().replace(rl={name: getattr(self, name) for name in _RL_FIELDS})
-
-    def update_from_train_state(self, state: TrainState) -> "Agent":
-        """The agent that `create_train_state` was called on."""
-        average = self.ema_params
-        if average is not None and state.ema_params is None:
-            raise ValueError("this agent keeps a moving average of the policy; the train state has none")
-        return self.replace(
-            step=state.step,
-            policy_params=_like(state.params, self.policy_params),
-            frozen_params=_like(state.params, self.frozen_params),
-            ema_params=None if average is None else _like(state.ema_params, average),
-            policy_opt_state=state.opt_state,
-            **state.rl,
-        )
-
-    def _full_params(self, trainable: nnx.State) -> nnx.State:
-        return nnx.merge_state(trainable, self.frozen_params)
-
-
-_RL_FIELDS = (
-    "skipped_updates",
-    "critics",
-    "critic_opt_state",
-    "temperature_params",
-    "temperature_opt_state",
-    "improvement_params",
-    "improvement_opt_state",
-    "loss_weights",
-)
-
-
-def _like(state: nnx.State | None, template: nnx.State) -> nnx.State:
-    """The leaves of `state` that `template` has."""
-    assert state is not None
-    flat = dict(nnx.to_flat_state(state))
-    return nnx.from_flat_state({path: flat[path] for path, _ in nnx.to_flat_state(template)})
+        return TrainState(self.step, nnx.merge_state(params, self.frozen_params), self.policy_def)
 
 
 @functools.partial(jax.jit, static_argnames="update_policy", donate_argnames="agent")
 def train_step(agent: Agent, batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple[Agent, Info]:
-    """`Agent.train_step`, compiled; the agent that is passed in is used up."""
-    return agent.train_step(batch, rng, update_policy=update_policy)
+    """`Agent.train_step`, compiled; the agent that is passed in is used up.
+
+    The key of an update is `rng` folded with the agent's step, so one key serves a whole run.
+    """
+    return agent.train_step(batch, jax.random.fold_in(rng, agent.step), update_policy=update_policy)
 
 
 # For networks whose kernels take microseconds, on a GPU: cuBLASLt applies bias and GELU to a product while it writes

@@ -1,20 +1,13 @@
-"""openpi's view of a training run, for checkpoints that openpi reads."""
-
-from typing import Any
+"""openpi's view of a policy, for checkpoints that openpi reads."""
 
 import flax.struct
 import jax
-import optax
 from flax import nnx
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """openpi's fields, in openpi's order; `rl` holds what openpi has no word for."""
+    """The fields of openpi's TrainState that openpi needs to serve a policy."""
 
     step: jax.Array
-    params: nnx.State  # the whole policy, openpi's names: float32, frozen leaves bfloat16
-    opt_state: optax.OptState | None
-    ema_params: nnx.State | None = None
-    rl: Any = None  # critics, temperature, their optimizer states and counters
-    model_def: nnx.GraphDef | None = flax.struct.field(pytree_node=False, default=None)
-    ema_decay: float | None = flax.struct.field(pytree_node=False, default=None)
+    params: nnx.State  # the whole policy under openpi's names: float32, frozen leaves bfloat16
+    model_def: nnx.GraphDef = flax.struct.field(pytree_node=False)

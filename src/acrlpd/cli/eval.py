@@ -73,8 +73,8 @@ def main(args: Sequence[str]) -> int:
     if options.output is not None and options.output.exists() and not options.output.is_dir():
         raise ValueError(f"--output must be a directory; {options.output} is a file")
     from acrlpd.evaluation.report import print_evaluations, write_json
+    from acrlpd.process import setup_logging
     from acrlpd.training.checkpoints.manager import newest_step_directory
-    from acrlpd.training.experiment import setup_logging
 
     setup_logging()
     found = [newest_step_directory(path.expanduser().absolute()) for path in options.checkpoints]

@@ -108,9 +108,8 @@ def serve_main(args: Sequence[str]) -> int:
     )
     import asyncio
 
+    from acrlpd.process import enable_compilation_cache, setup_logging
     from acrlpd.serving.server import PolicyServer, ServerOptions
-    from acrlpd.training.compilation_cache import enable_compilation_cache
-    from acrlpd.training.experiment import setup_logging
 
     server_options = ServerOptions(
         host=options.host,

@@ -10,11 +10,18 @@ from acrlpd.config.plan.chips import MEMORY_FRACTION
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
+from acrlpd.training.distributed import (
+    DistributedOptions,
+    PeerError,
+    expect_abort,
+    initialize_distributed,
+    is_primary,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainOptions:
-    """How to run, as opposed to what."""
+class TrainOptions(DistributedOptions):
+    """How to run; the config says what to run."""
 
     # Continue the run of this name from its newest complete checkpoint.
     resume: Flag = False
@@ -30,14 +37,6 @@ class TrainOptions:
     allow_changed: tuple[str, ...] = ()
     # a:b: trace the updates after step a up to step b, and say where their time goes.
     profile_steps: str | None = None
-    # Several processes on a cluster that JAX knows (Slurm, Open MPI, Kubernetes, TPU).
-    distributed: Flag = False
-    # Several processes otherwise: host:port of process 0.
-    coordinator: str | None = None
-    # How many processes there are.
-    num_processes: int | None = None
-    # Which of them this is, from 0.
-    process_id: int | None = None
 
 
 def main(args: Sequence[str]) -> int:
@@ -52,14 +51,11 @@ def main(args: Sequence[str]) -> int:
     claim_device_memory()
     from acrlpd.monitoring.profiling import parse_profile_steps
     from acrlpd.training.demonstrations import collect_missing_demonstrations
-    from acrlpd.training.distributed import DistributedOptions, PeerError, expect_abort, initialize_distributed
     from acrlpd.training.experiment import run_experiment
 
     profile_steps = None if options.profile_steps is None else parse_profile_steps(options.profile_steps)
     try:
-        initialize_distributed(
-            DistributedOptions(options.distributed, options.coordinator, options.num_processes, options.process_id)
-        )
+        initialize_distributed(options)
         collect_missing_demonstrations(config, dry_run=options.dry_run)
         check(config, ignore_plan=options.ignore_plan)
         return run_experiment(
@@ -71,7 +67,7 @@ def main(args: Sequence[str]) -> int:
             allow_changed=options.allow_changed,
             profile_steps=profile_steps,
         )
-    except PeerError as error:  # nothing is wrong with this process: a message, no traceback
+    except PeerError as error:  # This process is not at fault: the user gets a message, no traceback.
         raise ConnectionError(str(error)) from error
     except BaseException:  # Ctrl-C too
         expect_abort()
@@ -79,18 +75,16 @@ def main(args: Sequence[str]) -> int:
 
 
 def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
-    """Everything that can be known before a compile: the config, the files, the memory."""
+    """Checks everything that can be known before a compile: the config, the files, the memory."""
     import jax
 
     from acrlpd.config.plan.plan import make_plan
     from acrlpd.config.plan.table import print_plan
-    from acrlpd.training.distributed import is_primary
     from acrlpd.training.throughput import find_device_chip
 
     num_devices = jax.device_count()
     validation = validate_config(config, num_devices=num_devices, ready_to_train=True)
-    primary = is_primary()
-    for warning in validation.warnings if primary else ():
+    for warning in validation.warnings if is_primary() else ():
         print(f"warning: {warning}", file=sys.stderr)
     validation.raise_for_errors()
     chip = find_device_chip(jax.devices()[0].device_kind)
@@ -100,7 +94,7 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
         device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / 2**30,
         accelerator=None if chip is None else chip.name,
     )
-    if primary:
+    if is_primary():
         print_plan(plan)
     if not plan.fits and not ignore_plan:
         raise ConfigError(f"{plan.verdict}\n--ignore_plan goes on all the same")

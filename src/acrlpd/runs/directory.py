@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from acrlpd.config import ConfigError, RLTrainConfig, save_config
-from acrlpd.files import LOCK, only_one
+from acrlpd.config import ConfigError, RLTrainConfig, config_to_yaml
+from acrlpd.files import LOCK, only_one, write_text_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +27,14 @@ def run_directory(rl_config: RLTrainConfig) -> pathlib.Path:
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
-    """Steps of the complete checkpoints, in order; one that is being written has another name."""
+    """Steps of the complete checkpoints, in order; a checkpoint that is being written has another name."""
     if not directory.is_dir():
         return []
     return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit())
 
 
 def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bool) -> None:
-    """Makes the directory, or refuses one that holds another run. Removes only what `overwrite` allows."""
+    """Makes the directory, or refuses a directory that holds another run. Removes a run only with `overwrite`."""
     exists = directory.exists() and any(path.name != LOCK for path in directory.iterdir())
     if resume and not exists:
         raise ConfigError(f"--resume: there is no run in {directory}; start it without --resume")
@@ -56,13 +56,13 @@ def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: b
 
 
 def _is_failed_start(directory: pathlib.Path) -> bool:
-    """Whether there is nothing but configs: what stopped a run before it began is no reason to keep its name."""
+    """Whether the directory holds nothing but configs: a run that failed before it began does not keep its name."""
     leaves = (path for path in directory.rglob("*") if path.is_file() or not any(path.iterdir()))
     return all(path.name in (CONFIG_FILE, LOCK) for path in leaves)
 
 
 def _remove_run(directory: pathlib.Path) -> None:
-    """Says what goes before it goes; a directory that is not a run's stays."""
+    """Removes a run and says what it removes; refuses a directory that does not belong to a run."""
     if not (directory / CONFIG_FILE).is_file():
         raise ConfigError(
             f"--overwrite: {directory} is not the directory of a run (it has no {CONFIG_FILE}); move it away"
@@ -76,30 +76,26 @@ def _remove_run(directory: pathlib.Path) -> None:
 
 
 def only_trainer(directory: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Refuses a second process in a directory: two would take each other's checkpoints apart."""
+    """Refuses a second process in a directory: two processes would remove each other's checkpoints."""
     what_to_do = "wait for it or stop it (SIGTERM makes it save first), or choose another --exp_name"
     return only_one(directory, f"training here: {what_to_do}", ConfigError)
 
 
 def write_run_config(directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
-    temporary = directory / (CONFIG_FILE + ".tmp")
-    save_config(rl_config, temporary)
-    temporary.replace(directory / CONFIG_FILE)
+    write_text_atomically(directory / CONFIG_FILE, config_to_yaml(rl_config))
 
 
 def write_summary(directory: pathlib.Path, summary: Mapping[str, Any]) -> None:
-    temporary = directory / (SUMMARY_FILE + ".tmp")
-    temporary.write_text(json.dumps(summary, indent=2) + "\n")
-    temporary.replace(directory / SUMMARY_FILE)
+    write_text_atomically(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
 
 def remove_summary(directory: pathlib.Path) -> None:
-    """A run that goes on is not over: who looks at it must not be told how it ended before."""
+    """A run that goes on has not ended: reports must not show how it ended before."""
     (directory / SUMMARY_FILE).unlink(missing_ok=True)
 
 
 def read_summary(directory: pathlib.Path) -> dict[str, Any]:
-    """The summary of a run that ended; empty where there is none."""
+    """The summary of a run that has ended; empty for other runs."""
     path = directory / SUMMARY_FILE
     try:
         return json.loads(path.read_text()) if path.exists() else {}
@@ -108,12 +104,12 @@ def read_summary(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def is_finished(directory: pathlib.Path) -> bool:
-    """Whether the run in `directory` came to its end, and not to a signal."""
+    """Whether the run in `directory` came to its end, rather than being stopped by a signal."""
     return read_summary(directory).get("status", "").startswith(FINISHED)
 
 
 def warn_about_space(directory: pathlib.Path, checkpoint_bytes: int, max_to_keep: int) -> None:
-    """Two checkpoints exist for a moment before the older one goes."""
+    """Warns if the disk lacks space for the checkpoints: the oldest one is removed after the newest one is written."""
     needed = checkpoint_bytes * (max_to_keep + 1)
     free = shutil.disk_usage(directory).free
     if free < needed:

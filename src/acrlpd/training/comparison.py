@@ -1,22 +1,27 @@
-"""What a run is compared with: the same data, seeds and number of updates, without RL or without acting."""
+"""`evaluation.baselines`: a run beside runs with the same data, seeds and updates, without RL or without acting."""
 
+import logging
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import rich.console
 import rich.table
 
-from acrlpd.config import RLTrainConfig, apply_config_overrides
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.runs import directory as runs
-from acrlpd.training.distributed import is_primary
+from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
+from acrlpd.training.train_run import read_assets, train_run
+
+logger = logging.getLogger(__name__)
 
 BASELINES = "baselines"
 OFFLINE_CONTINUED = "offline_continued"
-# Fields in which a baseline that goes on from the run's checkpoint differs from it.
-CHANGED_BY_BASELINES = ("training", "evaluation")
+# Sections in which the config of `offline_continued` differs from the checkpoint of the run that it continues.
+_CHANGED_BY_CONTINUED = ("training", "evaluation")
 
-# In the order in which a person reads them.
+# All policies that are compared, in the order of the table.
 DESCRIPTIONS = {
     "bc": "imitation of all demonstrations",
     "bc_success_only": "imitation of the successful ones",
@@ -26,14 +31,82 @@ DESCRIPTIONS = {
 }
 
 
+def run_comparison(
+    rl_config: RLTrainConfig,
+    directory: pathlib.Path,
+    *,
+    resume: bool,
+    allow_changed: Sequence[str],
+    profile_steps: tuple[int, int] | None = None,
+) -> int:
+    """Trains the run and its baselines, each in its own directory, and compares them; returns the exit code.
+
+    The baselines that only clone come first. `offline_continued` comes last: it starts from the checkpoint with
+    which the run went online. What is finished is not trained again.
+    """
+    if jax.process_count() > 1:
+        raise ConfigError("evaluation.baselines are judged in an environment, which needs a single process")
+    if resume:
+        _check_resume(rl_config, directory, allow_changed)
+    runs.write_run_config(directory, rl_config)  # From now on, --overwrite knows that this is the directory of a run.
+    names = rl_config.evaluation.baselines
+    continued = baseline_directory(directory, OFFLINE_CONTINUED) if OFFLINE_CONTINUED in names else None
+    for name in (name for name in names if name != OFFLINE_CONTINUED):
+        if code := _train_baseline(rl_config, directory, name, resume=resume, allow_changed=allow_changed):
+            return code
+    if not runs.is_finished(directory):
+        code = train_run(
+            rl_config,
+            directory,
+            resume=resume,
+            allow_changed=allow_changed,
+            offline_copy=continued,
+            profile_steps=profile_steps,
+        )
+        if code:
+            return code
+    if continued is not None:
+        allowed = (*allow_changed, *_CHANGED_BY_CONTINUED)
+        if code := _train_baseline(rl_config, directory, OFFLINE_CONTINUED, resume=True, allow_changed=allowed):
+            return code
+    write_comparison(rl_config, directory)
+    return 0
+
+
+def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_changed: Sequence[str]) -> None:
+    """Refuses to continue with another config, before anything is written."""
+    steps = runs.saved_steps(directory)
+    if not steps:
+        return
+    changes = check_resume(directory / str(steps[-1]), rl_config, read_assets(rl_config), allow_changed)
+    if changes and runs.is_finished(directory):
+        raise ConfigError(
+            f"{directory} is finished, and so is what it was compared with; it cannot be resumed with another config:\n"
+            f"{describe_changes(changes)}\n"
+            "Choose another --exp_name, or --overwrite"
+        )
+
+
+def _train_baseline(
+    rl_config: RLTrainConfig, directory: pathlib.Path, name: str, *, resume: bool, allow_changed: Sequence[str]
+) -> int:
+    """Trains the baseline `name` of the run in `directory`, unless it is finished; returns the exit code."""
+    where = baseline_directory(directory, name)
+    if runs.is_finished(where):
+        return 0
+    config = baseline_config(rl_config, name, runs.read_summary(directory))
+    logger.info("baseline %s", name)
+    return train_run(config, where, resume=resume, allow_changed=allow_changed)
+
+
 def baseline_directory(directory: pathlib.Path, name: str) -> pathlib.Path:
     return directory / BASELINES / name
 
 
 def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, Any]) -> RLTrainConfig:
-    """The config of a baseline; `summary` is that of the run, where the baseline comes after it."""
-    # Judged once, at the end, so it makes all of its updates; the checkpoint that it goes on from may be out of
-    # patience.
+    """The config of a baseline. `offline_continued` reads the number of updates from the `summary` of the run."""
+    # A baseline makes all of its updates and is evaluated once, at the end. It needs no patience: the checkpoint that
+    # `offline_continued` starts from may have used up that of the run.
     changes: dict[str, Any] = {
         "training.online_steps": 0,
         "training.eval_frequency": 0,
@@ -56,28 +129,17 @@ def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, A
 
 
 def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
-    """Puts what the baselines reached into the run's summary, and shows all of it."""
+    """Adds the evaluations of the baselines to the summary of the run, and prints all of them."""
     summary = runs.read_summary(directory)
     found = dict(summary["evaluation"])
     for name in rl_config.evaluation.baselines:
         found[name] = runs.read_summary(baseline_directory(directory, name))["evaluation"]["offline"]
     summary["evaluation"] = {name: found[name] for name in DESCRIPTIONS if name in found}
-    if is_primary():
-        runs.write_summary(directory, summary)
-        print_comparison(summary["evaluation"])
+    runs.write_summary(directory, summary)
+    _print_comparison(summary["evaluation"])
 
 
-def evaluation_summary(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """How the policy did at a step, for summary.json."""
-    rest: dict[str, Any] = {
-        name: value for name, value in metrics.items() if name not in ("success_rate_low", "success_rate_high")
-    }
-    if "success_rate_low" in metrics:
-        rest["interval"] = [metrics["success_rate_low"], metrics["success_rate_high"]]
-    return {"step": step} | rest
-
-
-def print_comparison(evaluation: Mapping[str, Mapping[str, Any]]) -> None:
+def _print_comparison(evaluation: Mapping[str, Mapping[str, Any]]) -> None:
     table = rich.table.Table(title="success in the same episodes", title_justify="left")
     table.add_column("policy")
     table.add_column("updates", justify="right")

@@ -1,4 +1,4 @@
-"""When the first step does not fit: say what would, instead of a page of allocator output."""
+"""When the first step does not fit into memory: an error that says what would fit."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.config.plan.memory import estimate_memory
 from acrlpd.config.plan.plan import smallest_change
 
-# Share of the predicted peak that a change must get below to be worth a try.
+# A change is worth a try if it brings the predicted peak below this share of it.
 _NOTICEABLE = 0.9
 
 
 class OutOfMemoryError(ValueError):
-    """The first update did not fit into device memory. `next_accumulation` may."""
+    """The first update did not fit into device memory; with `next_accumulation` micro-batches it may fit."""
 
     def __init__(self, message: str, next_accumulation: int | None) -> None:
         super().__init__(message)
@@ -23,9 +23,9 @@ class OutOfMemoryError(ValueError):
 
 @contextlib.contextmanager
 def answer_out_of_memory(rl_config: RLTrainConfig, is_first_step: bool) -> Iterator[None]:
-    """Turns the runtime's error into one that names the smallest change that helps.
+    """Turns the runtime's error at the first step into an error that names the smallest change that helps.
 
-    Only at the first step: later on the state is gone with the step that failed.
+    A later step that fails has used up the state, so nothing could be tried again.
     """
     try:
         yield
@@ -40,7 +40,7 @@ def answer_out_of_memory(rl_config: RLTrainConfig, is_first_step: bool) -> Itera
 
 
 def _advice(rl_config: RLTrainConfig, accumulation: int | None) -> str:
-    """The plan's smallest change that takes a noticeable part off the peak it had predicted."""
+    """The plan's smallest change that takes a noticeable part off the predicted peak."""
     num_devices = jax.device_count()
     peak = estimate_memory(rl_config, num_devices).peak
     changes = smallest_change(rl_config, num_devices, _NOTICEABLE * peak)

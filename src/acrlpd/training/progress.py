@@ -1,10 +1,13 @@
-"""What a person sees while a run trains: a bar on a terminal, a line per logged step elsewhere."""
+"""What a person sees of a run while it trains, and where the run's time goes."""
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import jax
 import rich.console
 import rich.progress
 
@@ -12,67 +15,105 @@ from acrlpd.runs.metrics_log import TIMING
 
 logger = logging.getLogger(__name__)
 
-# Times a second that the bar is drawn: enough for the eye, little for the interpreter.
+# The bar is drawn so often per second: enough for the eye, and little work for the interpreter.
 _REFRESH_RATE = 2.0
+_ACTIVITIES = ("data_wait", "checkpoint", "evaluation", "rollouts")
 
 
 class Progress:
-    """Progress of one phase of a run. On processes that do not log, nothing."""
+    """The progress of one phase: a bar on a terminal, elsewhere one log message per line of metrics."""
 
     def __init__(self, phase: str, first_step: int, last_step: int, *, enabled: bool) -> None:
-        self._phase, self._last = phase, last_step
-        self._enabled = enabled
-        self._bar: rich.progress.Progress | None = None
+        """Without `enabled`, on processes that do not log, nothing is shown."""
+        self._phase, self._last_step = phase, last_step
         console = rich.console.Console(stderr=True)
-        if enabled and console.is_terminal:
-            self._bar = rich.progress.Progress(
-                rich.progress.TextColumn("{task.description}"),
-                rich.progress.BarColumn(bar_width=20),
-                rich.progress.MofNCompleteColumn(),
-                rich.progress.TextColumn("{task.fields[text]}"),
-                console=console,
-                refresh_per_second=_REFRESH_RATE,
-            )
-            self._task = self._bar.add_task(phase, total=last_step, completed=first_step, text="")
+        self._logs = enabled and not console.is_terminal
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(bar_width=20),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TextColumn("{task.fields[text]}"),
+            console=console,
+            refresh_per_second=_REFRESH_RATE,
+            disable=self._logs or not enabled,
+        )
+        self._task = self._bar.add_task(phase, total=last_step, completed=first_step, text="")
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def advance(self, step: int) -> None:
-        if self._bar is not None:
+        if not self._bar.disable:
             self._bar.update(self._task, completed=step)
 
     def show(self, line: Mapping[str, Any]) -> None:
-        """A new line of metrics."""
-        text = describe(line)
-        rate = line.get(f"{TIMING}steps_per_s")
-        if rate:  # checkpoints and evaluations are in it
-            text += f"  eta {_duration((self._last - line['step']) / rate)}"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=line["step"], text=text)
-        elif self._enabled:
-            logger.info("%s %d/%d  %s", self._phase, line["step"], self._last, text)
+        """Shows the numbers of a new line of metrics that matter most, as far as the line has them."""
+        shown = (
+            ("loss", line.get("total_loss"), "{:.4g}"),
+            ("Q", line.get("q_mean"), "{:.4g}"),
+            ("samples/s", line.get(f"{TIMING}samples_per_s"), "{:.1f}"),
+            ("MFU", line.get(f"{TIMING}mfu"), "{:.1%}"),
+        )
+        text = "  ".join(f"{name} {form.format(value)}" for name, value, form in shown if value is not None)
+        if rate := line.get(f"{TIMING}steps_per_s"):  # The rate includes checkpoints and evaluations.
+            seconds = int((self._last_step - line["step"]) / rate)
+            text += f"  eta {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        self._bar.update(self._task, completed=line["step"], text=text)
+        if self._logs:
+            logger.info("%s %d/%d  %s", self._phase, line["step"], self._last_step, text)
 
 
-def describe(line: Mapping[str, Any]) -> str:
-    """The numbers that matter most, those that are there."""
-    shown = (
-        ("loss", line.get("total_loss"), "{:.4g}"),
-        ("Q", line.get("q_mean"), "{:.4g}"),
-        ("samples/s", line.get(f"{TIMING}samples_per_s"), "{:.1f}"),
-        ("MFU", line.get(f"{TIMING}mfu"), "{:.1%}"),
-    )
-    return "  ".join(f"{name} {form.format(value)}" for name, value, form in shown if value is not None)
+class Clock:
+    """Adds up the seconds of named activities; the rest of the time belongs to the updates."""
 
+    def __init__(self) -> None:
+        self._totals = dict.fromkeys((*_ACTIVITIES, "step"), 0.0)
+        self.restart()
 
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+    def restart(self) -> None:
+        """Forgets the time and the steps since the last reading."""
+        self._start = time.perf_counter()
+        self._spent = dict.fromkeys(_ACTIVITIES, 0.0)
+        self._num_steps = 0
+
+    @contextlib.contextmanager
+    def measure(self, activity: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            with jax.profiler.TraceAnnotation(activity):  # A profile shows the activities by these names.
+                yield
+        finally:
+            self._spent[activity] += time.perf_counter() - start
+
+    def count_step(self) -> None:
+        self._num_steps += 1
+
+    def read(self) -> dict[str, float]:
+        """The rate of updates since the last reading, seconds per update, and seconds of the other activities.
+
+        The result is empty if there was no update.
+        """
+        if not self._num_steps:
+            return {}
+        elapsed = max(time.perf_counter() - self._start, 1e-9)
+        spent, num_steps = self._spent | {"step": elapsed - sum(self._spent.values())}, self._num_steps
+        self._totals = {name: total + spent[name] for name, total in self._totals.items()}
+        self.restart()
+        return {
+            "steps_per_s": num_steps / elapsed,
+            "step_s": spent["step"] / num_steps,
+            "data_wait_s": spent["data_wait"] / num_steps,
+            "checkpoint_s": spent["checkpoint"],
+            "evaluation_s": spent["evaluation"],
+            "rollouts_s": spent["rollouts"],
+        }
+
+    def totals(self) -> dict[str, float]:
+        """Seconds per activity in this process; the seconds of updates up to the last reading."""
+        return {name: round(total + self._spent.get(name, 0.0), 3) for name, total in self._totals.items()}

@@ -5,8 +5,9 @@ chosen here, and XLA gathers what a layer needs when it needs it.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,15 +18,12 @@ from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.fsdp import split_axis
-from acrlpd.config.plan.plan import format_bytes, make_plan
+from acrlpd.config.plan.plan import format_bytes
 
 BATCH_AXIS = "batch"
 FSDP_AXIS = "fsdp"
 # Data is split over every device, also over those that share one copy of the parameters.
 DATA_AXES = (BATCH_AXIS, FSDP_AXIS)
-
-Info = dict[str, jax.Array]
-TrainStepFn = Callable[[Agent, Batch, jax.Array], tuple[Agent, Info]]
 
 
 def create_fsdp_mesh(fsdp_devices: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -43,24 +41,20 @@ def create_fsdp_mesh(fsdp_devices: int, devices: Sequence[jax.Device] | None = N
 
 @dataclasses.dataclass(frozen=True)
 class FSDPSharding:
-    """Where everything lies, for one mesh."""
+    """The places of all arrays on one mesh."""
 
     mesh: Mesh
-    # Arrays below this size are kept whole on every device.
+    # Every device keeps its own copy of arrays below this size.
     min_size_mib: float = 4.0
 
     @property
     def data(self) -> NamedSharding:
-        """Of batches: their first axis over all devices."""
+        """The place of a batch: its first axis is split over all devices."""
         return NamedSharding(self.mesh, PartitionSpec(DATA_AXES))
 
     @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec())
-
-    def of_state(self, tree: Any) -> Any:
-        """The same tree with a sharding for every array or `jax.ShapeDtypeStruct`."""
-        return jax.tree.map(self.of_array, tree)
 
     def of_array(self, array: Any) -> NamedSharding:
         """Where one array lies; the plan counts with the same rule."""
@@ -70,8 +64,12 @@ class FSDPSharding:
         spec = [FSDP_AXIS if axis == chosen else None for axis in range(len(array.shape))]
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
+    def of_state(self, tree: Any) -> Any:
+        """The same tree with a sharding for every array or `jax.ShapeDtypeStruct`."""
+        return jax.tree.map(self.of_array, tree)
+
     def abstract(self, tree: Any) -> Any:
-        """The tree as `jax.ShapeDtypeStruct`s that know where they lie."""
+        """The tree with a `jax.ShapeDtypeStruct` that has a sharding for every array."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.of_array(x)), tree)
 
 
@@ -83,7 +81,8 @@ def create_sharding(rl_config: RLTrainConfig, devices: Sequence[jax.Device] | No
 
 def abstract_train_state(rl_config: RLTrainConfig, sharding: FSDPSharding) -> Agent:
     """Shapes, dtypes and places of a run's agent; nothing is allocated."""
-    return sharding.abstract(jax.eval_shape(_creation(rl_config, sharding), jax.random.key(0)))
+    create = functools.partial(create_agent, rl_config, data_shards=sharding.mesh.size)
+    return sharding.abstract(jax.eval_shape(create, jax.random.key(0)))
 
 
 def init_fsdp_train_state(
@@ -92,28 +91,22 @@ def init_fsdp_train_state(
     rng: jax.Array,
     policy_params: Mapping[str, Any] | None = None,
 ) -> Agent:
-    """The agent of a run at step 0, born where it belongs: no device ever holds more than its share.
+    """The agent of a run at step 0, created in its place: no device ever holds more than its share.
 
-    `policy_params` are weights to start from, already in place; they are used up.
+    `policy_params` are weights to start from, already in place; their buffers are used up.
     """
-    create = _creation(rl_config, sharding)
+
+    def create(rng: jax.Array, policy_params: Mapping[str, Any] | None) -> Agent:
+        return create_agent(rl_config, rng, policy_params=policy_params, data_shards=sharding.mesh.size)
+
     places = sharding.of_state(jax.eval_shape(create, rng, policy_params))
     compiled = jax.jit(create, out_shardings=places, donate_argnums=1, compiler_options=compile_fast())
     return compiled(rng, policy_params)
 
 
 def compile_fast() -> dict[str, Any] | None:
-    """Compiler options for a program that runs once: on CPUs, optimising it takes longer than running it."""
+    """Compiler options for a program that runs once: on CPUs, its optimisation takes longer than its run."""
     return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-
-
-def _creation(
-    rl_config: RLTrainConfig, sharding: FSDPSharding
-) -> Callable[[jax.Array, Mapping[str, Any] | None], Agent]:
-    def create(rng: jax.Array, policy_params: Mapping[str, Any] | None = None) -> Agent:
-        return create_agent(rl_config, rng, policy_params=policy_params, data_shards=sharding.mesh.size)
-
-    return create
 
 
 def compile_train_step(
@@ -121,14 +114,13 @@ def compile_train_step(
 ) -> jax.stages.Compiled:
     """Compiles `Agent.train_step` for the places of `agent` and `batch` (arrays or shapes).
 
-    Called as (agent, batch, rng); the agent that is passed in is used up. The key of an update is `rng`
-    folded with the agent's step, so one key serves a whole run. The result is compiled ahead of time:
-    arrays of other shapes or in other places are an error, never a second compile.
+    The result is called as (agent, batch, rng); the buffers of the agent that is passed in are used up. The key
+    of an update is `rng` folded with the agent's step, so one key serves a whole run. The result is compiled
+    ahead of time: arrays of other shapes or in other places are an error, never a second compile.
     """
 
-    def train_step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, Info]:
-        rng = jax.random.fold_in(rng, agent.step)
-        return agent.train_step(batch, rng, update_policy=update_policy)
+    def train_step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
+        return agent.train_step(batch, jax.random.fold_in(rng, agent.step), update_policy=update_policy)
 
     places = sharding.of_state(agent)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.data), batch)
@@ -138,21 +130,13 @@ def compile_train_step(
         out_shardings=(places, sharding.replicated),
         donate_argnums=0,
     )
-    with jax.set_mesh(sharding.mesh):  # models keep their activations split by sample on it
+    with jax.set_mesh(sharding.mesh):  # Models use this mesh to keep their activations split by sample.
         return step.lower(sharding.abstract(agent), batch, jax.random.key(0)).compile()
-
-
-def optimize_fsdp_memory(rl_config: RLTrainConfig, num_devices: int, device_memory_gib: float) -> dict[str, Any]:
-    """The smallest change of layout, by dotted name, with which an update fits; empty if it fits as it is."""
-    plan = make_plan(rl_config, num_devices=num_devices, device_memory_gib=device_memory_gib)
-    if plan.suggestion is None:
-        raise ValueError(plan.verdict)
-    return plan.suggestion
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardingReport:
-    """What `validate_fsdp_sharding` found; true when every array lies where it should."""
+    """The result of `validate_fsdp_sharding`; true when every array lies in its place."""
 
     total_bytes: int  # of the state, each array counted once
     device_bytes: int  # on the device that holds most
@@ -170,16 +154,14 @@ class ShardingReport:
 
 
 def validate_fsdp_sharding(train_state: Any, sharding: FSDPSharding) -> ShardingReport:
-    """Compares where the arrays of a state lie with where they should, and adds up the bytes."""
+    """Compares where the arrays of a state lie with where they should lie, and adds up their bytes."""
     misplaced = []
     total = device = 0
     for path, array in jax.tree_util.tree_flatten_with_path(train_state)[0]:
-        wanted = sharding.of_array(array)
-        found = getattr(array, "sharding", None)
-        name = jax.tree_util.keystr(path)
+        wanted, found = sharding.of_array(array), getattr(array, "sharding", None)
         if found is None or not found.is_equivalent_to(wanted, len(array.shape)):
+            name = jax.tree_util.keystr(path)
             misplaced.append(f"{name}: expected {wanted.spec}, found {getattr(found, 'spec', found)}")
-        place = wanted if found is None else found
         total += math.prod(array.shape) * array.dtype.itemsize
-        device += math.prod(place.shard_shape(array.shape)) * array.dtype.itemsize
+        device += math.prod((found or wanted).shard_shape(array.shape)) * array.dtype.itemsize
     return ShardingReport(total, device, tuple(misplaced))

@@ -1,8 +1,8 @@
-"""Checkpoints: written while training goes on, complete or not there at all, never at the run's expense.
+"""Checkpoints: written while training goes on, complete or absent, and read onto any number of devices.
 
-A save takes a copy of the state on the devices, which the next step may not touch, and hands it to a
-thread that moves it to the host and to disk. The step directory appears under its name only when
-everything is in it; only then are older ones removed.
+A save takes a copy of the state on the devices, because the next step overwrites the original, and hands the
+copy to a thread that moves it to the host and to disk. The step directory gets its name only when everything is
+in it; only then are older ones removed.
 """
 
 import concurrent.futures
@@ -28,22 +28,22 @@ from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibili
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints.items import (
     ASSETS,
-    PARAMS,
     RUN,
     RUN_FILE,
-    TRAIN_STATE,
-    AgentArrays,
-    AssetsSave,
-    join_agent,
-    served_field,
-    split_agent,
+    SCORE,
+    SaveAssets,
+    acts_with_average,
+    agent_from_items,
+    agent_items,
+    array_handler,
+    create_manager,
+    save_arrays,
 )
 from acrlpd.training.checkpoints.metadata import (
     CheckpointError,
     create_checkpoint_metadata,
     load_checkpoint_metadata,
 )
-from acrlpd.training.checkpoints.storage import SCORE, array_handler, create_manager, save_arrays
 from acrlpd.training.distributed import problems_elsewhere
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
 
@@ -57,42 +57,55 @@ class SaveFailedError(OSError):
 class CheckpointWriter:
     """Writes the checkpoints of one run, one at a time, in a thread.
 
-    A save that fails is shown and counted, and training goes on; `max_failures` in a row end the run.
+    A save that fails is reported and counted, and training goes on; `checkpoints.max_failures` in a row end the run.
     """
 
     def __init__(self, directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
         self.directory = directory
-        self.newest_step: int | None = None  # that is complete on disk
+        self.newest_step: int | None = None  # the newest step whose checkpoint is complete on disk
         self.num_failures = 0  # over the run
         self._failures_in_a_row = 0
-        self._max_failures = rl_config.checkpoints.max_failures
-        self._model = rl_config.model
+        self._rl_config = rl_config
         self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
-        self._config = rl_config.checkpoints
-        self._manager = create_manager(directory, self._config)
+        self._manager = create_manager(directory, rl_config.checkpoints)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
         self._num_saves = 0
         self._running: tuple[int, concurrent.futures.Future[None]] | None = None
         self._on_device: bool | None = None
         self._copy_on_devices: jax.stages.Compiled | None = None
 
-    def prepare(self, arrays: AgentArrays) -> None:
-        """Compiles what a save needs, so that the first one does not hold up training."""
-        self._copy_on_devices = _compile_copy((arrays.params, arrays.train_state))
+    def items(self, agent: Agent) -> dict[str, Any]:
+        """The arrays of an agent as a checkpoint of this run holds them."""
+        return agent_items(agent, average=acts_with_average(agent, self._rl_config))
+
+    def prepare(self, agent: Agent) -> None:
+        """Compiles what a save needs, so that the first save does not hold up training."""
+        copy_items = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+        self._copy_on_devices = copy_items.lower(self.items(agent)).compile()
 
     def save(
         self,
+        agent: Agent,
         step: int,
-        arrays: AgentArrays,
-        metadata: Mapping[str, Any],
+        *,
+        rng: jax.Array,
         assets: Mapping[str, bytes],
+        state: Mapping[str, Any],
         score: float | None = None,
     ) -> None:
-        """Starts writing; returns when arrays and metadata may be changed. Waits for a save still under way."""
+        """Starts to write the complete run at `step`; returns when agent and state may be changed.
+
+        `assets` are files for openpi by their path below assets/; `state` is what the caller wants to find
+        again in run.json; a higher `score` is a better policy. Waits for a save that is still under way.
+        """
         self.wait()
-        copied, told = self._copy(arrays), copy.deepcopy(dict(metadata))
+        average = acts_with_average(agent, self._rl_config)
+        metadata = create_checkpoint_metadata(
+            self._rl_config, step, rng=rng, average=average, assets=assets, state=copy.deepcopy(dict(state))
+        )
+        copied = self._copy(agent)
         self._num_saves += 1
-        self._running = step, self._thread.submit(self._write, step, copied, told, assets, score)
+        self._running = step, self._thread.submit(self._write, step, copied, metadata, assets, score)
 
     def poll(self) -> None:
         """Looks whether a save has ended, without waiting; raises after too many failures in a row."""
@@ -114,21 +127,22 @@ class CheckpointWriter:
         steps = saved_steps(self.directory)
         kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
         message = f"the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); {kept}"
-        if self._failures_in_a_row >= self._max_failures:
+        max_failures = self._rl_config.checkpoints.max_failures
+        if self._failures_in_a_row >= max_failures:
             raise SaveFailedError(
                 f"{message}. That was failure {self._failures_in_a_row} in a row "
-                f"(checkpoints.max_failures={self._max_failures}): stopping"
+                f"(checkpoints.max_failures={max_failures}): stopping"
             ) from error
         logger.error("%s; training goes on", message)
 
     def wait(self) -> None:
-        """Waits for a save under way; raises as `poll`."""
+        """Waits for a save that is under way; raises as `poll`."""
         if self._running is not None:
             concurrent.futures.wait([self._running[1]])
             self.poll()
 
     def close(self) -> None:
-        """Waits for a save under way and lets go of everything; an error of that save is logged."""
+        """Waits for a save that is under way and ends the thread; an error of that save is logged."""
         try:
             self.wait()
         except SaveFailedError as error:
@@ -139,68 +153,67 @@ class CheckpointWriter:
     def _write(
         self,
         step: int,
-        arrays: AgentArrays,
-        metadata: dict[str, Any],
+        arrays: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         assets: Mapping[str, bytes],
         score: float | None,
     ) -> None:
         with _one_outcome(f"save {self._num_saves}"):
             if self.num_failures:
                 self._begin_anew()
-            items: dict[str, Any] = {
-                PARAMS: save_arrays(arrays.params),
-                TRAIN_STATE: save_arrays(arrays.train_state),
-                RUN: ocp.args.JsonSave(metadata),
-            }
+            items: dict[str, Any] = {name: save_arrays(tree) for name, tree in arrays.items()}
+            items[RUN] = ocp.args.JsonSave(metadata)
             if assets:
-                items[ASSETS] = AssetsSave(assets)
+                items[ASSETS] = SaveAssets(assets)
             metrics = None if score is None else {SCORE: score}
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
-            if self._verify and self._model.in_openpi:
-                report = verify_openpi_checkpoint_compatibility(self.directory / str(step), self._model)
+            if self._verify and self._rl_config.model.in_openpi:
+                report = verify_openpi_checkpoint_compatibility(self.directory / str(step), self._rl_config.model)
                 if not report:
                     raise CheckpointError("openpi would not load it:\n  " + "\n  ".join(report.problems))
-                self._verify = False  # the names do not change within a run
+                self._verify = False  # The names do not change within a run.
 
-    def _copy(self, arrays: AgentArrays) -> AgentArrays:
-        """The same arrays where the next step, which is given the originals to write on, does no harm.
+    def _copy(self, agent: Agent) -> dict[str, Any]:
+        """A copy of the agent's arrays that the next step, which overwrites the originals, leaves alone.
 
         A copy on the devices takes no time; where it does not fit beside a step, the copy goes to the host.
         """
-        tree = (arrays.params, arrays.train_state)
+        items = self.items(agent)
         if self._on_device is None:
-            fits = _fits_beside_a_step(tree)
-            if jax.process_count() > 1:  # all processes must run the same program
+            fits = _fits_beside_a_step(items)
+            if jax.process_count() > 1:  # All processes must run the same program.
                 fits = bool(multihost_utils.broadcast_one_to_all(np.asarray(fits)))
             self._on_device = fits
         if self._on_device:
             if self._copy_on_devices is None:
-                self._copy_on_devices = _compile_copy(tree)
+                self.prepare(agent)
+            assert self._copy_on_devices is not None
             try:
-                return AgentArrays(*self._copy_on_devices(tree))
+                return self._copy_on_devices(items)
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error) or jax.process_count() > 1:
                     raise
-                self._on_device = False  # something else has grown since
-        tree = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), tree)
-        return AgentArrays(*jax.block_until_ready(tree))
+                self._on_device = False  # Other arrays have grown since the first save.
+        on_host = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), items)
+        return jax.block_until_ready(on_host)
 
     def _remove_leftovers(self) -> None:
-        """Of failed saves: they may be what fills the disk."""
+        """Removes what failed saves left: it may be what fills the disk."""
         if jax.process_index() == 0:
             for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(path, ignore_errors=True)  # parts may still be under way; there is a next time
+                shutil.rmtree(path, ignore_errors=True)  # What is still being written goes the next time.
 
     def _begin_anew(self) -> None:
-        """Looks at the disk again, with a manager whose processes have waited for each other equally often."""
+        """Replaces the manager after a failure: a new one looks at the disk, and has barriers with new names."""
         self._remove_leftovers()
-        old, self._manager = self._manager, create_manager(self.directory, self._config, self.num_failures)
+        old = self._manager
+        self._manager = create_manager(self.directory, self._rl_config.checkpoints, self.num_failures)
         old.close()
 
 
 @contextlib.contextmanager
 def _one_outcome(name: str) -> Iterator[None]:
-    """What fails on one process fails on all: they must have the same idea of what is saved, or they part company."""
+    """Makes a save that fails on one process fail on all: they must agree on which checkpoints exist."""
     try:
         yield
     except Exception as error:
@@ -211,12 +224,8 @@ def _one_outcome(name: str) -> Iterator[None]:
         raise CheckpointError(f"process {process} could not write its part: {problem}")
 
 
-def _compile_copy(tree: Any) -> jax.stages.Compiled:
-    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree)).lower(tree).compile()
-
-
 def _fits_beside_a_step(tree: Any) -> bool:
-    """Whether a copy fits on the devices while a step runs; the first step has shown what that takes."""
+    """Whether a copy fits on the devices while a step runs; the first step has shown the memory that a step needs."""
     device = jax.local_devices()[0]
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:
@@ -224,91 +233,6 @@ def _fits_beside_a_step(tree: Any) -> bool:
     shards = (x.addressable_shards for x in jax.tree.leaves(tree))
     needed = sum(shard.data.nbytes for leaf in shards for shard in leaf if shard.device == device)
     return stats["bytes_limit"] - stats["peak_bytes_in_use"] > needed
-
-
-def save_acrlpd_checkpoint(
-    writer: CheckpointWriter,
-    agent: Agent,
-    rl_config: RLTrainConfig,
-    step: int,
-    *,
-    rng: jax.Array,
-    assets: Mapping[str, bytes],
-    state: Mapping[str, Any],
-    score: float | None = None,
-) -> None:
-    """Starts to write the complete run at `step`: what openpi serves, and what a resume needs.
-
-    `assets` are files for openpi by their path below assets/; `state` is what the caller wants to find
-    again in run.json; a higher `score` is a better policy.
-    """
-    served = served_field(agent, rl_config)
-    metadata = create_checkpoint_metadata(rl_config, step, rng=rng, served=served, assets=assets, state=state)
-    writer.save(step, split_agent(agent, served), metadata, assets, score)
-
-
-def restore_agent(step_directory: pathlib.Path, abstract_agent: Agent, served: str) -> Agent:
-    """Reads the arrays of a checkpoint straight into the places of `abstract_agent`.
-
-    The devices may be others than those it was saved from.
-    """
-    if getattr(abstract_agent, served) is None:
-        raise CheckpointError(
-            f"{step_directory} holds a moving average of the policy, for which this config has no place: set "
-            f"acrlpd.ema_decay"
-        )
-    wanted = split_agent(abstract_agent, served)
-    items = {PARAMS: wanted.params, TRAIN_STATE: wanted.train_state}
-    restored = {name: _restore_item(step_directory / name, tree) for name, tree in items.items()}
-    return join_agent(abstract_agent, AgentArrays(restored[PARAMS], restored[TRAIN_STATE]), served)
-
-
-def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    with ocp.Checkpointer(array_handler()) as checkpointer:
-        try:
-            metadata = checkpointer.metadata(directory).item_metadata
-            if metadata is None:
-                raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
-            stored = _leaves(metadata.tree)
-            _check_arrays(directory, stored, _leaves(wanted))
-            restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
-            return checkpointer.restore(directory, ocp.args.PyTreeRestore(wanted, restore_args))
-        except (CheckpointError, jax.errors.JaxRuntimeError):  # it does not fit the config, or the devices
-            raise
-        except Exception as error:  # Orbax raises plain Exception around what tensorstore found
-            reason = str(error).splitlines()[0].partition(". See full")[0]
-            raise CheckpointError(
-                f"{directory} is damaged or incomplete: {reason}. Without {directory.parent} "
-                "the run goes on from the checkpoint before it"
-            ) from error
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))[0]
-    return {"/".join(str(getattr(key, "key", key)) for key in path): leaf for path, leaf in flat}
-
-
-def _check_arrays(directory: pathlib.Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
-    problems += [f"{name}: no place for it in this run" for name in stored if name not in wanted]
-    problems += [
-        f"{name}: shape {tuple(stored[name].shape)} in the checkpoint, {tuple(leaf.shape)} in this run"
-        for name, leaf in wanted.items()
-        if name in stored and tuple(stored[name].shape) != tuple(leaf.shape)
-    ]
-    if problems:
-        shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else [])
-        raise CheckpointError(f"{directory} does not fit this config:\n  " + "\n  ".join(shown))
-
-
-def copy_checkpoint(step_directory: pathlib.Path, directory: pathlib.Path) -> None:
-    """A complete checkpoint into another run's directory, whole or not at all."""
-    target = directory / step_directory.name
-    temporary = directory / f"{step_directory.name}.copy"
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(step_directory, temporary)
-    temporary.replace(target)
 
 
 def newest_step_directory(path: pathlib.Path) -> pathlib.Path:
@@ -328,8 +252,8 @@ def load_checkpoint_agent(
 ) -> tuple[Agent, int]:
     """The agent and the step of a checkpoint: a step directory, or the newest of a run directory.
 
-    Without a config, the one that the checkpoint was written with; without a sharding, as much of that of
-    the config as the devices that are here allow.
+    The default config is the one that the checkpoint was written with. The default sharding is that of the
+    config, with fewer devices for each copy of the state where not as many are here.
     """
     directory = newest_step_directory(pathlib.Path(path).expanduser().absolute())
     metadata = load_checkpoint_metadata(directory)
@@ -337,5 +261,56 @@ def load_checkpoint_agent(
     if sharding is None:
         mesh = create_fsdp_mesh(math.gcd(rl_config.fsdp.fsdp_devices, jax.device_count()))
         sharding = FSDPSharding(mesh, rl_config.fsdp.min_size_mib)
-    agent = restore_agent(directory, abstract_train_state(rl_config, sharding), metadata["served"])
-    return agent, metadata["step"]
+    return restore_agent(directory, abstract_train_state(rl_config, sharding)), metadata["step"]
+
+
+def restore_agent(step_directory: pathlib.Path, abstract_agent: Agent) -> Agent:
+    """Reads the arrays of a checkpoint straight into the places of `abstract_agent`, on any devices."""
+    average = load_checkpoint_metadata(step_directory)["params_hold_average"]
+    if average and abstract_agent.ema_params is None:
+        raise CheckpointError(
+            f"{step_directory} holds a moving average of the policy, for which this config has no place: set "
+            f"acrlpd.ema_decay"
+        )
+    wanted = agent_items(abstract_agent, average=average)
+    items = {name: _restore_item(step_directory / name, tree) for name, tree in wanted.items()}
+    return agent_from_items(abstract_agent, items, average=average)
+
+
+def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    with ocp.Checkpointer(array_handler()) as checkpointer:
+        try:
+            metadata = checkpointer.metadata(directory).item_metadata
+            if metadata is None:
+                raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
+            _check_shapes(directory, _shapes(metadata.tree), _shapes(wanted))
+            restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
+            return checkpointer.restore(directory, ocp.args.PyTreeRestore(wanted, restore_args))
+        except (CheckpointError, jax.errors.JaxRuntimeError):  # The arrays do not fit the config, or the devices.
+            raise
+        except Exception as error:  # Orbax raises plain Exception around the errors of tensorstore.
+            reason = str(error).splitlines()[0].partition(". See full")[0]
+            raise CheckpointError(
+                f"{directory} is damaged or incomplete: {reason}. Without {directory.parent} "
+                "the run goes on from the checkpoint before it"
+            ) from error
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in flat}
+
+
+def _check_shapes(
+    directory: pathlib.Path, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
+    problems += [f"{name}: no place for it in this run" for name in stored if name not in wanted]
+    problems += [
+        f"{name}: shape {stored[name]} in the checkpoint, {shape} in this run"
+        for name, shape in wanted.items()
+        if stored.get(name, shape) != shape
+    ]
+    if problems:
+        shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else [])
+        raise CheckpointError(f"{directory} does not fit this config:\n  " + "\n  ".join(shown))

@@ -19,8 +19,8 @@ from acrlpd.envs.env import Columns
 from acrlpd.envs.rollouts import ChunkPolicy, Chunks
 from acrlpd.evaluation.protocol import create_env_pool, replan_steps
 from acrlpd.policies.agent_policy import create_agent_policy
+from acrlpd.process import enable_compilation_cache
 from acrlpd.runs.directory import CONFIG_FILE
-from acrlpd.training.compilation_cache import enable_compilation_cache
 from acrlpd.training.online.actor_process import LOCK_FILE, POLICY_FILE, acting_part, read_published
 from acrlpd.training.online.rounds import RoundPlayer, acting_candidates, open_replay, read_round
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh

@@ -20,7 +20,7 @@ from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.envs.env import EnvError
-from acrlpd.training.checkpoints.items import served_field
+from acrlpd.training.checkpoints.items import acts_with_average
 from acrlpd.training.online.rounds import Round, read_rounds
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ MAX_STARTS_IN_A_ROW = 3
 def acting_part(agent: Agent, rl_config: RLTrainConfig) -> Agent:
     """The agent without what only learning needs."""
     return agent.replace(
-        policy_params=getattr(agent, served_field(agent, rl_config)),
+        policy_params=agent.ema_params if acts_with_average(agent, rl_config) else agent.policy_params,
         ema_params=None,
         policy_opt_state=None,
         critic_opt_state=None,

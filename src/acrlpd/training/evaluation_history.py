@@ -1,26 +1,24 @@
-"""What the evaluations of a run have found so far, and when nothing improves any more."""
+"""What the evaluations of a run have found so far, and whether the policy still improves."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from acrlpd.training.comparison import evaluation_summary
-
-# What an evaluation is judged by, if it reports it; higher is better.
+# The metric that ranks policies, if an evaluation reports it; higher is better.
 SCORE_METRIC = "success_rate"
 
 
-class EvaluationRecord:
-    """The last evaluation of each phase (in the end that of its end), the best of all, and how long ago it was."""
+class EvaluationHistory:
+    """The newest evaluation of each phase, the best evaluation of the run, and the evaluations since the best one."""
 
     def __init__(self, patience: int) -> None:
-        """`patience` evaluations without a better one end a phase; 0: never."""
+        """A phase ends after `patience` evaluations without a new best one; with 0 it never ends for this reason."""
         self.phases: dict[str, dict[str, Any]] = {}
         self.best: dict[str, float] | None = None  # step and score
         self._patience = patience
         self._without_improvement = 0
 
     def add(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        self.phases[phase] = evaluation_summary(step, metrics)
+        self.phases[phase] = _summary(step, metrics)
         score = metrics.get(SCORE_METRIC)
         if score is None:
             return
@@ -31,19 +29,22 @@ class EvaluationRecord:
             self._without_improvement += 1
 
     def begin_phase(self) -> None:
-        """Patience is per phase."""
+        """Each phase has its own patience."""
         self._without_improvement = 0
 
     @property
     def is_out_of_patience(self) -> bool:
         return 0 < self._patience <= self._without_improvement
 
-    def is_of(self, phase: str, step: int) -> bool:
-        """Whether the policy of this step has been judged."""
+    def has(self, phase: str, step: int) -> bool:
+        """Whether the policy of this step has been evaluated."""
         return self.phases.get(phase, {}).get("step") == step
 
     def best_score(self, step: int) -> float | None:
-        """The score of a step if it is the best so far; of equal ones orbax would keep the latest, not the first."""
+        """The score of `step` if it is the best step so far, else None.
+
+        Of steps with equal scores only the first has one: Orbax would keep the last of them.
+        """
         return self.best["score"] if self.best is not None and self.best["step"] == step else None
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,3 +53,11 @@ class EvaluationRecord:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self.phases = state["best"], state["phases"]
         self._without_improvement = state["without_improvement"]
+
+
+def _summary(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """An evaluation as summary.json holds it."""
+    summary: dict[str, Any] = {"step": step} | dict(metrics)
+    if "success_rate_low" in metrics:
+        summary["interval"] = [summary.pop("success_rate_low"), summary.pop("success_rate_high")]
+    return summary

@@ -1,0 +1,73 @@
+"""How a run stops early: SIGINT and SIGTERM, and one step at which all processes of the run stop."""
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+import jax
+
+from acrlpd.training.distributed import coordinator_client
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_KEY = "acrlpd/stop/"
+
+
+class StopRequest:
+    """While entered, the first signal asks for a checkpoint and an orderly end; a second signal ends the process.
+
+    All processes stop at the same step, which the process that got the signal proposes to the others. No process
+    starts a step before all processes have started the step `in_flight` before it. So every process sees a
+    proposal for a step a little further ahead before it gets there, and no step needs a collective for this.
+    """
+
+    def __init__(self, in_flight: int) -> None:
+        self._margin = 2 * in_flight + 2
+        self._received: int | None = None  # the signal that this process got
+        self._agreed: tuple[int, int] | None = None  # the step, and the signal that some process got
+        self._previous_handlers: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous_handlers = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._previous_handlers = {}
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        # os.write, because the signal may have interrupted the logging module.
+        if self._received is not None:
+            os.write(2, b"\nacrlpd: stopped at once; the newest complete checkpoint is kept\n")
+            os._exit(exit_code(number))
+        self._received = number
+        name = signal.Signals(number).name
+        text = f"\nacrlpd: {name}: saving after the current step, then ending; a second signal ends the run at once\n"
+        os.write(2, text.encode())
+
+    def check(self, step: int) -> int | None:
+        """Before `step` is started: the signal to stop for, or None if the run goes on."""
+        client = coordinator_client()
+        if client is None:
+            return self._received
+        if self._received is not None and self._agreed is None:
+            try:
+                client.key_value_set(f"{_KEY}at", f"{step + self._margin} {self._received}")
+            except jax.errors.JaxRuntimeError as error:
+                if "ALREADY_EXISTS" not in str(error):  # Another process was faster: its proposal counts.
+                    raise
+        if self._agreed is None:
+            for _, value in client.key_value_dir_get(_KEY):
+                last_step, number = map(int, value.split())
+                self._agreed = last_step, number
+        return self._agreed[1] if self._agreed is not None and step >= self._agreed[0] else None
+
+
+def exit_code(number: int) -> int:
+    """The exit code that shells expect of a process that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + number
