@@ -60,6 +60,8 @@ lint: $(VENV)/installed-dev
 	@echo "==> ruff"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@echo "==> lint-imports"
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 types: $(VENV)/installed-dev
 	@echo "==> mypy"

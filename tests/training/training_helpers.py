@@ -103,7 +103,9 @@ class Processes:
             "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
             "TF_CPP_MIN_LOG_LEVEL": "2",
             # Where the toy environments are, also for processes that those of the test start.
-            "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parent / "envs"))),
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE), str(HERE.parent / "envs"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
         }
 
     def start(

@@ -16,7 +16,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs,
 from acrlpd.config.tree import flatten, from_dict
 from acrlpd.training.checkpoints.items import RUN, RUN_FILE
 
-FORMAT = 2
+FORMAT = 1
 # Fields and sections that may differ between save and resume: they decide where things lie, how fast the run is and
 # what is shown. Placement and micro-batches change results by rounding only.
 FREE_TO_CHANGE = (
