@@ -83,8 +83,7 @@ def make_trainer(config: RLTrainConfig, directory: pathlib.Path) -> Trainer:
 def train_until(trainer: Trainer, step: int) -> float:
     """Seconds per step of the trainer's own loop; no checkpoint."""
     start, first = time.perf_counter(), trainer.step
-    while trainer.step < step:
-        trainer.train_epoch(trainer.step // trainer.steps_per_epoch, step)
+    trainer.train_until(step)
     trainer._collect(leave=0)
     return (time.perf_counter() - start) / (step - first)
 
@@ -142,7 +141,8 @@ def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path, num_saves
     yield "saves, until they are complete on disk", ", ".join(f"{seconds:.1f} s" for seconds in saves)
     yield "host memory, at most, in the saves", f"{_peak_memory():.1f} GiB"
     step_directory = trainer.directory / str(trainer.step)
-    sharding, trainer.agent = trainer._sharding, None
+    sharding = trainer._sharding
+    del trainer.agent
     abstract = abstract_train_state(config, sharding)
     start = time.perf_counter()
     agent = restore_agent(step_directory, abstract)

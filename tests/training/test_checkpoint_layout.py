@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints import items as checkpoint_items
+from acrlpd.training.checkpoints.items import agent_from_items, agent_items
 from acrlpd.training.checkpoints.manager import (
     CheckpointWriter,
     SaveFailedError,
@@ -121,6 +123,24 @@ def test_no_array_is_stored_twice(saved: tuple[RLTrainConfig, Agent, pathlib.Pat
     for item in ("params", "train_state"):
         stored += len(json.loads((directory / item / "_METADATA").read_text())["tree_metadata"])
     assert stored == len(jax.tree.leaves(agent))
+
+
+class AgentWithNewField(Agent):
+    new_network: Any = None
+
+
+def test_a_new_field_of_the_agent_is_stored_under_its_name(tmp_path: pathlib.Path) -> None:
+    agent = make_agent(state_config(tmp_path))
+    fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
+    new_network = nnx.State({"kernel": nnx.Param(jax.numpy.ones(3)), "layers": [nnx.Param(jax.numpy.zeros(2))]})
+    extended = AgentWithNewField(**fields, new_network=new_network)
+    items = agent_items(extended, average=True)
+    assert set(items["train_state"]["new_network"]) == {"kernel", "layers"}
+    assert "new_network" not in items["params"]["params"]
+    found = agent_from_items(jax.eval_shape(lambda: extended), items, average=True)
+    assert jax.tree.structure(found) == jax.tree.structure(extended)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(extended), strict=True):
+        assert left is right
 
 
 def test_newest_best_and_periodic_checkpoints_stay(tmp_path: pathlib.Path) -> None:

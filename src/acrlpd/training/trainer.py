@@ -77,7 +77,7 @@ class Trainer:
         self.rl_config = rl_config
         self.directory = directory
         self.step = 0
-        self.agent: Agent | None = None
+        self.agent: Agent  # set by `initialize` or `load_checkpoint`
         self.stopped_by: int | None = None  # the signal that ended `train` early
         self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
@@ -88,14 +88,14 @@ class Trainer:
         )
         self.monitor = RunMonitor(rl_config, directory, is_primary=is_primary(), profile_steps=profile_steps)
         self.clock = Clock()
-        self.steps_per_epoch = data_loader.steps_per_epoch
         self._loader = data_loader
+        self._steps_per_epoch = data_loader.steps_per_epoch
         self._sharding = sharding
         self._assets = dict(assets or {})
         self._eval_fn = eval_fn
         self._online = online
         self._offline_copy = offline_copy
-        self._rng = jax.random.key(rl_config.seed)
+        self._rng: jax.Array  # the key of the run, set with the agent
         self._train_steps: dict[bool, jax.stages.Compiled] = {}  # by whether the policy is updated
         self._in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
         self._progress: Progress | None = None
@@ -135,7 +135,7 @@ class Trainer:
         self._collect(leave=0)
         with self.clock.measure("checkpoint"):
             self.writer.save(
-                self._current_agent(),
+                self.agent,
                 self.step,
                 rng=self._rng,
                 assets=self._assets,
@@ -155,7 +155,7 @@ class Trainer:
 
     @property
     def checkpoint_bytes(self) -> int:
-        return num_bytes(self.writer.items(self._current_agent()))
+        return num_bytes(self.writer.items(self.agent))
 
     @property
     def wall_time_s(self) -> float:
@@ -174,13 +174,12 @@ class Trainer:
                     self._begin_online()
             if self.online_start is not None and self.stopped_by is None:
                 self._run_phase(self.online_start + training.online_steps)
-        return self._current_agent()
+        return self.agent
 
     def _run_phase(self, last_step: int) -> None:
         """Trains until the phase is over, then evaluates the policy and saves."""
         with Progress(self.phase, self.step, last_step, enabled=is_primary()) as self._progress:
-            while self.step < last_step and not self._is_over():
-                self.train_epoch(self.step // self.steps_per_epoch, last_step)
+            self.train_until(last_step)
             self._collect(leave=0)
             if self.stopped_by is None and self.metrics_log.has_open_line:
                 self._write_line(self.step)
@@ -195,13 +194,10 @@ class Trainer:
         self.phase, self.online_start = ONLINE, self.step
         self.evaluations.begin_phase()
 
-    def train_epoch(self, epoch: int, last_step: int) -> None:
-        """Trains on one filling of the data loader's memory pool, so that each step in it is seen about once."""
-        if self._loader.state_dict()["pool_seed"] != epoch:
-            with self.clock.measure("data_wait"):
-                self._loader.refresh_memory_pool(epoch)
-        epoch_end = min(last_step, (epoch + 1) * self.steps_per_epoch)
-        while self.step < epoch_end and not self._is_over():
+    def train_until(self, last_step: int) -> None:
+        """Trains up to `last_step`, or until the phase is over before."""
+        while self.step < last_step and not self._is_over():
+            self._refresh_memory_pool()
             if self.phase == ONLINE:
                 self._act()
             with self.clock.measure("data_wait"):
@@ -217,16 +213,24 @@ class Trainer:
                 self.save_checkpoint()
             self.writer.poll()
 
+    def _refresh_memory_pool(self) -> None:
+        """Fills the data loader's memory pool with other episodes when each step in it was seen about once."""
+        epoch = self.step // self._steps_per_epoch
+        if self._loader.state_dict()["pool_seed"] != epoch:
+            with self.clock.measure("data_wait"):
+                self._loader.refresh_memory_pool(epoch)
+
     def _act(self) -> None:
         """Plays the episodes that the next update of the online phase needs, and sets the weight of its BC loss."""
         assert self._online is not None and self.online_start is not None
-        agent, update = self._current_agent(), self.step - self.online_start
+        update = self.step - self.online_start
         with self.clock.measure("rollouts"):
-            played = self._online.prepare(agent, self.step, update)
+            played = self._online.prepare(self.agent, self.step, update)
         for metrics in played:
             self._write_event(self.step + 1, metrics_log.ONLINE, metrics)
         bc_weight = jax.device_put(np.float32(self._online.bc_weight(update)), self._sharding.replicated)
-        self.agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=bc_weight))
+        loss_weights = dataclasses.replace(self.agent.loss_weights, bc_weight=bc_weight)
+        self.agent = self.agent.replace(loss_weights=loss_weights)
 
     def _is_evaluation_due(self) -> bool:
         """The policy changes faster online, so the online phase evaluates twice as often."""
@@ -244,16 +248,15 @@ class Trainer:
                 return
             self.save_checkpoint()
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> None:
         """Evaluates the agent, if the run has an `eval_fn`, and remembers the best score."""
         if self._eval_fn is None:
-            return {}
+            return
         self._collect(leave=0)
         with self.clock.measure("evaluation"):
-            metrics = dict(self._eval_fn(self._current_agent(), self.step))
+            metrics = dict(self._eval_fn(self.agent, self.step))
         self._write_event(self.step, metrics_log.EVALUATION, metrics)
         self.evaluations.add(self.phase, self.step, metrics)
-        return metrics
 
     def compile(self, batch: Batch) -> None:
         """Compiles the updates of the run for batches like this one; without this call, the first update does so."""
@@ -261,13 +264,12 @@ class Trainer:
         offline_warmup = self.rl_config.acrlpd.critic_warmup_steps
         warmup_ahead = self.step < offline_warmup or (self._online is not None and online.critic_warmup_steps > 0)
         policy_ahead = training.offline_steps > offline_warmup or self._online is not None
-        agent = self._current_agent()
         for update_policy, is_ahead in ((True, policy_ahead), (False, warmup_ahead)):
             if is_ahead:
                 self._train_steps[update_policy] = compile_train_step(
-                    agent, batch, self._sharding, update_policy=update_policy
+                    self.agent, batch, self._sharding, update_policy=update_policy
                 )
-        self.writer.prepare(agent)
+        self.writer.prepare(self.agent)
         # One process may find its program in the cache while another compiles for minutes. A collective would give up
         # waiting for that process; a barrier waits.
         barrier(f"compiled with {training.gradient_accumulation_steps} micro-batches")
@@ -279,8 +281,8 @@ class Trainer:
             if is_first:
                 self.compile(batch)
             train_step = self._train_steps[self._updates_policy()]
-            self.monitor.before_update(self.step + 1, self._current_agent(), batch, self._rng)
-            self.agent, info = train_step(self._current_agent(), batch, self._rng)
+            self.monitor.before_update(self.step + 1, self.agent, batch, self._rng)
+            self.agent, info = train_step(self.agent, batch, self._rng)
             if is_first:
                 jax.block_until_ready(info)
         self.step += 1
@@ -328,11 +330,6 @@ class Trainer:
         """Whether the phase ends before its last step: because of a signal, or because nothing improves."""
         self.stopped_by = self._stop.check(self.step)
         return self.stopped_by is not None or self.evaluations.is_out_of_patience
-
-    def _current_agent(self) -> Agent:
-        if self.agent is None:
-            raise RuntimeError("call initialize() or load_checkpoint() first")
-        return self.agent
 
     def summary(self) -> dict[str, Any]:
         """The course of the run, for summary.json."""
