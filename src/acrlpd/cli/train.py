@@ -20,7 +20,7 @@ from acrlpd.training.distributed import (
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainOptions(DistributedOptions):
+class RunOptions:
     """How to run; the config says what to run."""
 
     # Continue the run of this name from its newest complete checkpoint.
@@ -37,6 +37,11 @@ class TrainOptions(DistributedOptions):
     allow_changed: tuple[str, ...] = ()
     # a:b: trace the updates after step a up to step b, and say where their time goes.
     profile_steps: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions(DistributedOptions, RunOptions):
+    """All options of the command, in the order of the help: dataclasses take the fields of the last base first."""
 
 
 def main(args: Sequence[str]) -> int:
