@@ -38,7 +38,7 @@ def train(directory: pathlib.Path) -> dict[str, Any]:
     compiled: list[int] = []
 
     def count(event: str, *_: Any, **__: Any) -> None:
-        # Orbax compiles slices of arrays in the thread that writes, which holds nobody up.
+        # Orbax compiles slices of arrays in the thread that writes; training does not wait for that.
         if "backend_compile" in event and threading.current_thread() is threading.main_thread():
             compiled.append(trainer.step)
 

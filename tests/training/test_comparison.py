@@ -1,4 +1,4 @@
-"""A run beside what it is compared with: cloning, cloning of successes, and offline RL for as long."""
+"""A run is compared with cloning, with cloning of successes, and with offline RL for as many updates."""
 
 import json
 import pathlib
@@ -25,14 +25,14 @@ def config_of(directory: pathlib.Path) -> RLTrainConfig:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> tuple[pathlib.Path, str]:
-    """Stopped in the first baseline and in the online phase of the run, and resumed after each."""
+    """A comparison that is stopped in its first baseline and in the online phase, and resumed each time."""
     config = config_of(tmp_path_factory.mktemp("runs"))
     directory = run_directory(config)
     terminate = {"signal": signal.SIGTERM}
     stopped = processes.run(config, order={"signal_before_step": 3, **terminate})
     assert stopped.returncode == 143, stopped.output
     assert read_summary(baseline_directory(directory, "bc"))["final_step"] == 4
-    assert (directory / "config.yaml").is_file()  # so that --overwrite knows what it is
+    assert (directory / "config.yaml").is_file()  # --overwrite removes only directories with a config
     assert not read_summary(directory)
 
     stopped = processes.run(config, order={"signal_before_step": OFFLINE + 3, **terminate}, resume=True)
@@ -75,7 +75,7 @@ def test_cloning_trains_no_critic(compared: tuple[pathlib.Path, str]) -> None:
     critic = [name for name in bc if ".critic" in name]
     assert critic
     for name in critic:
-        # They saw other data and ended with the same numbers: those of the beginning.
+        # The two runs saw different data and have equal critics, so the critics are still those of the beginning.
         assert np.array_equal(bc[name], filtered[name]), name
     online = [name for name in critic if name.startswith(".critics.online")]
     for name in online:
@@ -95,7 +95,7 @@ def test_offline_continued_goes_on_where_the_run_went_online(compared: tuple[pat
 
 
 def test_it_is_not_resumed_as_something_else(compared: tuple[pathlib.Path, str]) -> None:
-    """And a refused config leaves no trace: config.yaml is what the error points to."""
+    """A refused config does not change config.yaml, to which the error points."""
     directory, _ = compared
     before = (directory / "config.yaml").read_bytes()
     other = apply_config_overrides(load_config(directory / "config.yaml"), {"acrlpd.discount": 0.5})
@@ -119,6 +119,6 @@ def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path
             config.model,
             config.env,
         )
-        # All of its updates: the run may have stopped where nothing improved, and the baseline starts there.
+        # A baseline makes all of its updates, also if it starts where the run stopped for lack of improvement.
         assert (found.training.early_stopping_patience, found.training.eval_frequency) == (0, 0)
         assert found.training.offline_steps == (11 if name == "offline_continued" else OFFLINE)

@@ -1,4 +1,4 @@
-"""Evaluation while training: logged, the best kept, and an end when nothing improves."""
+"""Evaluations during training are logged, keep the best checkpoint, and end a run that does not improve."""
 
 import json
 import pathlib
@@ -13,22 +13,24 @@ SCORES = {"5": 0.1, "10": 0.2, "15": 0.9, "20": 0.3, "25": 0.5, "30": 0.8}
 def test_evaluation_decides_what_is_kept_and_when_it_is_over(processes: Processes, tmp_path: pathlib.Path) -> None:
     config = state_config(tmp_path, offline_steps=100, eval_frequency=5, save_frequency=4, early_stopping_patience=3)
     directory = run_directory(config)
-    # The save of step 24 has begun, so that of step 20 is complete: one evaluation without improvement is behind it.
+    # The save of step 24 has begun, so the save of step 20 is complete, with one evaluation without improvement.
     killed = processes.run(config, order={"scores": SCORES, "kill_before_step": 25})
     assert killed.returncode == -9, killed.output
     assert saved_steps(directory)[-1] in (20, 24)
     record = directory / str(saved_steps(directory)[-1]) / "run" / "run.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"wall_time_s": 1e6}))  # it took its time
+    record.write_text(
+        json.dumps(json.loads(record.read_text()) | {"wall_time_s": 1e6})
+    )  # as if the first process had run for days
     resumed = processes.run(config, order={"scores": SCORES}, resume=True)
     assert resumed.returncode == 0, resumed.output
     summary = json.loads((directory / "summary.json").read_text())
     assert (summary["status"], summary["final_step"]) == ("finished early: no improvement", 30)
     assert summary["best_evaluation"] == {"step": 15, "score": 0.9}
     assert summary["wall_time_s"] > 1e6
-    # Step 15 is no multiple of save_frequency: it was saved because it was the best.
+    # Step 15 is not a multiple of save_frequency: the run saved it because it was the best.
     assert saved_steps(directory) == [15, 30]
     scores = [(str(m["step"]), m["eval/success_rate"]) for m in metrics_of(directory) if "eval/success_rate" in m]
-    assert scores == list(SCORES.items())  # each once
+    assert scores == list(SCORES.items())  # Every evaluation is logged once.
 
 
 def test_of_equal_scores_the_first_is_the_best_and_is_kept(processes: Processes, tmp_path: pathlib.Path) -> None:

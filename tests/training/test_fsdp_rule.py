@@ -1,4 +1,4 @@
-"""Where arrays go: openpi's rule, for openpi's arrays and for ours."""
+"""Arrays are split by openpi's rule, those of openpi and those of the critics alike."""
 
 import json
 import math
@@ -64,7 +64,7 @@ def test_openpi_puts_the_policy_there_too(golden: str, config: Pi0Config, frozen
     st.sampled_from([jnp.bfloat16, jnp.float32]),
 )
 def test_the_rule_in_openpis_own_words(shape: list[int], fsdp: int, dtype: jnp.dtype) -> None:
-    """Axes by size, largest first and the later of equal ones first; the first one that divides is split."""
+    """Go through the axes from the largest, of equal axes the last first; split the first that the devices divide."""
     array = jax.ShapeDtypeStruct(tuple(shape), dtype)
     expected: list[str | None] = []
     if fsdp > 1 and len(shape) >= 2 and math.prod(shape) * array.dtype.itemsize >= 4 * 2**20:
@@ -78,7 +78,7 @@ def test_the_rule_in_openpis_own_words(shape: list[int], fsdp: int, dtype: jnp.d
 
 @pytest.mark.parametrize("preset", ["libero", "droid_pi05"])
 def test_a_full_size_state_is_an_eighth_on_each_of_eight_devices(preset: str) -> None:
-    """Parameters, optimizer, average and critics together; small arrays and scalars are all that repeats."""
+    """Only small arrays and scalars are on every device; all other arrays of the agent are split."""
     config = apply_config_overrides(get_config(preset), {"freeze_pi0_backbone": False})
     sharding = abstract_sharding(1, 8)
     agent = jax.eval_shape(lambda rng: create_agent(config, rng), jax.random.key(0))

@@ -1,4 +1,4 @@
-"""A disk that is full or locked costs a checkpoint, not the run. A limit on file sizes stands in for the full one."""
+"""A disk that is full or locked costs a checkpoint, not the run. A limit on file sizes stands in for a full disk."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM save and end with the usual exit codes; a second one ends at once."""
+"""SIGINT and SIGTERM save and end the run with the usual exit codes; a second signal ends the run at once."""
 
 import json
 import pathlib
@@ -27,7 +27,7 @@ def test_a_signal_saves_and_resume_continues_exactly(
     stopped = processes.run(config, order={"signal_before_step": 12, "signal": number})
     assert stopped.returncode == code, stopped.output
     assert "saving after the current step" in stopped.output
-    # The step that was being prepared is made, then the run is saved; nothing of it is lost.
+    # The run finishes the step that it was preparing, then saves.
     assert saved_steps(directory)[-1] == 13
     summary = json.loads((directory / "summary.json").read_text())
     assert (summary["status"], summary["final_step"]) == (f"stopped by {number.name}", 13)

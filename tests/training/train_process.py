@@ -84,7 +84,7 @@ def evaluate(_agent: Any, step: int) -> dict[str, float]:
 
 
 def main() -> int:
-    # Not above: the processes of environments import this file too, and do not need JAX.
+    # Imported here, because the processes of environments import this file too and do not need JAX.
     from orbax.checkpoint._src.multihost import multihost
 
     from acrlpd.config import load_config
@@ -93,7 +93,7 @@ def main() -> int:
     from acrlpd.training.experiment import run_experiment
     from acrlpd.training.online import actor_process
 
-    # The tests do not want to wait as long as a real run.
+    # Tests wait less long than a real run.
     distributed.HEARTBEAT_TIMEOUT_S = 10
     multihost._DEFAULT_BARRIER_TIMEOUT = 10  # of a save
     actor_process.MAX_STARTS_IN_A_ROW = ORDER.get("max_actor_starts", actor_process.MAX_STARTS_IN_A_ROW)
