@@ -145,20 +145,19 @@ def label(
     """
     from rich.console import Console
 
-    from acrlpd.data.sources import labels as labels_module
+    from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
     from acrlpd.data.sources.source import DatasetError, open_source
+    from acrlpd.data.tools import label as tools
 
     source = open_source(dataset, on_bad_episode=on_bad_episode)
     if not (success or failure or reward or rule or interactive):
         raise DatasetError("say how to label: --success, --failure, --reward, --rule or --interactive")
-    path = labels_file or labels_module.labels_path(source.root)
-    labels = labels_module.load_labels(path, source) or labels_module.Labels(path, {})
+    path = labels_file or labels_path(source.root)
+    labels = load_labels(path, source) or Labels(path, {})
     if rule:
-        labels = labels.updated(labels_module.label_rule(source, rule))
-    parsed = labels_module.parse_indices(success), labels_module.parse_indices(failure)
-    labels = labels.updated(labels_module.label_list(source, *parsed))
-    rewards = labels_module.parse_rewards(reward)
-    labels = labels.updated(labels_module.label_rewards(labels.episodes, rewards))
+        labels = labels.updated(tools.label_rule(source, rule))
+    labels = labels.updated(tools.label_list(source, tools.parse_indices(success), tools.parse_indices(failure)))
+    labels = labels.updated(tools.label_rewards(labels.episodes, tools.parse_rewards(reward)))
     shown = camera or (source.cameras[0] if source.cameras else None)
     if interactive and (shown is None or shown not in source.cameras):
         raise DatasetError(f"{source.root}: no camera {shown!r}; it has {list(source.cameras)}")
@@ -166,9 +165,7 @@ def label(
         labels.save()
     console = Console()
     if interactive and shown is not None:
-        answers = labels_module.label_interactively(
-            source, labels.episodes, camera=shown, ask=console.input, console=console
-        )
+        answers = tools.label_interactively(source, labels.episodes, camera=shown, ask=console.input, console=console)
         for index, answer in answers:
             labels = labels.updated({index: answer})
             labels.save()

@@ -107,6 +107,7 @@ def _evaluate(directory: Path, label: str, options: EvalOptions) -> "dict[str, E
     from acrlpd.config import RLTrainConfig
     from acrlpd.config.tree import from_dict
     from acrlpd.data.pipeline.norm_stats import load_norm_stats
+    from acrlpd.data.pipeline.rewards import RewardOrigin
     from acrlpd.evaluation.protocol import EvaluationProtocol
     from acrlpd.training.checkpoints.manager import load_checkpoint_agent
     from acrlpd.training.checkpoints.metadata import load_checkpoint_metadata
@@ -124,7 +125,10 @@ def _evaluate(directory: Path, label: str, options: EvalOptions) -> "dict[str, E
         if options.output is not None:
             output = options.output / name.replace("/", "_").replace(" ", "-")
         with EvaluationProtocol(
-            config, norm_stats, reward_origin=metadata.get("reward_origin"), num_workers=options.num_workers
+            config,
+            norm_stats,
+            reward_origin=RewardOrigin[metadata["reward_origin"]] if "reward_origin" in metadata else None,
+            num_workers=options.num_workers,
         ) as evaluator:
             named[name] = evaluator.evaluate(agent, robustness=options.robustness, directory=output)
     return named

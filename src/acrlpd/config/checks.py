@@ -7,8 +7,6 @@ from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.findings import Finding, Level, at_least, error, warning
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
-# Action dims that a robot's transforms produce.
-ROBOT_ACTION_DIM = {"aloha": 14, "droid": 8, "libero": 7}
 PALIGEMMA_VOCAB = 257_152
 BYTE_VOCAB = 259  # 256 bytes, padding, begin and end
 
@@ -127,56 +125,40 @@ def check_cloning(config: RLTrainConfig) -> Iterator[Finding]:
 
 
 def check_data(config: RLTrainConfig) -> Iterator[Finding]:
-    data = config.data
-    yield from at_least(
-        0,
-        data__episodes_per_memory_pool=data.episodes_per_memory_pool,
-        data__num_workers=data.num_workers,
-        data__demonstrations__num_episodes=data.demonstrations.num_episodes,
-    )
-    optional = {
-        "data__max_episodes": data.max_episodes,
-        "data__demonstrations__max_episode_steps": data.demonstrations.max_episode_steps,
-    }
-    yield from at_least(
-        1,
-        data__prefetch_batches=data.prefetch_batches,
-        **{name: value for name, value in optional.items() if value is not None},
-    )
-    for name, columns in {"state": data.repack.state, "actions": data.repack.actions}.items():
-        if not columns:
-            yield error(f"data.repack.{name} names no column of the dataset; give one or more")
-    expected = ROBOT_ACTION_DIM.get(data.robot)
-    if expected is not None and config.qchunking.action_dim != expected:
-        yield error(
-            f"qchunking.action_dim {config.qchunking.action_dim} does not fit robot {data.robot}, which has {expected}"
-        )
-    if data.adapt_to_pi and data.robot != "aloha":
-        yield error(f"data.adapt_to_pi is for ALOHA; the robot is {data.robot}")
-    if data.delta_action_mask is not None and sum(map(abs, data.delta_action_mask)) > config.qchunking.action_dim:
-        yield error(
-            f"data.delta_action_mask {list(data.delta_action_mask)} covers more than the "
-            f"{config.qchunking.action_dim} action dims"
-        )
-    if isinstance(config.model, StateFlowPolicyConfig):
-        return
+    data, model, action_dim = config.data, config.model, config.qchunking.action_dim
     cameras = data.repack.cameras
-    for camera in config.model.image_keys:
+    yield from data.robot.check(
+        action_dim=action_dim,
+        state=data.repack.state,
+        actions=data.repack.actions,
+        cameras={slot: column for slot, column in cameras.items() if slot in model.image_keys},
+    )
+    if data.delta_action_mask is not None and sum(map(abs, data.delta_action_mask)) > action_dim:
+        yield error(
+            f"data.delta_action_mask {list(data.delta_action_mask)} covers more than the {action_dim} action dims"
+        )
+    for camera in model.image_keys:
         if camera not in cameras:
             yield error(
                 f"camera {camera} of the policy has no column: set data.repack.{camera}, or leave it out of "
                 "model.image_keys"
             )
     for camera, column in cameras.items():
-        if camera not in config.model.image_keys:
+        if model.image_keys and camera not in model.image_keys:
             yield warning(f"column {column!r} is mapped to camera {camera}, which model.image_keys leaves out")
-    if data.tokenizer == "paligemma" and config.model.vocab_size < PALIGEMMA_VOCAB:
+    if model.prompt_len:
+        yield from _check_prompts(config)
+
+
+def _check_prompts(config: RLTrainConfig) -> Iterator[Finding]:
+    data, vocab_size = config.data, config.model.vocab_size
+    if data.tokenizer == "paligemma" and vocab_size < PALIGEMMA_VOCAB:
         yield error(
-            f"the paligemma tokenizer needs model.vocab_size {PALIGEMMA_VOCAB}; found "
-            f"{config.model.vocab_size}. Small models read bytes: data.tokenizer byte"
+            f"the paligemma tokenizer needs model.vocab_size {PALIGEMMA_VOCAB}; found {vocab_size}. Small models read "
+            "bytes: data.tokenizer byte"
         )
-    if data.tokenizer == "byte" and config.model.vocab_size < BYTE_VOCAB:
-        yield error(f"the byte tokenizer needs model.vocab_size {BYTE_VOCAB} or more; found {config.model.vocab_size}")
+    if data.tokenizer == "byte" and vocab_size < BYTE_VOCAB:
+        yield error(f"the byte tokenizer needs model.vocab_size {BYTE_VOCAB} or more; found {vocab_size}")
     if data.tokenizer == "byte" and config.weight_loader.kind != "none":
         yield error("data.tokenizer byte does not speak the language of pretrained weights; use paligemma")
     if not data.prompt_from_task and data.default_prompt is None:

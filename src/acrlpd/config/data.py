@@ -3,11 +3,14 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, MinLen
 
 from acrlpd.config.run import Seed
+from acrlpd.robots.base import SLOTS, Robot
+from acrlpd.robots.generic import Generic
 
-Robot = Literal["aloha", "droid", "libero", "generic"]
 OnBadEpisode = Literal["error", "skip"]
 RewardSource = Literal["auto", "reward_column", "success_column", "labels"]
 RewardKind = Literal["zero_one", "minus_one_zero"]
@@ -31,32 +34,31 @@ class RepackConfig:
     left_wrist_0_rgb: str | None = None
     right_wrist_0_rgb: str | None = None
     # State columns, concatenated in this order.
-    state: tuple[str, ...] = ("observation.state",)
+    state: Annotated[tuple[str, ...], MinLen(1)] = ("observation.state",)
     # Action columns, concatenated in this order.
-    actions: tuple[str, ...] = ("action",)
+    actions: Annotated[tuple[str, ...], MinLen(1)] = ("action",)
 
     @property
     def cameras(self) -> dict[str, str]:
         """Slot -> column for the cameras that exist, in openpi's order."""
-        slots = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-        return {slot: getattr(self, slot) for slot in slots if getattr(self, slot) is not None}
+        return {slot: getattr(self, slot) for slot in SLOTS if getattr(self, slot) is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """Where rewards and terminals come from. A terminal is a success; a time limit is none."""
+    """Where rewards and terminals come from. A success is a terminal; a time limit is not a terminal."""
 
     # "labels": the sidecar file written by `acrlpd data label`; "reward_column" / "success_column": the
     # dataset's own; "auto": labels if there are any, else the reward column, else the success column.
     source: RewardSource = "auto"
-    # Names of the dataset's columns; the row's value belongs to the row's action.
+    # Names of the dataset's columns; the value of a row belongs to the action of that row.
     reward_column: str = "next.reward"
     success_column: str = "next.success"
     done_column: str = "next.done"
     # Sidecar file; None: `<dataset>.labels.json` next to the dataset.
     labels_file: str | None = None
-    # Rewards made from success: 1 at the end of a success and 0 elsewhere, or 0 there and -1 elsewhere.
-    # The second values short episodes; either way the critic's scale follows.
+    # Rewards made from success: "zero_one" gives 1 at a success and 0 elsewhere, "minus_one_zero" gives 0 at a success
+    # and -1 elsewhere, so that short episodes are worth more. The scale of the critics' values follows.
     kind: RewardKind = "zero_one"
     # Rewards of any source are multiplied by this and then shifted.
     scale: float = 1.0
@@ -70,12 +72,12 @@ class RewardConfig:
 class DemonstrationsConfig:
     """Episodes by the scripted expert of env.id, collected by `acrlpd train` if data_dir does not exist yet."""
 
-    # How many; 0: none, data_dir must be there.
-    num_episodes: int = 0
+    # How many episodes to collect; 0: data_dir must exist.
+    num_episodes: Annotated[int, Ge(0)] = 0
     # Quality of the expert (`acrlpd demos list`): expert, noisy, mixed or play.
     quality: str = "mixed"
     # Steps after which an episode is cut; None: the environment's own limit.
-    max_episode_steps: int | None = None
+    max_episode_steps: Annotated[int | None, Ge(1)] = None
     # Seed of the episodes.
     seed: Seed = 0
 
@@ -88,8 +90,8 @@ class DataConfig:
     repo_id: str | None = None
     # Local directory (LeRobot v2.x / v3.0, ALOHA or DROID HDF5). Wins over repo_id.
     data_dir: str | None = None
-    # Kind of robot: chooses the input and output transforms. "generic" passes state and actions through.
-    robot: Robot = "generic"
+    # The robot: its names, units and cameras. "generic" passes state and actions through.
+    robot: Robot = dataclasses.field(default_factory=Generic)
     repack: RepackConfig = dataclasses.field(default_factory=RepackConfig)
     rewards: RewardConfig = dataclasses.field(default_factory=RewardConfig)
     demonstrations: DemonstrationsConfig = dataclasses.field(default_factory=DemonstrationsConfig)
@@ -100,15 +102,13 @@ class DataConfig:
     asset_id: str | None = None
     # Normalise by quantiles instead of mean and deviation; None: as openpi, quantiles for pi0.5.
     use_quantile_norm: bool | None = None
-    # ALOHA only: convert joint signs and gripper units to those the released weights were trained with.
-    adapt_to_pi: bool = False
     # Train on actions relative to the state at the chunk's first step.
     use_delta_joint_actions: bool = False
-    # Dims that become relative, run-length coded as in openpi: (6, -1, 6, -1) is 6 joints yes, gripper no,
-    # twice. None: the robot's usual mask.
+    # Dims that become relative, run-length coded as in openpi: (6, -1, 6, -1) makes 6 joints relative and keeps the
+    # gripper absolute, twice. None: the robot's usual mask.
     delta_action_mask: tuple[int, ...] | None = None
 
-    # Take the prompt from the dataset's task; otherwise, or where a task is empty, the default is used.
+    # Take the prompt from the dataset's task. Where a step has no task, and with false, the default prompt is used.
     prompt_from_task: bool = True
     default_prompt: str | None = None
     # "paligemma": the SentencePiece model from the cache; "byte": built in, for small models; or a path.
@@ -117,19 +117,20 @@ class DataConfig:
     # Which episodes to train on. "success": clone only what worked.
     episode_filter: EpisodeFilter = "all"
     # At most this many episodes, from the first; None: all.
-    max_episodes: int | None = None
-    # Stop at a broken episode, or leave it out, count it and list it.
+    max_episodes: Annotated[int | None, Ge(1)] = None
+    # Stop at a broken episode, or leave the episode out and list it.
     on_bad_episode: OnBadEpisode = "error"
 
     # Directory of the frame cache; None: a pool of decoded episodes in memory.
     frame_cache_dir: str | None = None
-    # Decoded episodes kept in memory at a time when there is no frame cache; bounds resident memory. 0: none,
-    # every frame is decoded when a batch needs it, which takes the most CPU.
-    episodes_per_memory_pool: int = 64
-    # Threads that prepare batches ahead; 0: each is made when it is asked for. The batches do not depend on it.
-    num_workers: int = 2
+    # Decoded episodes kept in memory at a time when there is no frame cache; bounds resident memory. Other episodes
+    # replace them after each has been drawn from about once. 0: every frame is decoded when a batch needs it, which
+    # takes the most CPU.
+    episodes_per_memory_pool: Annotated[int, Ge(0)] = 64
+    # Threads that prepare batches ahead; 0: a batch is made when it is asked for. The batches are the same either way.
+    num_workers: Annotated[int, Ge(0)] = 2
     # Batches prepared ahead of the train step.
-    prefetch_batches: int = 2
+    prefetch_batches: Annotated[int, Ge(1)] = 2
     # Random crop, rotation and colour jitter of training images, on the device, as in openpi.
     augment_images: bool = True
 

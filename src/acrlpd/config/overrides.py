@@ -49,6 +49,7 @@ ALIASES = {
     "checkpoint_dir": "checkpoints.directory",
     "lerobot_repo_id": "data.repo_id",
     "data_dir": "data.data_dir",
+    "data.adapt_to_pi": "data.robot.adapt_to_pi",
     "training.batch_size": "batch_size",
     "training.best_of_n_samples": "acrlpd.num_action_samples",
     "model.pi0_config": "model",

@@ -11,7 +11,7 @@ from typing import Any, Self
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.rewards import environment_rewards
+from acrlpd.data.pipeline.rewards import RewardOrigin, environment_rewards
 from acrlpd.envs.env import EnvError
 from acrlpd.envs.episodes import Rollout, write_video
 from acrlpd.envs.pool import EnvPool
@@ -132,7 +132,7 @@ class EvaluationProtocol:
         rl_config: RLTrainConfig,
         norm_stats: Mapping[str, NormStats] | None,
         *,
-        reward_origin: str | None = None,
+        reward_origin: RewardOrigin | None = None,
         directory: Path | None = None,
         num_workers: int | None = None,
     ) -> None:

@@ -17,12 +17,19 @@ import numpy as np
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.policy_transforms import create_policy_transforms, repack_structure
-from acrlpd.data.pipeline.transforms import DataDict, DataTransformFn, Normalize, RepackTransform, compose
+from acrlpd.data.pipeline.transforms import (
+    DataTransformFn,
+    Normalize,
+    RepackTransform,
+    compose,
+    create_policy_transforms,
+    repack_structure,
+)
 from acrlpd.envs.env import RENAME, Columns, EnvError, EnvSpec
 from acrlpd.envs.rollouts import Chunks
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.observation import Observation
+from acrlpd.robots.base import DataDict
 
 
 @dataclasses.dataclass(frozen=True)

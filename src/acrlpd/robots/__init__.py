@@ -1,1 +1,1 @@
-"""Robots: one file each, with everything the project knows about that robot."""
+"""Robots: one file each, with everything that the project knows about that robot."""

@@ -1,22 +1,17 @@
 """Any other robot: state and actions as they are, cameras named by the model's slots."""
 
 import dataclasses
+from collections.abc import Iterator
 
-import numpy as np
-
-from acrlpd.data.pipeline.transforms import DataDict
-from acrlpd.robots.naming import to_model_names
-
-CAMERAS = {slot: slot for slot in ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")}
+from acrlpd.robots.base import Robot
 
 
 @dataclasses.dataclass(frozen=True)
-class GenericInputs:
-    """{"state", "images" {base_0_rgb, ...}, "actions", "prompt"} to the model's names."""
+class Generic(Robot):
+    """{"state", "images" {base_0_rgb, ...}, "actions", "prompt"}, of any dims."""
 
-    def __call__(self, data: DataDict) -> DataDict:
-        images = data.get("images", {})
-        unknown = set(images) - set(CAMERAS)
-        if unknown:
-            raise ValueError(f"images are named by the model's slots {list(CAMERAS)}; found {sorted(unknown)}")
-        return to_model_names(data, np.asarray(data["state"]), {slot: images.get(slot) for slot in CAMERAS})
+    def openpi_differences(self, *, action_dim: int) -> Iterator[str]:
+        yield (
+            "YourDataConfig is yours to write: openpi has none for this robot. The state goes in as it is, images "
+            f"under the model's names, and the first {action_dim} action dims come out."
+        )

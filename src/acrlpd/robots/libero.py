@@ -1,23 +1,25 @@
 """LIBERO: end-effector control, 8 dims of state, 7 of actions, one scene and one wrist camera."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
-import numpy as np
-
-from acrlpd.data.pipeline.transforms import DataDict, make_bool_mask
-from acrlpd.robots.naming import to_model_names
-
-ACTION_DIM = 7
-# What openpi's pi0_libero subtracts on top of LIBERO's own deltas; its pi05_libero does not.
-DELTA_ACTION_MASK = make_bool_mask(6, -1)
-CAMERAS = {"base_0_rgb": "observation/image", "left_wrist_0_rgb": "observation/wrist_image"}
+from acrlpd.robots.base import Robot, ServingLevel, make_bool_mask
 
 
 @dataclasses.dataclass(frozen=True)
-class LiberoInputs:
-    """LIBERO's keys (`observation/image`, ...) to the model's names."""
+class Libero(Robot):
+    """openpi's keys of LIBERO: `observation/image`, `observation/wrist_image`, `observation/state`."""
 
-    def __call__(self, data: DataDict) -> DataDict:
-        images = {slot: data.get(camera) for slot, camera in CAMERAS.items()}
-        state = np.asarray(data["observation/state"])
-        return to_model_names(data, state, {**images, "right_wrist_0_rgb": None})
+    action_dim = 7
+    state_dims: ClassVar[Mapping[str, int | None]] = {"observation/state": 8}
+    cameras: ClassVar[Mapping[str, str]] = {
+        "base_0_rgb": "observation/image",
+        "left_wrist_0_rgb": "observation/wrist_image",
+    }
+    image_group = None
+    # openpi's pi0_libero subtracts the state from the relative actions of LIBERO; its pi05_libero does not.
+    delta_action_mask = make_bool_mask(6, -1)
+    standard_level = ServingLevel(num_steps=10, best_of_n=16, num_critics=8)
+    openpi_data_config = "LeRobotLiberoDataConfig"
+    openpi_delta_argument = "extra_delta_transform"

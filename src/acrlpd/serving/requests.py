@@ -13,17 +13,11 @@ import numpy as np
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.policy_transforms import PolicyTransforms, repack_structure
-from acrlpd.models.families.pi0 import Pi0Config
-from acrlpd.models.families.state_flow import StateFlowPolicyConfig
-from acrlpd.robots import aloha as aloha_transforms
+from acrlpd.data.pipeline.transforms import PolicyTransforms
 
 _MAX_IMAGE_SIDE = 4096
 _MAX_CHARACTERS_PER_TOKEN = 64
 _MAX_SEED = 2**63
-_DROID_GRIPPER = "observation/gripper_position"
-_DROID_STATE = {"observation/joint_position": 7, _DROID_GRIPPER: 1}
-_LIBERO_STATE_DIM = 8
 
 
 class RequestError(ValueError):
@@ -134,37 +128,16 @@ class ObservationSpec:
 def create_observation_spec(
     rl_config: RLTrainConfig, transforms: PolicyTransforms, norm_stats: Mapping[str, NormStats] | None
 ) -> ObservationSpec:
+    """What the robot and the policy of a config ask of an observation."""
     config, model = rl_config.data, rl_config.model
-    structure = repack_structure(config, transforms.cameras)
-    images = structure.get("images", {})
-    cameras: list[tuple[str, ...]] = [("images", name) for name in images]
-    cameras += [(name,) for name in structure if name not in ("images", "actions") and not _is_state(name)]
-    states: dict[str, range | None]
-    if config.robot == "droid":
-        states = {key: _exactly(dims) for key, dims in _DROID_STATE.items()}
-    elif config.robot == "libero":
-        states = {"observation/state": _exactly(_LIBERO_STATE_DIM)}
-    elif config.robot == "aloha":
-        states = {"state": _exactly(aloha_transforms.ACTION_DIM)}
-    elif isinstance(model, StateFlowPolicyConfig):
-        states = {"state": _exactly(model.state_dim)}
-    else:
-        states = {"state": norm_stats["state"].trained_dims(model.action_dim) if norm_stats else None}
-    is_pi0 = isinstance(model, Pi0Config)
+    trained = norm_stats["state"].trained_dims(model.action_dim) if norm_stats else None
+    any_dims = trained if model.pads_actions else range(model.state_dim, model.state_dim + 1)
     return ObservationSpec(
-        states,
-        tuple(cameras),
-        max_prompt_characters=_MAX_CHARACTERS_PER_TOKEN * model.prompt_len if isinstance(model, Pi0Config) else None,
-        prompt_required=is_pi0 and config.default_prompt is None,
+        {key: any_dims if dim is None else range(dim, dim + 1) for key, dim in config.robot.state_dims.items()},
+        tuple(config.robot.image_path(slot) for slot in transforms.cameras),
+        max_prompt_characters=_MAX_CHARACTERS_PER_TOKEN * model.prompt_len or None,
+        prompt_required=model.prompt_len > 0 and config.default_prompt is None,
     )
-
-
-def _exactly(dims: int) -> range:
-    return range(dims, dims + 1)
-
-
-def _is_state(name: str) -> bool:
-    return name in ("state", "observation/state", *_DROID_STATE)
 
 
 def _lookup(observation: Mapping[str, Any], path: tuple[str, ...]) -> Any:
@@ -185,8 +158,9 @@ def _checked_state(name: str, state: Any, dims: range | None) -> np.ndarray:
         array = np.asarray(None)
     if array.dtype.kind not in "iuf":
         raise RequestError(f"{name} must be numbers; found {type(state).__name__}")
-    shape = (1,) if name == _DROID_GRIPPER and array.ndim == 0 else array.shape
-    if len(shape) != 1 or (dims is not None and shape[0] not in dims):
+    if array.ndim == 0 and dims == range(1, 2):  # a gripper may come as one number
+        array = array[None]
+    if array.ndim != 1 or (dims is not None and len(array) not in dims):
         expected = "one vector"
         if dims is not None:
             expected = f"{dims[0]} numbers" if len(dims) == 1 else f"{dims[0]} to {dims[-1]} numbers"

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.policy_transforms import create_policy_transforms
-from acrlpd.data.pipeline.transforms import DataDict, DataTransformFn
-from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.data.pipeline.transforms import DataTransformFn, create_policy_transforms
 from acrlpd.models.observation import Observation
 from acrlpd.policies.checkpoint import PolicyCheckpoint
 from acrlpd.policies.served_model import Choice, ServedModel, choose_actions
+from acrlpd.robots.base import DataDict
 from acrlpd.serving.requests import (
     ObservationSpec,
     RequestError,
@@ -119,7 +119,7 @@ class ServingPolicy:
             # As openpi's server tells it: a client that finds none uses its own.
             **({} if reset_pose is None else {"reset_pose": list(reset_pose)}),
             "config": self.rl_config.name,
-            "robot": data.robot,
+            "robot": kind_name(data.robot),
             "checkpoint_step": self.step,
             "action_horizon": model.action_horizon,
             # How it was judged in training: steps of a chunk that were executed, and pictures in that environment.
@@ -163,17 +163,11 @@ class ServingPolicy:
     def _to_observation(self, data: DataDict) -> Observation:
         model = self.rl_config.model
         tokens, mask = data.get("tokenized_prompt"), data.get("tokenized_prompt_mask")
-        if isinstance(model, Pi0Config):
-            # The transforms tokenize to one more than the model reads: a cut prompt would be another task.
-            assert tokens is not None and mask is not None
-            if mask[-1]:
-                raise RequestError(f"prompt is too long: the policy reads {model.prompt_len} tokens")
-            tokens, mask = tokens[:-1], mask[:-1]
-            if model.image_keys and "image" not in data:
-                raise RequestError("the observation has no image")
+        if model.image_keys and "image" not in data:
+            raise RequestError("the observation has no image")
         return Observation(
-            images=dict(data.get("image", {})) if isinstance(model, Pi0Config) else {},
-            image_masks=dict(data.get("image_mask", {})) if isinstance(model, Pi0Config) else {},
+            images=dict(data.get("image", {})),
+            image_masks=dict(data.get("image_mask", {})),
             state=np.asarray(data["state"], np.float32),
             tokenized_prompt=tokens,
             tokenized_prompt_mask=mask,
@@ -202,11 +196,7 @@ def create_serving_policy(
     limits = RequestLimits(best_of_n, tuple(dict.fromkeys(num_steps)), has_critics=model.critics is not None)
     if max_batch_size < 1:
         raise ValueError(f"max_batch_size must be at least 1; found {max_batch_size}")
-    roomy = rl_config
-    if isinstance(rl_config.model, Pi0Config):
-        longer = dataclasses.replace(rl_config.model, max_token_len=rl_config.model.prompt_len + 1)
-        roomy = dataclasses.replace(rl_config, model=longer)
-    transforms = create_policy_transforms(roomy)
+    transforms = create_policy_transforms(rl_config, long_prompts="refuse")
     return ServingPolicy(
         model,
         rl_config,

@@ -13,7 +13,7 @@ import jax
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
-from acrlpd.data.pipeline.replay_dataset import ReplayDataset
+from acrlpd.data.pipeline.replay import ReplayDataset
 from acrlpd.data.sources.source import Feature
 from acrlpd.envs.env import EnvSpec
 from acrlpd.evaluation.protocol import EvaluationProtocol

@@ -89,7 +89,6 @@ class Trainer:
         self.monitor = RunMonitor(rl_config, directory, is_primary=is_primary(), profile_steps=profile_steps)
         self.clock = Clock()
         self._loader = data_loader
-        self._steps_per_epoch = data_loader.steps_per_epoch
         self._sharding = sharding
         self._assets = dict(assets or {})
         self._eval_fn = eval_fn
@@ -141,7 +140,7 @@ class Trainer:
                 assets=self._assets,
                 state={
                     "data": self._loader.state_dict(),
-                    "reward_origin": self._loader.dataset.rewards.origin,
+                    "reward_origin": self._loader.dataset.rewards.origin.name,
                     "metrics": self.metrics_log.state_dict(),
                     "monitor": self.monitor.state_dict(),
                     "evaluation": self.evaluations.state_dict(),
@@ -197,7 +196,6 @@ class Trainer:
     def train_until(self, last_step: int) -> None:
         """Trains up to `last_step`, or until the phase is over before."""
         while self.step < last_step and not self._is_over():
-            self._refresh_memory_pool()
             if self.phase == ONLINE:
                 self._act()
             with self.clock.measure("data_wait"):
@@ -212,13 +210,6 @@ class Trainer:
             if (is_due or (is_best and self.rl_config.checkpoints.keep_best)) and not is_end:
                 self.save_checkpoint()
             self.writer.poll()
-
-    def _refresh_memory_pool(self) -> None:
-        """Fills the data loader's memory pool with other episodes when each step in it was seen about once."""
-        epoch = self.step // self._steps_per_epoch
-        if self._loader.state_dict()["pool_seed"] != epoch:
-            with self.clock.measure("data_wait"):
-                self._loader.refresh_memory_pool(epoch)
 
     def _act(self) -> None:
         """Plays the episodes that the next update of the online phase needs, and sets the weight of its BC loss."""

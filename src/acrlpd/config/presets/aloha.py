@@ -15,6 +15,7 @@ from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.run import OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.aloha import Aloha
 
 CONFIG = RLTrainConfig(
     name="aloha",
@@ -39,14 +40,13 @@ CONFIG = RLTrainConfig(
     ),
     qchunking=QChunkingConfig(horizon_length=20, action_dim=14, sequence_ratio=0.8),
     data=DataConfig(
-        robot="aloha",
+        robot=Aloha(adapt_to_pi=True),
         asset_id="trossen",
         repack=RepackConfig(
             base_0_rgb="observation.images.cam_high",
             left_wrist_0_rgb="observation.images.cam_left_wrist",
             right_wrist_0_rgb="observation.images.cam_right_wrist",
         ),
-        adapt_to_pi=True,
         use_delta_joint_actions=True,
         episodes_per_memory_pool=30,
     ),

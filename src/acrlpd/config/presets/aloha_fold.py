@@ -14,6 +14,7 @@ from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
 from acrlpd.config.run import FSDPConfig, OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.aloha import Aloha
 
 ALIASES = ("rl_fold_box",)
 
@@ -26,7 +27,7 @@ CONFIG = RLTrainConfig(
     acrlpd=ACRLPDHyperparams(loss_weights=LossWeights(bc_weight=0.05), num_action_samples=4, discount=0.99),
     qchunking=QChunkingConfig(horizon_length=20, action_dim=14, sequence_ratio=0.8),
     data=DataConfig(
-        robot="aloha",
+        robot=Aloha(),
         asset_id="aloha_fold",
         repack=RepackConfig(
             base_0_rgb="observation.images.cam_high",
@@ -34,7 +35,6 @@ CONFIG = RLTrainConfig(
             right_wrist_0_rgb="observation.images.cam_right_wrist",
         ),
         rewards=RewardConfig(source="reward_column", reward_column="reward"),
-        adapt_to_pi=False,
         use_delta_joint_actions=True,
         prompt_from_task=False,
         default_prompt="fold the box",

@@ -16,6 +16,7 @@ from acrlpd.config.data import DataConfig, DemonstrationsConfig, RepackConfig, R
 from acrlpd.config.run import CheckpointConfig, EnvConfig, EvaluationConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.aloha import Aloha
 
 CONFIG = RLTrainConfig(
     name="aloha_sim",
@@ -49,7 +50,7 @@ CONFIG = RLTrainConfig(
     qchunking=QChunkingConfig(horizon_length=50, action_dim=14, sequence_ratio=0.95),
     data=DataConfig(
         data_dir="./data/aloha_sim",
-        robot="aloha",
+        robot=Aloha(),
         asset_id="aloha_sim",
         repack=RepackConfig(
             base_0_rgb="observation.images.top",

@@ -18,6 +18,7 @@ from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.run import OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.droid import Droid
 
 ALIASES = ("rl_droid",)
 
@@ -37,7 +38,7 @@ CONFIG = RLTrainConfig(
     ),
     qchunking=QChunkingConfig(horizon_length=10, action_dim=8, sequence_ratio=0.7),
     data=DataConfig(
-        robot="droid",
+        robot=Droid(),
         asset_id="droid",
         repack=RepackConfig(
             base_0_rgb="exterior_image_1_left",

@@ -15,6 +15,7 @@ from acrlpd.config.data import DataConfig, RepackConfig
 from acrlpd.config.run import EnvConfig, OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.libero import Libero
 
 ALIASES = ("rl_libero",)
 
@@ -35,7 +36,7 @@ CONFIG = RLTrainConfig(
     qchunking=QChunkingConfig(horizon_length=5, action_dim=7, sequence_ratio=0.6),
     data=DataConfig(
         repo_id="physical-intelligence/libero",
-        robot="libero",
+        robot=Libero(),
         repack=RepackConfig(base_0_rgb="image", left_wrist_0_rgb="wrist_image", state=("state",), actions=("actions",)),
         use_delta_joint_actions=True,
         episodes_per_memory_pool=100,

@@ -19,18 +19,10 @@ import numpy as np
 import rich.progress
 import simplejpeg
 
-from acrlpd.data.frames.cache import (
-    MANIFEST,
-    CacheSpec,
-    Encoding,
-    Shard,
-    read_manifest,
-    sha256_of,
-    write_json,
-)
 from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.frames.store import MANIFEST, CacheSpec, Encoding, Shard, read_manifest, sha256_of
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource
-from acrlpd.files import LOCK, only_one
+from acrlpd.files import LOCK, only_one, write_text_atomically
 
 # Shards are at least this large, and so large that there are at most MAX_SHARDS: a reader keeps all open.
 SHARD_BYTES = 256 << 20
@@ -131,7 +123,7 @@ def _begun_or_new_plan(directory: Path, source: EpisodeSource, spec: CacheSpec) 
         raise DatasetError(f"{directory}: not empty and not a frame cache; choose an empty directory")
     plan = _plan(source, spec)
     shards = [[file, camera, list(episodes)] for file, camera, episodes in plan]
-    write_json(path, {"spec": spec.to_json(), "shards": shards})
+    write_text_atomically(path, json.dumps({"spec": spec.to_json(), "shards": shards}, indent=1))
     return plan
 
 
@@ -180,7 +172,9 @@ def _build(
             raise
     shards = [json.loads(_record_path(directory, file).read_text())["shard"] for file, _, _ in plan]
     reasons = {str(index): reason for index, reason in sorted(skipped.items())}
-    write_json(directory / MANIFEST, {"spec": spec.to_json(), "shards": shards, "skipped": reasons})
+    write_text_atomically(
+        directory / MANIFEST, json.dumps({"spec": spec.to_json(), "shards": shards, "skipped": reasons}, indent=1)
+    )
     return skipped
 
 
@@ -209,7 +203,7 @@ def _finish_shard(build: _Build, plan: ShardPlan) -> dict[int, str]:
     shard = Shard(file, camera, tuple(episodes), partial.stat().st_size, sha256_of(partial))
     partial.replace(path)
     reasons = {str(index): reason for index, reason in skipped.items()}
-    write_json(record, {"shard": shard.to_json(), "skipped": reasons})
+    write_text_atomically(record, json.dumps({"shard": shard.to_json(), "skipped": reasons}, indent=1))
     return skipped
 
 

@@ -1,48 +1,242 @@
-"""Frames at the model's resolution for a loader: decoded on demand, from a frame cache or a memory pool."""
+"""Frames at the model's resolution for a loader: from a frame cache, or decoded while training runs.
 
+A frame cache is a directory: `manifest.json` says which dataset it was made from, how frames were resized and encoded,
+and the size and checksum of every shard; `<camera>/<number>.frames` are the shards. A raw shard has frames of a fixed
+stride, each read with one pread; a JPEG shard has the encoded frames followed by the table of their offsets.
+"""
+
+import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import simplejpeg
 
-from acrlpd.data.frames.cache import FrameCache
-from acrlpd.data.frames.memory_pool import MemoryPool
-from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.sources.source import DatasetError, EpisodeSource, FrameStore
+from acrlpd.data.frames.decoded import DecodedFrames, MemoryPool
+from acrlpd.data.sources.source import DatasetError, EpisodeSource, FrameStore, require_steps
+
+Encoding = Literal["raw", "jpeg"]
+MANIFEST = "manifest.json"
+# The name of what `resize_with_pad` does: a cache that was resized in another way is refused.
+RESIZE = "resize_with_pad bilinear"
+VERSION = 1
+_HASH_BLOCK = 1 << 22
 
 
-class DirectFrames:
-    """A FrameStore that decodes every frame when it is asked for: no preparation, the most CPU."""
+@dataclasses.dataclass(frozen=True)
+class CacheSpec:
+    """What decides the content of a cache; equal specs make equal caches."""
 
-    def __init__(self, source: EpisodeSource, cameras: Sequence[str], height: int, width: int) -> None:
-        self.source = source
-        self.cameras = tuple(cameras)
-        self.height = height
-        self.width = width
-        self._threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="decode")
+    source: str  # EpisodeSource.identity
+    cameras: tuple[str, ...]
+    height: int
+    width: int
+    encoding: Encoding
+    jpeg_quality: int | None = None
+    resize: str = RESIZE
+    version: int = VERSION
 
     @property
-    def episodes(self) -> np.ndarray:
-        return np.arange(len(self.source), dtype=np.int64)
+    def frame_bytes(self) -> int:
+        """Size of one raw frame."""
+        return self.height * self.width * 3
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"cameras": list(self.cameras)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "CacheSpec":
+        return cls(**(data | {"cameras": tuple(data["cameras"])}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A finished shard: consecutive episodes of one camera."""
+
+    file: str  # below the cache directory
+    camera: str
+    episodes: tuple[tuple[int, int, int], ...]  # (dataset index, first frame in the shard, length)
+    bytes: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Shard":
+        return cls(**(data | {"episodes": tuple(tuple(e) for e in data["episodes"])}))
+
+    @property
+    def frames(self) -> int:
+        return sum(length for _, _, length in self.episodes)
+
+
+class FrameCache:
+    """A FrameStore over a finished cache: shards stay open, a frame is one pread into the caller's buffer."""
+
+    def __init__(
+        self,
+        directory: Path,
+        source: EpisodeSource,
+        *,
+        cameras: Sequence[str],
+        height: int,
+        width: int,
+    ) -> None:
+        self.spec, self.shards, skipped = read_manifest(directory)
+        self.directory = directory
+        self.cameras = tuple(cameras)
+        self.height, self.width = height, width
+        self._require_match(source)
+        self._require_shards()
+        self._require_skips_agreed(source, skipped)
+        self.source = source.without({i: reason for i, reason in skipped.items() if i in source.indices})
+        self._place()
+        self._files = [os.open(directory / shard.file, os.O_RDONLY) for shard in self.shards]
+        self._offsets = [self._jpeg_offsets(k) for k in range(len(self.shards))]
+
+    @property
+    def capacity(self) -> int:
+        return len(self.source)
+
+    def prepare(self, epoch: int) -> np.ndarray:
+        return np.arange(len(self.source))
 
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
-        # Frames of one episode together and in order share a seek and a decode.
-        order = np.lexsort((ts, episodes))
-        cuts = np.flatnonzero(np.diff(episodes[order])) + 1
-        groups = [group for group in np.split(order, cuts) if group.size]
+        if out.shape != (len(ts), self.height, self.width, 3) or out.dtype != np.uint8:
+            raise ValueError(
+                f"out must be uint8 [{len(ts)}, {self.height}, {self.width}, 3], found {out.dtype} {list(out.shape)}"
+            )
+        require_steps(self._lengths, episodes, ts)
+        shards, first = self._placed[camera]
+        read = self._read_raw if self.spec.encoding == "raw" else self._read_jpeg
+        places = zip(shards[episodes].tolist(), (first[episodes] + ts).tolist(), strict=True)
+        for k, (shard, frame) in enumerate(places):
+            read(shard, frame, out[k])
 
-        def read(group: np.ndarray) -> None:
-            index = self.source.indices[int(episodes[group[0]])]
-            frames = self.source.read_frames(index, camera, ts[group])
-            out[group] = resize_with_pad(frames, self.height, self.width)
-
-        list(self._threads.map(read, groups))
+    def verify(self) -> list[str]:
+        """Compares every shard with its checksum; returns what is wrong."""
+        problems = []
+        for shard in self.shards:
+            path = self.directory / shard.file
+            found = sha256_of(path)
+            if found != shard.sha256:
+                problems.append(f"{path}: checksum {found[:12]}.. differs from the manifest's {shard.sha256[:12]}..")
+        return problems
 
     def close(self) -> None:
-        self._threads.shutdown()
+        files, self._files = self._files, []
+        for file in files:
+            os.close(file)
         self.source.close()
+
+    def _read_raw(self, shard: int, frame: int, out: np.ndarray) -> None:
+        size = self.spec.frame_bytes
+        if os.preadv(self._files[shard], [out.data], frame * size) != size:
+            raise DatasetError(f"{self.directory / self.shards[shard].file}: truncated; build the cache again")
+
+    def _read_jpeg(self, shard: int, frame: int, out: np.ndarray) -> None:
+        start, end = self._offsets[shard][frame], self._offsets[shard][frame + 1]
+        data = os.pread(self._files[shard], int(end - start), int(start))
+        try:
+            simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=out)
+        except ValueError as error:
+            raise DatasetError(
+                f"{self.directory / self.shards[shard].file}: frame {frame} is damaged ({error}); "
+                "delete the cache and build it again"
+            ) from None
+
+    def _jpeg_offsets(self, k: int) -> np.ndarray:
+        if self.spec.encoding == "raw":
+            return np.zeros(0, np.uint64)
+        shard = self.shards[k]
+        size = (shard.frames + 1) * 8
+        table = os.pread(self._files[k], size, shard.bytes - size)
+        return np.frombuffer(table, np.uint64)
+
+    def _place(self) -> None:
+        """camera -> for each position of the source: its shard and its first frame there."""
+        position = {index: i for i, index in enumerate(self.source.indices)}
+        self._lengths = self.source.lengths
+        self._placed = {
+            camera: (np.full(len(position), -1, np.int64), np.zeros(len(position), np.int64)) for camera in self.cameras
+        }
+        for k, shard in enumerate(self.shards):
+            if shard.camera not in self._placed:
+                continue
+            shards, first = self._placed[shard.camera]
+            for index, start, _ in shard.episodes:
+                if index in position:
+                    shards[position[index]], first[position[index]] = k, start
+        for camera, (shards, _) in self._placed.items():
+            lost = np.flatnonzero(shards < 0)
+            if lost.size:
+                raise DatasetError(
+                    f"{self.directory}: episode {self.source.indices[lost[0]]} of camera {camera!r} is not "
+                    "in the cache; build it again for this dataset"
+                )
+
+    def _require_match(self, source: EpisodeSource) -> None:
+        spec, rebuild = self.spec, "build it again with `acrlpd data cache` into an empty directory"
+        if spec.source != source.identity:
+            raise DatasetError(f"{self.directory}: made from another dataset than {source.root}; {rebuild}")
+        if (spec.height, spec.width) != (self.height, self.width):
+            raise DatasetError(
+                f"{self.directory}: frames are {spec.height}x{spec.width}, the model wants "
+                f"{self.height}x{self.width}; {rebuild}, with --height {self.height} --width {self.width}"
+            )
+        if (spec.resize, spec.version) != (RESIZE, VERSION):
+            raise DatasetError(f"{self.directory}: made by another version ({spec.resize!r}); {rebuild}")
+        missing = [camera for camera in self.cameras if camera not in spec.cameras]
+        if missing:
+            raise DatasetError(f"{self.directory}: no camera {missing[0]!r}, it has {list(spec.cameras)}; {rebuild}")
+
+    def _require_shards(self) -> None:
+        for shard in self.shards:
+            path = self.directory / shard.file
+            size = path.stat().st_size if path.is_file() else None
+            if size != shard.bytes:
+                found = "is missing" if size is None else f"has {size} bytes"
+                raise DatasetError(
+                    f"{path}: {found}, the manifest says {shard.bytes} bytes; delete the cache and build it again"
+                )
+
+    def _require_skips_agreed(self, source: EpisodeSource, skipped: dict[int, str]) -> None:
+        """Refuses a cache without some episodes, unless the run skips bad episodes."""
+        left_out = [index for index in skipped if index in source.indices]
+        if left_out and source.on_bad_episode == "error":
+            raise DatasetError(
+                f"{self.directory}: {len(left_out)} episodes could not be decoded and are not in the cache "
+                f"(the first: {skipped[left_out[0]]}); train with on_bad_episode=skip to go without them"
+            )
+
+
+def read_manifest(directory: Path) -> tuple[CacheSpec, list[Shard], dict[int, str]]:
+    """(spec, shards, skipped episodes: dataset index -> reason) of a finished cache."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise DatasetError(
+            f"{directory}: no finished frame cache; build it, or go on building it, with "
+            f"`acrlpd data cache <dataset> {directory}`"
+        )
+    try:
+        data = json.loads(path.read_text())
+        spec, shards = CacheSpec.from_json(data["spec"]), [Shard.from_json(s) for s in data["shards"]]
+        return spec, shards, {int(index): reason for index, reason in data["skipped"].items()}
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        raise DatasetError(f"{path}: damaged ({error!r}); delete the cache and build it again") from None
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def open_frame_store(
@@ -56,9 +250,9 @@ def open_frame_store(
 ) -> FrameStore:
     """The store that a loader reads from.
 
-    With `cache_dir` the frame cache there (build it with `acrlpd data cache`), with
-    `episodes_per_memory_pool` a pool of so many decoded episodes in memory, else the decoder itself.
-    Sample from `store.source`: a cache may lack episodes that could not be decoded.
+    `cache_dir` names a frame cache (build it with `acrlpd data cache`). `episodes_per_memory_pool` asks for a pool of
+    so many decoded episodes in memory. Without both, frames are decoded when a batch needs them. Sample from
+    `store.source`: a cache may lack episodes that could not be decoded.
     """
     cameras = source.cameras if cameras is None else tuple(cameras)
     unknown = [camera for camera in cameras if camera not in source.cameras]
@@ -70,4 +264,4 @@ def open_frame_store(
         return FrameCache(Path(cache_dir), source, cameras=cameras, height=height, width=width)
     if episodes_per_memory_pool is not None:
         return MemoryPool(source, cameras, height, width, episodes_per_memory_pool)
-    return DirectFrames(source, cameras, height, width)
+    return DecodedFrames(source, cameras, height, width)

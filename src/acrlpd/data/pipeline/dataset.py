@@ -1,4 +1,4 @@
-"""A config's dataset, opened: columns and rewards in memory, frames within reach, everything checked."""
+"""The dataset of a config: columns and rewards in memory, frames within reach, everything checked."""
 
 import dataclasses
 import logging
@@ -14,25 +14,31 @@ from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
     NormStatsOrigin,
+    check_norm_stats,
     chunk_rows,
-    compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
     save_norm_stats,
 )
-from acrlpd.data.pipeline.norm_stats_check import check_norm_stats
-from acrlpd.data.pipeline.policy_transforms import (
+from acrlpd.data.pipeline.rewards import (
+    StepRewards,
+    compute_rewards,
+    labels_path,
+    load_labels,
+    require_success_in_time,
+)
+from acrlpd.data.pipeline.running_stats import compute_norm_stats
+from acrlpd.data.pipeline.transforms import (
+    AbsoluteActions,
+    DeltaActions,
     PolicyTransforms,
     create_policy_transforms,
     create_statistics_transform,
     describe_statistics_transform,
     known_delta_mask,
 )
-from acrlpd.data.pipeline.rewards import StepRewards, compute_rewards, require_success_in_time
-from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions
-from acrlpd.data.sources.labels import labels_path, load_labels
 from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, FrameStore, open_source
-from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +53,20 @@ class Dataset:
 
     source: EpisodeSource
     frames: FrameStore | None  # None: the policy is given no camera
-    table: ColumnTable  # state and action columns float32 [N, d], and those of rewards
+    table: ColumnTable  # state and action columns float32 [N, d], and the columns of rewards
     rewards: StepRewards
-    prompts: np.ndarray | None  # str [distinct prompts], the default filled in; None: the policy reads none
+    prompts: np.ndarray | None  # str [distinct prompts], the default filled in; None: the policy reads no prompt
     transforms: PolicyTransforms
     norm_stats: dict[str, NormStats] | None  # None only for fake data
 
 
 def open_dataset(rl_config: RLTrainConfig, source: EpisodeSource | None = None) -> Dataset:
-    """Opens the dataset of a config (or the given episodes instead) and refuses what does not fit together."""
+    """Opens the dataset of a config (or the given episodes instead), and checks that all parts fit together."""
     config = rl_config.data
     transforms = create_policy_transforms(rl_config)
     source = open_config_source(rl_config) if source is None else source
-    if isinstance(rl_config.model, Pi0Config):
-        _check_cameras(source, transforms.cameras, rl_config.model)
-    origin = _origin(source, rl_config)  # statistics are those of all episodes, whichever are trained on
+    _check_cameras(source, transforms.cameras, rl_config.model)
+    origin = _origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
     source = _filter_episodes(source, config)
     frames = _open_frames(source, transforms, rl_config)
     if frames is not None:
@@ -72,7 +77,7 @@ def open_dataset(rl_config: RLTrainConfig, source: EpisodeSource | None = None) 
         frames=frames,
         table=table,
         rewards=rewards,
-        prompts=fill_prompts(source, table, config) if isinstance(rl_config.model, Pi0Config) else None,
+        prompts=fill_prompts(source, table, config) if rl_config.model.prompt_len else None,
         transforms=transforms,
         norm_stats=load_config_norm_stats(config),
     )
@@ -94,11 +99,11 @@ def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource
 
 
 def _open_frames(source: EpisodeSource, transforms: PolicyTransforms, rl_config: RLTrainConfig) -> FrameStore | None:
-    """The frame cache if there is one, else a pool of decoded episodes, else the decoder."""
-    config, model = rl_config.data, rl_config.model
-    if not transforms.cameras or not isinstance(model, Pi0Config):
+    """The frame cache if the config names one, else a pool of decoded episodes, else the decoder."""
+    config = rl_config.data
+    if not transforms.cameras:
         return None
-    height, width = model.image_resolution
+    height, width = rl_config.model.image_resolution
     pool = config.episodes_per_memory_pool if config.frame_cache_dir is None else 0
     return open_frame_store(
         source,
@@ -203,7 +208,7 @@ def load_config_norm_stats(config: DataConfig) -> dict[str, NormStats] | None:
 
 
 def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) -> None:
-    """Refuses what would otherwise show up as a shape error or as a policy that does not learn."""
+    """Refuses data that would lead to a shape error or to a policy that does not learn."""
     config, model = rl_config.data, rl_config.model
     sample = _transformed_sample(dataset.table, rl_config)
     _check_dims(sample, rl_config)
@@ -235,7 +240,7 @@ def _check_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> N
         )
 
 
-def _check_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: Pi0Config) -> None:
+def _check_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: PolicyConfig) -> None:
     for slot, camera in cameras.items():
         if camera not in source.cameras:
             raise DatasetError(
@@ -249,8 +254,8 @@ def _check_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: Pi0
     black = [slot for slot in model.image_keys if slot not in cameras]
     if black:
         logger.warning(
-            "no camera is given for %s: the policy computes black, masked images there. Drop them with "
-            "model.image_keys=%s to save that time",
+            "no camera is given for %s: the policy computes black, masked images there. model.image_keys=%s saves that "
+            "time",
             black,
             tuple(cameras),
         )
@@ -277,7 +282,7 @@ def _transformed_sample(table: ColumnTable, rl_config: RLTrainConfig) -> dict[st
 
 
 def _counterpart(sample: dict[str, Any], config: DataConfig) -> np.ndarray | None:
-    """The sample's actions made absolute if they are relative, and the reverse; None without a mask."""
+    """The actions of the sample, absolute if the run has relative actions and the reverse; None without a mask."""
     mask = known_delta_mask(config)
     if mask is None:
         return None

@@ -1,26 +1,28 @@
-"""Statistics that normalise state and actions: openpi's `norm_stats.json`, made from the columns alone.
+"""Statistics that normalise state and actions: openpi's `norm_stats.json`, and whether they fit a run.
 
-openpi's file says what the numbers are but not what they were made from, and statistics of absolute
-actions applied to relative ones fail silently. So the origin is kept in a second file next to it.
+openpi's file has the numbers but does not say what they were made from, and statistics of absolute actions that are
+applied to relative actions fail silently. So a second file next to it keeps the origin.
 """
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from acrlpd.data.sources.source import ColumnTable
+from acrlpd.files import write_text_atomically
 
 _STATS_FILE = "norm_stats.json"
 _ORIGIN_FILE = "norm_stats_origin.json"
-_NUM_BINS = 5000
-# Windows per vectorised step: about 90 MB of float64 for 50 actions of 14 dims.
-_WINDOWS_PER_CHUNK = 16_384
-_VALUES_PER_BLOCK = 65_536
-_STATISTICS_KEYS = ("state", "actions")
+STATISTICS_KEYS = ("state", "actions")
+# A dim whose scale is this much below the median scale hardly varies.
+_NEAR_CONSTANT = 1e-3
+# Normalised values are of order 1. A dim with many values beyond this was measured in other units.
+_FAR = 10.0
+_FAR_SHARE = 0.01
+_FIX = "make statistics for this config with `acrlpd data stats`"
 
 
 class NormStatsError(ValueError):
@@ -41,9 +43,9 @@ class NormStats:
         return self.mean.shape[-1]
 
     def trained_dims(self, padded_dim: int) -> range:
-        """How many dims the data may have had. Released statistics are padded to the model's width, as training allows.
+        """How many dims the data may have had. Released statistics are padded to the model's width.
 
-        What was padded has mean 0 and deviation 0 (or 1); a dim that looks like this may also be the robot's.
+        Padding has mean 0 and deviation 0 (or 1); a dim of the robot may look the same.
         """
         if self.dim != padded_dim:
             return range(self.dim, self.dim + 1)
@@ -59,7 +61,7 @@ class NormStats:
         return self.q01, self.q99
 
     def scale(self, *, use_quantiles: bool) -> np.ndarray:
-        """What differences are divided by: the deviation, or half the distance of the quantiles."""
+        """The divisor of normalisation: the deviation, or half the distance of the quantiles."""
         if not use_quantiles:
             return self.std
         q01, q99 = self.quantiles()
@@ -68,137 +70,13 @@ class NormStats:
 
 @dataclasses.dataclass(frozen=True)
 class NormStatsOrigin:
-    """What statistics were made from; whatever differs here makes them wrong for a run."""
+    """What statistics were made from; a run whose transforms differ from these cannot use them."""
 
     dataset: str  # EpisodeSource.identity
     num_episodes: int
     num_frames: int
     action_horizon: int
     transforms: Mapping[str, Any]  # plain JSON: robot, units, columns, relative dims
-
-
-class RunningStats:
-    """openpi's running statistics over batches [..., d]: moments, and quantiles from 5000-bin histograms.
-
-    Results equal openpi's for the same batches in the same order; only the counting is vectorised.
-    """
-
-    def __init__(self, bounds: tuple[np.ndarray, np.ndarray] | None = None) -> None:
-        """`bounds`: the lowest and highest [d] of all that will come, where known; then no count has to move."""
-        self._count = 0
-        self._bounds = bounds
-
-    def update(self, batch: np.ndarray) -> None:
-        batch = batch.reshape(-1, batch.shape[-1])
-        low, high = batch.min(axis=0), batch.max(axis=0)
-        mean, mean_of_squares = batch.mean(axis=0), np.square(batch).mean(axis=0)
-        if self._count == 0:
-            bounds: tuple[np.ndarray, np.ndarray] = (low, high) if self._bounds is None else self._bounds
-            self._low, self._high = bounds
-            self._mean, self._mean_of_squares = mean, mean_of_squares
-            self._edges = [_edges(a, b, margin=1e-10) for a, b in zip(self._low, self._high, strict=True)]
-            self._histograms = [np.zeros(_NUM_BINS) for _ in low]
-        elif batch.shape[-1] != len(self._low):
-            raise ValueError(f"expected batches of {len(self._low)} dims, found {batch.shape[-1]}")
-        elif np.any(low < self._low) or np.any(high > self._high):
-            self._grow(np.minimum(low, self._low), np.maximum(high, self._high))
-        self._count += len(batch)
-        weight = len(batch) / self._count
-        self._mean = self._mean + (mean - self._mean) * weight
-        self._mean_of_squares = self._mean_of_squares + (mean_of_squares - self._mean_of_squares) * weight
-        for dim, (edges, histogram) in enumerate(zip(self._edges, self._histograms, strict=True)):
-            histogram += _count_into_bins(np.ascontiguousarray(batch[:, dim]), edges)
-
-    def _grow(self, low: np.ndarray, high: np.ndarray) -> None:
-        """Counts move to the bins of the wider range that hold their old left edges."""
-        self._low, self._high = low, high
-        for dim, (old_edges, histogram) in enumerate(zip(self._edges, self._histograms, strict=True)):
-            self._edges[dim] = _edges(low[dim], high[dim])
-            self._histograms[dim] = np.histogram(old_edges[:-1], self._edges[dim], weights=histogram)[0]
-
-    def get_statistics(self) -> NormStats:
-        if self._count < 2:
-            raise NormStatsError(f"statistics need at least 2 vectors, found {self._count}")
-        variance = self._mean_of_squares - np.square(self._mean)
-        return NormStats(
-            mean=self._mean,
-            std=np.sqrt(np.maximum(variance, 0)),
-            q01=self._quantile(0.01),
-            q99=self._quantile(0.99),
-        )
-
-    def _quantile(self, q: float) -> np.ndarray:
-        """Left edge of the bin in which the share q of all values is reached."""
-        bins = [np.searchsorted(np.cumsum(histogram), q * self._count) for histogram in self._histograms]
-        return np.array([edges[i] for edges, i in zip(self._edges, bins, strict=True)])
-
-
-def _edges(low: np.floating, high: np.floating, margin: float = 0.0) -> np.ndarray:
-    return np.linspace(np.float64(low) - margin, np.float64(high) + margin, _NUM_BINS + 1)
-
-
-def _count_into_bins(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """`np.histogram(values, edges)[0]` for equally spaced edges that enclose all values, without its sort."""
-    width = edges[-1] - edges[0]
-    counts = np.zeros(_NUM_BINS, np.int64)
-    if width <= 0:  # a constant so large that the margin around it vanishes
-        counts[-1] = len(values)
-        return counts
-    for start in range(0, len(values), _VALUES_PER_BLOCK):  # blocks that stay in the processor's cache
-        block = values[start : start + _VALUES_PER_BLOCK]
-        bins = ((block - edges[0]) * (_NUM_BINS / width)).astype(np.intp)
-        np.clip(bins, 0, _NUM_BINS - 1, out=bins)
-        bins -= block < edges[bins]  # rounding may have put a value one bin off
-        bins += (block >= edges[bins + 1]) & (bins < _NUM_BINS - 1)
-        counts += np.bincount(bins, minlength=_NUM_BINS)
-    return counts
-
-
-def compute_norm_stats(
-    table: ColumnTable,
-    transform: Callable[[dict[str, Any]], dict[str, Any]],
-    *,
-    columns: tuple[str, ...],
-    action_columns: tuple[str, ...],
-    action_horizon: int,
-) -> dict[str, NormStats]:
-    """Statistics of state and action chunks of every frame, after `transform` (repack and data transforms).
-
-    As in openpi, a chunk that reaches past its episode repeats the last action. The data is gone through twice,
-    for its range first: a histogram whose range grows moves the counts of thousands of frames by up to one of
-    the old bins, and loses those of the lowest, so that quantiles would depend on the order of the episodes.
-    """
-
-    def batches() -> Iterator[tuple[str, np.ndarray]]:
-        return _statistics_batches(table, transform, columns, action_columns, action_horizon)
-
-    bounds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for key, batch in batches():
-        low, high = bounds.get(key, (np.inf, -np.inf))
-        bounds[key] = np.minimum(low, batch.min(axis=0)), np.maximum(high, batch.max(axis=0))
-    running = {key: RunningStats(bounds.get(key)) for key in _STATISTICS_KEYS}
-    for key, batch in batches():
-        running[key].update(batch)
-    return {key: stats.get_statistics() for key, stats in running.items()}
-
-
-def _statistics_batches(
-    table: ColumnTable,
-    transform: Callable[[dict[str, Any]], dict[str, Any]],
-    columns: tuple[str, ...],
-    action_columns: tuple[str, ...],
-    action_horizon: int,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """(key, float64 [n, d]) of all windows, some thousand at a time."""
-    num_rows = int(table.offsets[-1])
-    for start in range(0, num_rows, _WINDOWS_PER_CHUNK):
-        rows = np.arange(start, min(start + _WINDOWS_PER_CHUNK, num_rows))
-        steps = chunk_rows(table.offsets, rows, action_horizon)
-        data = {name: table.columns[name][steps if name in action_columns else rows] for name in columns}
-        data = transform(data)
-        for key in _STATISTICS_KEYS:
-            batch = np.asarray(data[key], np.float64)
-            yield key, batch.reshape(-1, batch.shape[-1])
 
 
 def chunk_rows(offsets: np.ndarray, rows: np.ndarray, action_horizon: int) -> np.ndarray:
@@ -220,17 +98,11 @@ def save_norm_stats(
         }
         for key, stats in norm_stats.items()
     }
-    _write_json(directory / _STATS_FILE, {"norm_stats": stats})
+    write_text_atomically(directory / _STATS_FILE, json.dumps({"norm_stats": stats}, indent=2))
     if origin is None:
-        (directory / _ORIGIN_FILE).unlink(missing_ok=True)  # an older one would tell a lie
+        (directory / _ORIGIN_FILE).unlink(missing_ok=True)  # the origin of older statistics would be wrong
     else:
-        _write_json(directory / _ORIGIN_FILE, dataclasses.asdict(origin))
-
-
-def _write_json(path: Path, content: Any) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2))
-    temporary.replace(path)
+        write_text_atomically(directory / _ORIGIN_FILE, json.dumps(dataclasses.asdict(origin), indent=2))
 
 
 def load_norm_stats(directory: str | Path) -> dict[str, NormStats]:
@@ -263,7 +135,7 @@ def _parse_stats(path: Path, key: str, fields: Mapping[str, Any]) -> NormStats:
     if mean.ndim != 1:
         raise NormStatsError(f"{path}: the statistics of {key!r} must be a list of numbers, found shape {mean.shape}")
     for name, x in arrays.items():
-        if x is not None and not np.isfinite(x).all():  # every comparison with NaN would let it pass later
+        if x is not None and not np.isfinite(x).all():  # later comparisons with NaN would accept it
             raise NormStatsError(
                 f"{path}: {name} of {key!r} is not finite in dims {np.flatnonzero(~np.isfinite(x)).tolist()}; repair "
                 "the data and make the statistics again with `acrlpd data stats`"
@@ -272,7 +144,7 @@ def _parse_stats(path: Path, key: str, fields: Mapping[str, Any]) -> NormStats:
 
 
 def load_norm_stats_origin(directory: str | Path) -> NormStatsOrigin | None:
-    """What the statistics in the directory were made from; None where nobody wrote it down (openpi)."""
+    """What the statistics in the directory were made from; None if there is no such file (openpi writes none)."""
     path = Path(directory) / _ORIGIN_FILE
     if not path.is_file():
         return None
@@ -280,3 +152,125 @@ def load_norm_stats_origin(directory: str | Path) -> NormStatsOrigin | None:
         return NormStatsOrigin(**json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise NormStatsError(f"{path} is damaged ({error}); make it again with `acrlpd data stats`") from error
+
+
+def check_norm_stats(
+    norm_stats: Mapping[str, NormStats],
+    origin: NormStatsOrigin | None,
+    expected: NormStatsOrigin,
+    sample: Mapping[str, np.ndarray],
+    *,
+    counterpart: np.ndarray | None,
+    use_quantiles: bool,
+    padded_dim: int,
+) -> list[str]:
+    """Raises NormStatsError when the statistics are wrong for this run; returns warnings.
+
+    `sample` holds states [n, s] and actions [n, T, a] after repack and data transforms, as the statistics should have
+    seen them. `counterpart` holds the same actions, absolute if the run has relative actions and the reverse.
+    Statistics that are padded to the model's width are accepted: released statistics are.
+    """
+    for key in STATISTICS_KEYS:
+        if key not in norm_stats:
+            raise NormStatsError(f"the norm statistics have no {key!r}, only {sorted(norm_stats)}; {_FIX}")
+        dim, found = sample[key].shape[-1], norm_stats[key].dim
+        if found not in (dim, max(dim, padded_dim)):
+            raise NormStatsError(
+                f"the norm statistics of {key!r} have {found} dims, the data has {dim}: they belong to "
+                f"another robot or other columns; {_FIX}"
+            )
+    warnings: list[str] = []
+    if origin is not None:
+        warnings += _compare_origin(origin, expected)
+    elif counterpart is not None:
+        relative = expected.transforms.get("delta_action_mask") is not None
+        _check_relative(norm_stats["actions"], sample["actions"], counterpart, relative=relative)
+    for key in STATISTICS_KEYS:
+        warnings += _check_values(key, norm_stats[key], sample[key], use_quantiles=use_quantiles)
+    return warnings
+
+
+def _compare_origin(origin: NormStatsOrigin, expected: NormStatsOrigin) -> list[str]:
+    differences = [
+        f"{name}: statistics {_show(origin.transforms.get(name))}, this run {_show(value)}"
+        for name, value in expected.transforms.items()
+        if origin.transforms.get(name) != value
+    ]
+    if differences:
+        raise NormStatsError(f"the norm statistics were made with other transforms ({'; '.join(differences)}); {_FIX}")
+    warnings = []
+    if origin.action_horizon != expected.action_horizon:
+        warnings.append(
+            f"the norm statistics were made with action_horizon {origin.action_horizon}, this run has "
+            f"{expected.action_horizon}; {_FIX}"
+        )
+    if origin.dataset != expected.dataset:
+        warnings.append(
+            f"the norm statistics were made from another dataset or another state of this one "
+            f"({origin.num_frames} frames, now {expected.num_frames}); keep them for weights that were "
+            f"trained with them, otherwise {_FIX}"
+        )
+    return warnings
+
+
+def _show(value: Any) -> str:
+    return "absolute actions" if value is None else str(value)
+
+
+def _check_relative(stats: NormStats, actions: np.ndarray, counterpart: np.ndarray, *, relative: bool) -> None:
+    """Decides whether statistics without an origin are of relative or of absolute actions."""
+    this, other = _distance(stats, actions), _distance(stats, counterpart)
+    if this > 0.5 and this > 2 * other:
+        names = ("relative", "absolute") if relative else ("absolute", "relative")
+        raise NormStatsError(
+            f"this run has {names[0]} actions (data.use_delta_joint_actions={str(relative).lower()}), but "
+            f"the norm statistics look like those of {names[1]} ones: distance {this:.2f} to the first, "
+            f"{other:.2f} to the second; {_FIX}"
+        )
+
+
+def _distance(stats: NormStats, actions: np.ndarray) -> float:
+    """How differently two distributions are placed and scaled, on average over dims."""
+    dim = actions.shape[-1]
+    values = actions.reshape(-1, dim).astype(np.float64)
+    mean, std = values.mean(axis=0), values.std(axis=0) + 1e-6
+    stats_mean, stats_std = stats.mean[:dim], stats.std[:dim] + 1e-6
+    shift = np.abs(mean - stats_mean) / (std + stats_std)
+    return float(np.mean(np.abs(np.log(std / stats_std)) + shift))
+
+
+def _check_values(key: str, stats: NormStats, sample: np.ndarray, *, use_quantiles: bool) -> list[str]:
+    """Whether the sample, normalised, is of order 1 in every dim."""
+    dim = sample.shape[-1]
+    values = sample.reshape(-1, dim).astype(np.float64)
+    scale = stats.scale(use_quantiles=use_quantiles)[:dim]
+    centre = stats.mean[:dim]
+    if use_quantiles:
+        q01, q99 = stats.quantiles()
+        centre = ((q01 + q99) / 2)[:dim]
+    constant = near_constant_dims(scale)
+    far_share = np.mean(np.abs(values - centre) > _FAR * (scale + 1e-6), axis=0)
+    far = np.flatnonzero(far_share > _FAR_SHARE)
+    if far.size:
+        worst = int(far[np.argmax(far_share[far])])
+        raise NormStatsError(
+            f"the norm statistics do not fit the data: in dims {far.tolist()} of {key!r} many values lie "
+            f"more than {_FAR:g} scales from the centre (dim {worst}: statistics centre {centre[worst]:.4g} "
+            f"scale {scale[worst]:.4g}, data mean {values[:, worst].mean():.4g} std {values[:, worst].std():.4g}). "
+            f"Usual reasons: statistics of relative actions used for absolute ones or the reverse "
+            f"(data.use_delta_joint_actions), other units, or another robot (data.robot); {_FIX}"
+        )
+    if constant.size:
+        return [
+            f"dims {constant.tolist()} of {key!r} hardly vary in the norm statistics (scale "
+            f"{scale[constant].max():.2g}): a small deviation at run time becomes a large input. If they are "
+            f"unused, leave their columns out of data.repack"
+        ]
+    return []
+
+
+def near_constant_dims(scale: np.ndarray) -> np.ndarray:
+    """Dims that vary at least a thousand times less than the median one does."""
+    varying = scale[scale > 0]
+    reference = np.median(varying) if varying.size else 0.0
+    return np.flatnonzero(scale <= max(_NEAR_CONSTANT * reference, 1e-6))

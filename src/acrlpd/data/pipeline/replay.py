@@ -1,9 +1,11 @@
 """The online replay: episodes that the policy lived, one shard on disk each, written once and never changed.
 
-A shard is there in whole or not at all: its frames are written first, and it counts once its columns
-appear under their name. So a run that is killed loses nothing that was finished.
+A shard is there in whole or not at all: its frames are written first, and the shard counts when its columns appear
+under their name. So a run that is killed loses no finished episode. While the run goes on the replay grows, and the
+run reads it as a dataset through the transforms of the prior data.
 """
 
+import dataclasses
 import os
 import re
 import statistics
@@ -17,7 +19,19 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeError, EpisodeSource, Feature, check_columns
+from acrlpd.config import RLTrainConfig
+from acrlpd.data.frames.store import open_frame_store
+from acrlpd.data.pipeline.dataset import Dataset, fill_prompts, read_columns
+from acrlpd.data.pipeline.rewards import StepRewards, compute_rewards, environment_rewards
+from acrlpd.data.sources.source import (
+    ColumnTable,
+    DatasetError,
+    EpisodeError,
+    EpisodeSource,
+    Feature,
+    check_columns,
+    concatenate_tables,
+)
 from acrlpd.files import write_atomically
 
 _JPEG_QUALITY = 95
@@ -26,19 +40,19 @@ _PROMPT = "prompt"
 _COLUMN = "column/"
 _OFFSETS = "frame_offsets/"
 # numpy reads the header of an array with Python's own parser. Before Python 3.11.8 two threads that parse at the same
-# time may get a SystemError, and with it the run would end.
+# time may get a SystemError, which would end the run.
 _PARSER = threading.Lock()
 
 
 class ReplayError(DatasetError):
-    """An episode could not be kept; those before it are safe."""
+    """An episode could not be written; the episodes before it are safe."""
 
 
 class Replay(EpisodeSource):
     """Episodes of one run by their numbers.
 
-    Anybody may `write` an episode with a new number; `admit` decides which numbers are part of the source,
-    so that a resumed run sees what it saw and not what came later. Cameras are kept as JPEG.
+    Any process may `write` an episode with a new number. `admit` decides which numbers are part of the source, so that
+    a resumed run sees the episodes it saw before and not later ones. Cameras are kept as JPEG.
     """
 
     format = "replay"
@@ -160,3 +174,53 @@ class Replay(EpisodeSource):
 
     def _frames(self, number: int, camera: str) -> Path:
         return self.root / f"episode-{number:08d}.{camera}.jpegs"
+
+
+class ReplayDataset:
+    """Admitted episodes of a replay as a `Dataset`."""
+
+    def __init__(self, replay: Replay, rl_config: RLTrainConfig, prior: Dataset) -> None:
+        """Rewards are of the same kind as those of the `prior` data."""
+        self.replay = replay
+        self._dataset: Dataset | None = None
+        self._config = rl_config.data
+        self._rewards = environment_rewards(rl_config.data.rewards, prior.rewards.origin)
+        self._prior = prior
+        self._frames = None
+        if prior.frames is not None:
+            frames = prior.frames
+            self._frames = open_frame_store(replay, height=frames.height, width=frames.width, cameras=frames.cameras)
+
+    def admit(self, numbers: Sequence[int]) -> Dataset:
+        """Adds episodes that are on disk, in this order; returns the dataset with all episodes added so far."""
+        seen = len(self.replay)
+        self.replay.admit(numbers)
+        new = self.replay.without(dict.fromkeys(self.replay.indices[:seen], "known"))
+        table = read_columns(new, dataclasses.replace(self._config, rewards=self._rewards), rewards=True)
+        rewards = compute_rewards(table, new.indices, self._rewards, None)
+        if self._dataset is not None:
+            table = concatenate_tables([self._dataset.table, table])
+            rewards = _concatenate(self._dataset.rewards, rewards)
+        self._dataset = dataclasses.replace(
+            self._prior,
+            source=self.replay,
+            frames=self._frames,
+            table=table,
+            rewards=rewards,
+            prompts=None if self._prior.prompts is None else fill_prompts(self.replay, table, self._config),
+        )
+        return self._dataset
+
+    def close(self) -> None:
+        if self._frames is not None:
+            self._frames.close()
+
+
+def _concatenate(first: StepRewards, second: StepRewards) -> StepRewards:
+    if first.origin != second.origin:
+        raise DatasetError(
+            f"rewards of the replay changed their origin: {first.origin.name}, then {second.origin.name}"
+        )
+    names = ("rewards", "terminals", "after_terminal", "success")
+    joined = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names}
+    return StepRewards(**joined, origin=first.origin)

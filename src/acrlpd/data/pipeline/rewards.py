@@ -1,17 +1,106 @@
-"""Rewards and terminals of every step, from a dataset's own columns or from labels.
+"""Rewards and terminals of every step: from the dataset's own columns, or from labels beside the dataset.
 
-A terminal is a success: the step after which nothing more can be gained. The end of a recording that
-is no success (a time limit, an operator who stopped) is not a terminal, and the critic bootstraps
-through it or leaves it alone. Steps recorded after the success earn nothing.
+A success is a terminal: nothing more can be gained after that step. The end of a recording without success (a time
+limit, an operator who stopped) is not a terminal; the critic bootstraps through it or does not learn from it. Steps
+recorded after the success earn nothing.
+
+Most robot datasets do not say which episodes worked. `acrlpd data label` writes this into a JSON file next to, never
+inside, the dataset.
 """
 
 import dataclasses
+import enum
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from acrlpd.config import RewardConfig
-from acrlpd.data.sources.labels import Labels
-from acrlpd.data.sources.source import ColumnTable, DatasetError
+from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource
+from acrlpd.files import write_text_atomically
+
+_FORMAT = "acrlpd episode labels"
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """What is known about one episode."""
+
+    success: bool
+    length: int  # steps of the episode when it was labelled; notices when the dataset is another one
+    reward: float | None = None  # of the last step; None: made from success
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """The labels file of a dataset; keys are the dataset's own episode numbers."""
+
+    path: Path
+    episodes: dict[int, Label]
+
+    def updated(self, episodes: dict[int, Label]) -> "Labels":
+        return dataclasses.replace(self, episodes={**self.episodes, **episodes})
+
+    def save(self) -> None:
+        entries = {
+            str(index): {k: v for k, v in dataclasses.asdict(label).items() if v is not None}
+            for index, label in sorted(self.episodes.items())
+        }
+        write_text_atomically(self.path, json.dumps({"format": _FORMAT, "episodes": entries}, indent=1) + "\n")
+
+
+def labels_path(dataset: Path) -> Path:
+    """`<dataset>.labels.json` next to the dataset."""
+    root = dataset.resolve()
+    return root.with_name(root.name + ".labels.json")
+
+
+def load_labels(path: Path, source: EpisodeSource) -> Labels | None:
+    """The labels at `path`; None if there is no file. Refuses labels of another dataset."""
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        if content.get("format") != _FORMAT:
+            raise ValueError(f"its format is {content.get('format')!r}, expected {_FORMAT!r}")
+        episodes = {int(index): _parse_label(index, entry) for index, entry in content["episodes"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DatasetError(f"{path} is not a labels file: {error}") from error
+    for index, length in zip(source.indices, source.lengths, strict=True):
+        label = episodes.get(index)
+        if label is not None and label.length != length:
+            raise DatasetError(
+                f"{path} labels an episode {index} of {label.length} steps, but in {source.root} it has "
+                f"{length}: the labels belong to another dataset. Move the file away and label again"
+            )
+    return Labels(path, episodes)
+
+
+def _parse_label(index: str, entry: Mapping[str, Any]) -> Label:
+    """A label from the file. People edit the file, and the text "false" would count as a success."""
+    label = Label(**entry)
+    if not isinstance(label.success, bool):
+        raise ValueError(f"success of episode {index} is {label.success!r}, expected true or false")
+    if label.reward is not None and (isinstance(label.reward, bool) or not isinstance(label.reward, int | float)):
+        raise ValueError(f"reward of episode {index} is {label.reward!r}, expected a number")
+    return label
+
+
+class RewardOrigin(enum.Enum):
+    """Where the rewards of a dataset came from; checkpoints keep the name."""
+
+    LABELS = enum.auto()
+    REWARD_COLUMN = enum.auto()
+    SUCCESS_COLUMN = enum.auto()
+
+    def describe(self, config: RewardConfig) -> str:
+        """The origin in words."""
+        if self is RewardOrigin.LABELS:
+            return "labels" if config.labels_file is None else f"labels in {config.labels_file}"
+        column = config.reward_column if self is RewardOrigin.REWARD_COLUMN else config.success_column
+        return f"column {column}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,24 +111,21 @@ class StepRewards:
     terminals: np.ndarray  # bool [N], at most one per episode
     after_terminal: np.ndarray  # bool [N], steps recorded after the terminal
     success: np.ndarray  # bool [episodes]
-    origin: str  # where they came from, in words
+    origin: RewardOrigin
 
 
-def environment_rewards(config: RewardConfig, origin: str | None) -> RewardConfig:
-    """How episodes that the policy lives get their rewards, given where those of its data came from.
+def environment_rewards(config: RewardConfig, origin: RewardOrigin | None) -> RewardConfig:
+    """How episodes that the policy lives get their rewards, given where the rewards of its data came from.
 
-    The environment's reward where the data has a reward of its own, else its success: labels are for
-    datasets. Where the origin is not known (None), the config's word counts.
+    If the data has rewards of its own, the environment's rewards count, otherwise the environment's success: nobody
+    labels what the policy lives. If the origin is not known (None), the config decides.
     """
-    if origin is None:
-        own = config.source in ("auto", "reward_column")
-    else:
-        own = f"{origin},".startswith(f"column {config.reward_column},")
+    own = config.source in ("auto", "reward_column") if origin is None else origin is RewardOrigin.REWARD_COLUMN
     return dataclasses.replace(
         config,
         source="reward_column" if own else "success_column",
         labels_file=None,
-        # What the environments' adapter calls them.
+        # The adapter of environments gives its columns these names.
         reward_column="next.reward",
         success_column="next.success",
         done_column="next.done",
@@ -68,15 +154,15 @@ def compute_rewards(
         return _from_labels(table, indices, config, labels)
     if source == "success_column":
         success = _column(table, config.success_column) > 0
-        return _finish(table, config, _sparse(success, config), success, f"column {config.success_column}")
+        return _finish(table, config, _sparse(success, config), success, RewardOrigin.SUCCESS_COLUMN)
     return _from_reward_column(table, config)
 
 
 def require_success_in_time(table: ColumnTable, rewards: StepRewards, config: RewardConfig) -> None:
     """Refuses a success column that repeats on every step how the episode ends.
 
-    Success at the first step leaves nothing before it to learn from. Where all successes are of that kind, the
-    column is about episodes, not about steps.
+    A success at the first step leaves nothing before it to learn from. If all successes are of that kind, the column
+    describes episodes and not steps.
     """
     lengths = np.diff(table.offsets)
     if config.success_column not in table.columns or not rewards.success.any():
@@ -110,17 +196,16 @@ def _from_labels(
     for row, label in zip(last, episodes, strict=True):
         if label.reward is not None:
             rewards[row] = label.reward
-    return _finish(table, config, rewards, success, f"labels in {labels.path}")
+    return _finish(table, config, rewards, success, RewardOrigin.LABELS)
 
 
 def _from_reward_column(table: ColumnTable, config: RewardConfig) -> StepRewards:
     """The dataset's own rewards; success from its success column, or from how its rewards end.
 
-    Without a success column, a success is where an episode is done (or ends) on a reward that marks one:
-    above 0, or, in a dataset that only knows costs, 0.
+    Without a success column, an episode succeeds if it is done (or ends) on a reward that marks a success: above 0,
+    or, in a dataset that has only costs, 0.
     """
     rewards = np.array(_column(table, config.reward_column), np.float32)
-    origin = f"column {config.reward_column}"
     if config.success_column in table.columns:
         success = _column(table, config.success_column) > 0
     else:
@@ -130,8 +215,7 @@ def _from_reward_column(table: ColumnTable, config: RewardConfig) -> StepRewards
             done |= _column(table, config.done_column) > 0
         costs_only = bool(np.all(rewards <= 0) and np.any(rewards < 0))
         success = done & (rewards >= 0 if costs_only else rewards > 0)
-        origin += ", success where an episode ends on " + ("no cost" if costs_only else "a reward")
-    return _finish(table, config, rewards, success, origin)
+    return _finish(table, config, rewards, success, RewardOrigin.REWARD_COLUMN)
 
 
 def _column(table: ColumnTable, name: str) -> np.ndarray:
@@ -146,13 +230,13 @@ def _column(table: ColumnTable, name: str) -> np.ndarray:
 
 
 def _sparse(success: np.ndarray, config: RewardConfig) -> np.ndarray:
-    """1 where there is success and 0 elsewhere, or 0 there and -1 elsewhere."""
+    """1 at a success and 0 elsewhere, or 0 at a success and -1 elsewhere."""
     rewards = success.astype(np.float32)
     return rewards if config.kind == "zero_one" else rewards - 1
 
 
 def _finish(
-    table: ColumnTable, config: RewardConfig, rewards: np.ndarray, success: np.ndarray, origin: str
+    table: ColumnTable, config: RewardConfig, rewards: np.ndarray, success: np.ndarray, origin: RewardOrigin
 ) -> StepRewards:
     """Ends every episode at its first success."""
     if not np.isfinite(rewards).all():
@@ -160,7 +244,7 @@ def _finish(
         position = int(np.searchsorted(table.offsets, row, side="right") - 1)
         raise DatasetError(
             f"reward of step {row - int(table.offsets[position])} in the episode at position {position} "
-            f"is {rewards[row]} ({origin})"
+            f"is {rewards[row]} ({origin.describe(config)})"
         )
     starts, lengths = table.offsets[:-1], np.diff(table.offsets)
     rows = np.arange(len(rewards))

@@ -5,20 +5,24 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 logger = logging.getLogger(__name__)
 
 PALIGEMMA_URL = "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model"
+# What happens to a prompt with more tokens than the policy reads: cut with a warning, or refused with a ValueError.
+LongPrompts = Literal["cut", "refuse"]
 _STATE_BIN_EDGES = np.linspace(-1, 1, 257)[:-1]
 
 
 class Tokenizer(abc.ABC):
     """The prompt formats of pi0 and pi0.5 over some way to encode text, padded to `max_len` ids."""
 
-    def __init__(self, max_len: int) -> None:
+    def __init__(self, max_len: int, long_prompts: LongPrompts = "cut") -> None:
         self.max_len = max_len
+        self.long_prompts = long_prompts
         self._warned = False
 
     @property
@@ -58,7 +62,11 @@ class Tokenizer(abc.ABC):
         return self.encode(formatted, add_bos=True)
 
     def _check_length(self, prompt: str, length: int) -> None:
-        if length > self.max_len and not self._warned:
+        if length <= self.max_len:
+            return
+        if self.long_prompts == "refuse":
+            raise ValueError(f"prompt is too long: it needs {length} tokens, the policy reads {self.max_len} tokens")
+        if not self._warned:
             self._warned = True
             logger.warning(
                 "prompt %r needs %d tokens and is cut to %d; raise model.max_token_len (said once)",
@@ -86,8 +94,8 @@ class ByteTokenizer(Tokenizer):
 class PaligemmaTokenizer(Tokenizer):
     """PaliGemma's SentencePiece model, which the released pi0 and pi0.5 weights need."""
 
-    def __init__(self, max_len: int, model_path: str | Path | None = None) -> None:
-        super().__init__(max_len)
+    def __init__(self, max_len: int, long_prompts: LongPrompts = "cut", model_path: str | Path | None = None) -> None:
+        super().__init__(max_len, long_prompts)
         import sentencepiece
 
         path = Path(model_path) if model_path is not None else default_tokenizer_path()
@@ -113,11 +121,11 @@ class PaligemmaTokenizer(Tokenizer):
         return self._processor.encode(list(texts), add_bos=add_bos)
 
 
-def create_tokenizer(name: str, max_len: int) -> Tokenizer:
+def create_tokenizer(name: str, max_len: int, long_prompts: LongPrompts = "cut") -> Tokenizer:
     """ "byte", "paligemma" (from the cache directory) or the path of a SentencePiece model."""
     if name == "byte":
-        return ByteTokenizer(max_len)
-    return PaligemmaTokenizer(max_len, None if name == "paligemma" else name)
+        return ByteTokenizer(max_len, long_prompts)
+    return PaligemmaTokenizer(max_len, long_prompts, None if name == "paligemma" else name)
 
 
 def default_tokenizer_path() -> Path:

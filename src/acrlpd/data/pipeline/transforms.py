@@ -1,24 +1,27 @@
-"""openpi's transform chain, on single samples and on whole batches alike.
+"""openpi's transform chain, on single samples and on whole batches alike, and the chain that a config makes.
 
-A transform is a function from dict to dict. Every one of them works on arrays with any leading axes
-(state [..., s], actions [..., T, a], images [..., h, w, 3]), so the loader transforms a batch with a few
-numpy calls while a policy server sends single observations through the same code.
+A transform is a function from dict to dict. Every transform works on arrays with any leading axes (state [..., s],
+actions [..., T, a], images [..., h, w, 3]), so the loader transforms a batch with a few numpy calls while a policy
+server sends single observations through the same code.
 
-Training applies repack -> data -> Normalize -> model; serving leaves the repacking out and undoes the
-rest in reverse order on the outputs.
+Training applies repack -> data -> Normalize -> model. Serving leaves the repacking out, and undoes the rest in reverse
+order on the outputs.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from acrlpd.choice import kind_name
+from acrlpd.config import DataConfig, RLTrainConfig, to_dict
 from acrlpd.data.frames.resize import resize_with_pad
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.tokenizer import Tokenizer
+from acrlpd.data.pipeline.tokenizer import LongPrompts, Tokenizer, create_tokenizer
+from acrlpd.robots.base import DataDict, make_bool_mask
 
-DataDict = dict[str, Any]
 DataTransformFn = Callable[[DataDict], DataDict]
 
 # Keeps the division finite where a dimension does not vary; part of openpi's normalisation.
@@ -188,6 +191,18 @@ def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
+class SelectImages:
+    """Keeps only the cameras that the policy is given; the others cost nothing further on."""
+
+    image_keys: tuple[str, ...]
+
+    def __call__(self, data: DataDict) -> DataDict:
+        if "image" not in data:
+            return data
+        return data | {name: {key: data[name][key] for key in self.image_keys} for name in ("image", "image_mask")}
+
+
+@dataclasses.dataclass(frozen=True)
 class ResizeImages:
     """Resizes every image to the model's resolution, with black borders."""
 
@@ -197,10 +212,8 @@ class ResizeImages:
     def __call__(self, data: DataDict) -> DataDict:
         if "image" not in data:
             return data
-        return {
-            **data,
-            "image": {key: resize_with_pad(x, self.height, self.width) for key, x in data["image"].items()},
-        }
+        resized = {key: resize_with_pad(x, self.height, self.width) for key, x in data["image"].items()}
+        return {**data, "image": resized}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,6 +261,114 @@ class PadStatesAndActions:
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
-def make_bool_mask(*dims: int) -> tuple[bool, ...]:
-    """Run-length code of a mask: 6 is six times True, -1 once False; 0 is nothing."""
-    return tuple(dim > 0 for dim in dims for _ in range(abs(dim)))
+@dataclasses.dataclass(frozen=True)
+class PolicyTransforms:
+    """Everything between a dataset (or a robot) and the policy."""
+
+    repack: Group
+    data: Group
+    model: Group
+    use_quantile_norm: bool
+    cameras: Mapping[str, str]  # the model's slot -> the dataset's camera, for cameras that the policy is given
+
+    def training_inputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
+        """Dataset columns to what the model eats."""
+        return compose([*self.repack.inputs, self.serving_inputs(norm_stats)])
+
+    def serving_inputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
+        """A robot's observation to what the model eats."""
+        normalize = Normalize(norm_stats, use_quantiles=self.use_quantile_norm)
+        return compose([*self.data.inputs, normalize, *self.model.inputs])
+
+    def serving_outputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
+        """The model's {"state", "actions"} to a robot's {"actions"}; undoes the inputs."""
+        unnormalize = Unnormalize(norm_stats, use_quantiles=self.use_quantile_norm)
+        return compose([*self.model.outputs, unnormalize, *self.data.outputs])
+
+
+def create_policy_transforms(rl_config: RLTrainConfig, *, long_prompts: LongPrompts = "cut") -> PolicyTransforms:
+    """The chain for a config: the robot's transforms, relative actions, and what the model needs.
+
+    A prompt that is longer than the policy reads is cut with a warning, or refused with a ValueError.
+    """
+    config, model = rl_config.data, rl_config.model
+    cameras = {slot: name for slot, name in config.repack.cameras.items() if slot in model.image_keys}
+    quantiles = model.use_quantile_norm if config.use_quantile_norm is None else config.use_quantile_norm
+    return PolicyTransforms(
+        repack=Group(inputs=(RepackTransform(repack_structure(config, cameras)),)),
+        data=_data_transforms(rl_config),
+        model=_model_transforms(rl_config, long_prompts),
+        use_quantile_norm=quantiles,
+        cameras=cameras,
+    )
+
+
+def create_statistics_transform(rl_config: RLTrainConfig) -> DataTransformFn:
+    """What is done to the columns before norm statistics are taken; needs no camera and no tokenizer."""
+    repack = RepackTransform(repack_structure(rl_config.data, {}))
+    return compose([repack, *_data_transforms(rl_config).inputs])
+
+
+def describe_statistics_transform(config: DataConfig) -> dict[str, Any]:
+    """All that `create_statistics_transform` depends on, as plain JSON; kept with norm statistics."""
+    mask = delta_action_mask(config)
+    options = {f"robot.{name}": value for name, value in to_dict(config.robot).items()}
+    return {
+        "robot": kind_name(config.robot),
+        **options,
+        "delta_action_mask": None if mask is None else list(mask),
+        "state_columns": list(config.repack.state),
+        "action_columns": list(config.repack.actions),
+    }
+
+
+def delta_action_mask(config: DataConfig) -> tuple[bool, ...] | None:
+    """Which action dims become relative to the state; None: all stay absolute."""
+    if not config.use_delta_joint_actions:
+        return None
+    mask = known_delta_mask(config)
+    if mask is None:
+        raise ValueError(
+            f"data.use_delta_joint_actions=true needs data.delta_action_mask for robot {kind_name(config.robot)}, for "
+            "example (6, -1) for six relative joints and an absolute gripper"
+        )
+    return mask
+
+
+def known_delta_mask(config: DataConfig) -> tuple[bool, ...] | None:
+    """The action dims that would become relative: the config names them, or the robot has usual ones."""
+    if config.delta_action_mask is not None:
+        return make_bool_mask(*config.delta_action_mask)
+    return config.robot.delta_action_mask
+
+
+def repack_structure(config: DataConfig, cameras: Mapping[str, str]) -> dict[str, Any]:
+    """What the robot's inputs expect -> the dataset's columns, and its cameras by slot."""
+    return config.robot.repack(config.repack.state, config.repack.actions, cameras)
+
+
+def _data_transforms(rl_config: RLTrainConfig) -> Group:
+    """The robot's inputs and outputs, and relative actions between them and the model."""
+    robot, mask = rl_config.data.robot, delta_action_mask(rl_config.data)
+    outputs = functools.partial(robot.outputs, action_dim=robot.action_dim or rl_config.qchunking.action_dim)
+    group = Group((robot.inputs,), (outputs,))
+    return group if mask is None else group.push(inputs=[DeltaActions(mask)], outputs=[AbsoluteActions(mask)])
+
+
+def _model_transforms(rl_config: RLTrainConfig, long_prompts: LongPrompts) -> Group:
+    config, model = rl_config.data, rl_config.model
+    inputs: list[DataTransformFn] = [InjectDefaultPrompt(config.default_prompt)] if model.prompt_len else []
+    inputs.append(SelectImages(model.image_keys))
+    if model.image_keys:
+        inputs.append(ResizeImages(*model.image_resolution))
+    if model.prompt_len:
+        tokenizer = create_tokenizer(config.tokenizer, model.prompt_len, long_prompts)
+        if tokenizer.vocab_size > model.vocab_size:
+            raise ValueError(
+                f"data.tokenizer={config.tokenizer} has {tokenizer.vocab_size} ids, the model's vocab_size is "
+                f"{model.vocab_size}; use data.tokenizer=byte for a small vocabulary"
+            )
+        inputs.append(TokenizePrompt(tokenizer, discrete_state_input=bool(model.discrete_state_input)))
+    if model.pads_actions:
+        inputs.append(PadStatesAndActions(model.action_dim))
+    return Group(tuple(inputs))

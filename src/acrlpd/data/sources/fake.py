@@ -7,11 +7,9 @@ import numpy as np
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature
-from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 _NUM_EPISODES = 8
 _FRAME_SIZE = (48, 64)
-_STATE_DIMS = {"aloha": 14, "droid": 8, "libero": 8}
 
 
 class FakeSource(EpisodeSource):
@@ -58,15 +56,13 @@ class FakeSource(EpisodeSource):
 def create_fake_source(rl_config: RLTrainConfig) -> FakeSource:
     """A source with the columns and cameras that the config's repack transform asks for."""
     config, model, action_dim = rl_config.data, rl_config.model, rl_config.qchunking.action_dim
-    state_dim = _STATE_DIMS.get(config.robot, action_dim)
-    if isinstance(model, StateFlowPolicyConfig):
-        state_dim = model.state_dim
+    dims = [dim or (action_dim if model.pads_actions else model.state_dim) for dim in config.robot.state_dims.values()]
+    states = _split(config.repack.state, dims[0]) if len(dims) == 1 else zip(config.repack.state, dims, strict=True)
     return FakeSource(
-        tuple(config.repack.cameras.values()),
-        {**_split(config.repack.state, state_dim), **_split(config.repack.actions, action_dim)},
+        tuple(config.repack.cameras.values()), dict(states) | dict(_split(config.repack.actions, action_dim))
     )
 
 
-def _split(names: tuple[str, ...], dim: int) -> dict[str, int]:
-    """The first column gets all dims but one for each further column."""
-    return {name: dim - len(names) + 1 if i == 0 else 1 for i, name in enumerate(names)}
+def _split(names: tuple[str, ...], dim: int) -> list[tuple[str, int]]:
+    """Every column gets one dim, and the first column also gets the dims that are left."""
+    return [(name, 1 if i else dim - len(names) + 1) for i, name in enumerate(names)]

@@ -200,19 +200,22 @@ class EpisodeSource(abc.ABC):
 
 
 class FrameStore(Protocol):
-    """Where a loader gets frames at the model's resolution: a frame cache, the decoder, a memory pool.
+    """Where a loader gets frames at the model's resolution: a frame cache, the decoder, or a memory pool.
 
     `acrlpd.data.frames.store.open_frame_store` makes one.
     """
 
-    source: EpisodeSource  # the episodes it serves; positions below are positions in this source
+    source: EpisodeSource  # the episodes that the store serves; positions below are positions in this source
     cameras: tuple[str, ...]
     height: int
     width: int
 
     @property
-    def episodes(self) -> np.ndarray:
-        """int64 [k]: sorted positions that can be read now (a memory pool holds only some at a time)."""
+    def capacity(self) -> int:
+        """Episodes that can be read at once; a memory pool holds only some of all."""
+
+    def prepare(self, epoch: int) -> np.ndarray:
+        """Makes the episodes of an epoch readable; returns their sorted positions, int64 [capacity or fewer]."""
 
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
         """Frame ts[k] of `camera` in episode episodes[k] -> out[k]; out is uint8 [n, h, w, 3], C order.

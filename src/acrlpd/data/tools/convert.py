@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import rich.progress
 
-from acrlpd.data.sources.labels import Labels, labels_path, load_labels
+from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
 from acrlpd.data.sources.lerobot import LeRobotSource
 from acrlpd.data.sources.source import DatasetError, Episode, EpisodeError, EpisodeSource, Feature, SkippedEpisode
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter

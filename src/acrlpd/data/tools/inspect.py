@@ -13,8 +13,13 @@ from rich.table import Table
 
 from acrlpd.config import RewardConfig
 from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.pipeline.rewards import StepRewards, compute_rewards, require_success_in_time
-from acrlpd.data.sources.labels import labels_path, load_labels
+from acrlpd.data.pipeline.rewards import (
+    StepRewards,
+    compute_rewards,
+    labels_path,
+    load_labels,
+    require_success_in_time,
+)
 from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, SkippedEpisode
 
 # A dimension whose middle 98 % spans less than this (radians, metres) blows up when it is normalised.
@@ -91,7 +96,7 @@ def inspect_source(source: EpisodeSource) -> Report:
         cameras=list(source.cameras),
         prompts={prompt: count for prompt, count in steps.most_common() if prompt is not None},
         success_rate=None if rewards is None else float(rewards.success.mean()),
-        rewards_from=None if rewards is None else rewards.origin,
+        rewards_from=None if rewards is None else rewards.origin.describe(RewardConfig()),
         reward_histogram=[] if rewards is None else _histogram(rewards.rewards),
         ranges=ranges,
         warnings=warnings,

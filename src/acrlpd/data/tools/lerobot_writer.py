@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acrlpd.data.frames.cache import write_json
 from acrlpd.data.sources.source import DatasetError, Feature
 from acrlpd.data.tools.lerobot_stats import STATISTICS, DatasetStats, column_stats, image_stats
 from acrlpd.data.tools.video_writer import CHUNKS_SIZE, VideoWriter
+from acrlpd.files import write_text_atomically
 
 DATA_FILE_MB = 100
 VIDEO_FILE_MB = 200
@@ -187,7 +187,7 @@ class LeRobotWriter:
         meta = self.root / "meta"
         meta.mkdir(parents=True, exist_ok=True)
         _write_tasks(meta / "tasks.parquet", list(self._tasks))
-        write_json(meta / "stats.json", self._stats.to_json())
+        write_text_atomically(meta / "stats.json", json.dumps(self._stats.to_json(), indent=1))
         fps = int(self.fps) if self.fps == int(self.fps) else self.fps
         info = {
             "codebase_version": "v3.0",
@@ -204,7 +204,7 @@ class LeRobotWriter:
             "video_path": _VIDEO_PATH if self._videos else None,
             "features": {name: self._feature_json(name, f) for name, f in self._features.items()},
         }
-        write_json(meta / "info.json", info)
+        write_text_atomically(meta / "info.json", json.dumps(info, indent=1))
 
     def _feature_json(self, name: str, feature: Feature) -> dict[str, Any]:
         spec: dict[str, Any] = {"dtype": feature.dtype, "shape": list(feature.shape or (1,)), "names": None}

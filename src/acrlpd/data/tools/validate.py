@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import rich.progress
 
-from acrlpd.data.frames.cache import FrameCache, read_manifest
+from acrlpd.data.frames.store import FrameCache, read_manifest
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource
 
 # Which frames are decoded: none (file headers only), the first and last of each clip, or all.

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.loader import DataLoader
-from acrlpd.data.pipeline.replay import Replay
-from acrlpd.data.pipeline.replay_dataset import ReplayDataset
+from acrlpd.data.pipeline.replay import Replay, ReplayDataset
 from acrlpd.envs.rollouts import ChunkPolicy
 from acrlpd.training.online.rounds import Round, RoundPlayer, read_round
 

@@ -1,26 +1,20 @@
-"""Success labels of episodes, in a JSON file next to (never inside) the dataset.
-
-Most robot datasets do not say which episodes worked. `acrlpd data label` writes it down: from lists of
-episodes, by a rule over the columns, or by asking a person who is shown the first and the last frame.
-"""
+"""How episodes get their labels: from lists, by a rule over the columns, or from a person who sees two frames."""
 
 import dataclasses
-import json
 import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource
+from acrlpd.data.pipeline.rewards import Label
+from acrlpd.data.sources.source import ColumnTable, EpisodeSource
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_FORMAT = "acrlpd episode labels"
 _PREVIEW_WIDTH = 64  # characters per camera
 
 _REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -44,73 +38,6 @@ _RULE = re.compile(
     r"|(?P<reduction>first|last|max|mean|min|sum)\(\s*(?P<column>[^()\[\]\s]+)\s*(?:\[(?P<dim>\d+)\])?\s*\))"
     r"\s*(?P<comparison><=|>=|==|!=|<|>)\s*(?P<value>[-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Label:
-    """What is known about one episode."""
-
-    success: bool
-    length: int  # steps of the episode when it was labelled; notices when the dataset is another one
-    reward: float | None = None  # of the last step; None: made from success
-
-
-@dataclasses.dataclass(frozen=True)
-class Labels:
-    """The labels file of a dataset; keys are the dataset's own episode numbers."""
-
-    path: Path
-    episodes: dict[int, Label]
-
-    def updated(self, episodes: dict[int, Label]) -> "Labels":
-        return dataclasses.replace(self, episodes={**self.episodes, **episodes})
-
-    def save(self) -> None:
-        """Writes the file; a kill leaves either the old or the new one."""
-        entries = {
-            str(index): {k: v for k, v in dataclasses.asdict(label).items() if v is not None}
-            for index, label in sorted(self.episodes.items())
-        }
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        temporary.write_text(json.dumps({"format": _FORMAT, "episodes": entries}, indent=1) + "\n")
-        temporary.replace(self.path)
-
-
-def labels_path(dataset: Path) -> Path:
-    """`<dataset>.labels.json` next to the dataset."""
-    root = dataset.resolve()
-    return root.with_name(root.name + ".labels.json")
-
-
-def load_labels(path: Path, source: EpisodeSource) -> Labels | None:
-    """The labels at `path`; None where there is no file. Refuses labels of another dataset."""
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text())
-        if content.get("format") != _FORMAT:
-            raise ValueError(f"its format is {content.get('format')!r}, expected {_FORMAT!r}")
-        episodes = {int(index): _parse_label(index, entry) for index, entry in content["episodes"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DatasetError(f"{path} is not a labels file: {error}") from error
-    for index, length in zip(source.indices, source.lengths, strict=True):
-        label = episodes.get(index)
-        if label is not None and label.length != length:
-            raise DatasetError(
-                f"{path} labels an episode {index} of {label.length} steps, but in {source.root} it has "
-                f"{length}: the labels belong to another dataset. Move the file away and label again"
-            )
-    return Labels(path, episodes)
-
-
-def _parse_label(index: str, entry: Mapping[str, Any]) -> Label:
-    """A label from the file, which people edit too: the text "false" would count as a success."""
-    label = Label(**entry)
-    if not isinstance(label.success, bool):
-        raise ValueError(f"success of episode {index} is {label.success!r}, expected true or false")
-    if label.reward is not None and (isinstance(label.reward, bool) or not isinstance(label.reward, int | float)):
-        raise ValueError(f"reward of episode {index} is {label.reward!r}, expected a number")
-    return label
 
 
 def label_list(source: EpisodeSource, successes: Iterable[int], failures: Iterable[int]) -> dict[int, Label]:
@@ -143,7 +70,7 @@ def parse_indices(text: str) -> list[int]:
 
 
 def label_rewards(known: Mapping[int, Label], rewards: Mapping[int, float]) -> dict[int, Label]:
-    """Labels that give the last step of an episode a reward of its own; how it ended must be known first."""
+    """Labels that give the last step of an episode a reward of its own; the episode must have a label already."""
     unknown = sorted(rewards.keys() - known.keys())
     if unknown:
         raise ValueError(f"episodes {unknown} have no label yet: say with --success or --failure how they ended")
@@ -166,7 +93,7 @@ def parse_rewards(text: str) -> dict[int, float]:
 
 
 def label_rule(source: EpisodeSource, rule: str) -> dict[int, Label]:
-    """Success where the rule holds, failure elsewhere.
+    """Labels an episode as a success if the rule holds for it, otherwise as a failure.
 
     A rule compares a number to `length` (steps of the episode) or to a reduction of a column over the
     episode: "length < 300", "sum(next.reward) >= 1", "max(observation.state[6]) > 0.5".
@@ -211,9 +138,9 @@ def label_interactively(
     ask: Callable[[str], str],
     console: "Console",
 ) -> Iterator[tuple[int, Label]]:
-    """Shows first and last frame of each episode not yet labelled and yields what the person answers.
+    """Shows the first and the last frame of each episode without a label, and yields what the person answers.
 
-    The caller saves after each, so that stopping at any moment loses nothing.
+    The caller saves after each answer, so that stopping at any moment loses nothing.
     """
     done = set(labelled)
     todo = [i for i, index in enumerate(source.indices) if index not in done]

@@ -1,0 +1,279 @@
+"""Random windows of episodes, and the batches that are made of them.
+
+A window starts at step t of an episode of L steps. Its critic part is the H steps t..t+H-1, its policy part the T >= H
+actions t..t+T-1, and its next observation is the observation at t+H. A batch gathers the columns and frames of its
+windows and sends them through the transforms.
+"""
+
+import dataclasses
+import math
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from acrlpd.batch import Batch
+from acrlpd.config import RLTrainConfig
+from acrlpd.data.pipeline.dataset import Dataset
+from acrlpd.data.pipeline.rewards import StepRewards
+from acrlpd.models.observation import Observation
+
+# JAX uses an aligned host buffer on a CPU without a copy.
+_ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Rows of the column table, and the fields of `acrlpd.batch.Batch` that follow from them alone."""
+
+    rows: np.ndarray  # int64 [B] of step t
+    next_rows: np.ndarray  # int64 [B] of step t + H, or of the episode's last step
+    action_rows: np.ndarray  # int64 [B, T]; past the end the last step repeats
+    valid: np.ndarray  # float32 [B, T]
+    rewards: np.ndarray  # float32 [B, H]
+    masks: np.ndarray  # float32 [B, H]
+    terminals: np.ndarray  # float32 [B, H]
+    next_terminal: np.ndarray  # float32 [B]
+    sequence_mask: np.ndarray  # float32 [B]
+
+
+def make_windows(
+    offsets: np.ndarray,
+    rewards: StepRewards,
+    episodes: np.ndarray,
+    steps: np.ndarray,
+    *,
+    horizon_length: int,
+    action_horizon: int,
+) -> Windows:
+    """The windows that start at `steps` of the episodes at positions `episodes`, as index arithmetic on whole batches.
+
+    The critic may learn from a window if its target can be known: a terminal lies within the H steps, or the
+    observation at t+H was recorded. A recording that stops without a terminal gives neither near its end. Steps that
+    were recorded after the terminal are not part of the task any more.
+    """
+    rows = offsets[episodes] + steps
+    last = offsets[episodes + 1] - 1
+    ahead = rows[:, None] + np.arange(action_horizon)
+    inside = ahead <= last[:, None]
+    action_rows = np.minimum(ahead, last[:, None])
+    critic_rows, critic_inside = action_rows[:, :horizon_length], inside[:, :horizon_length]
+    terminals = rewards.terminals[critic_rows] & critic_inside
+    ended = np.logical_or.accumulate(terminals, axis=1) | rewards.after_terminal[rows][:, None]
+    has_terminal = terminals.any(axis=1)
+    next_recorded = rows + horizon_length <= last
+    usable = (has_terminal | next_recorded) & ~rewards.after_terminal[rows]
+    return Windows(
+        rows=rows,
+        next_rows=np.minimum(rows + horizon_length, last),
+        action_rows=action_rows,
+        valid=inside.astype(np.float32),
+        rewards=np.where(critic_inside, rewards.rewards[critic_rows], np.float32(0)),
+        masks=1 - ended.astype(np.float32),
+        terminals=terminals.astype(np.float32),
+        next_terminal=has_terminal.astype(np.float32),
+        sequence_mask=usable.astype(np.float32),
+    )
+
+
+class WindowSampler:
+    """Draws windows from (seed, step) alone.
+
+    The sampler remembers nothing between steps, so a run resumes at any step with the batches it would have had, and
+    threads may draw steps in any order. Every process draws the same global batch and keeps its part.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        *,
+        seed: int,
+        stream: int = 0,
+        horizon_length: int,
+        sequence_ratio: float,
+        episodes: Sequence[int] | np.ndarray | None = None,
+    ) -> None:
+        """Windows of the episodes at positions `episodes` (all of them by default) with these lengths.
+
+        `sequence_ratio` is the share of each batch whose H steps lie inside their episode; the other windows reach
+        past the end of theirs. Within either kind every starting step is equally likely. Samplers of one seed draw
+        independently of each other if their `stream` differs.
+        """
+        self.episodes = np.arange(len(lengths)) if episodes is None else np.asarray(episodes, np.int64)
+        if len(self.episodes) == 0:
+            raise ValueError("there are no episodes to draw windows from")
+        if not 0 <= sequence_ratio <= 1:
+            raise ValueError(f"sequence_ratio must be between 0 and 1, found {sequence_ratio}")
+        lengths = np.asarray(lengths, np.int64)[self.episodes]
+        inside = np.maximum(lengths - horizon_length + 1, 0)  # starts per episode: 0..L-H
+        self._inside_ends = np.cumsum(inside)
+        self._crossing_ends = np.cumsum(lengths - inside)
+        self._inside = inside
+        self._ratio = sequence_ratio
+        if self.num_inside == 0 and sequence_ratio > 0:
+            raise ValueError(
+                f"no episode has horizon_length={horizon_length} steps (the longest has {lengths.max()}): "
+                "choose a shorter horizon, or sequence_ratio=0"
+            )
+        if self.num_crossing == 0:  # a chunk of one step never reaches past the end of an episode
+            self._ratio = 1.0
+        self._key = np.array([seed, stream], np.uint64)
+
+    @property
+    def num_inside(self) -> int:
+        """Starting steps whose H steps lie inside their episode."""
+        return int(self._inside_ends[-1])
+
+    @property
+    def num_crossing(self) -> int:
+        """Starting steps whose H steps reach past the end of their episode."""
+        return int(self._crossing_ends[-1])
+
+    def sample(
+        self, step: int, batch_size: int, *, process_index: int = 0, process_count: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(episode positions, steps t) of this process's part of the batch of a training step."""
+        draws = np.random.Philox(key=self._key, counter=[0, step, 0, 0]).random_raw(batch_size)
+        # Both kinds are spread evenly, so that every shard and micro-batch gets its share.
+        quota = np.floor(np.arange(batch_size + 1) * self._ratio + 0.5)
+        is_inside = np.diff(quota) > 0
+        size = batch_size // process_count
+        mine = slice(process_index * size, (process_index + 1) * size)
+        draws, is_inside = draws[mine], is_inside[mine]
+
+        episodes, steps = np.empty(size, np.int64), np.empty(size, np.int64)
+        for chosen, ends, first_step in (
+            (is_inside, self._inside_ends, np.zeros_like(self._inside)),
+            (~is_inside, self._crossing_ends, self._inside),
+        ):
+            if not chosen.any():
+                continue
+            start = (draws[chosen] % np.uint64(ends[-1])).astype(np.int64)
+            position = np.searchsorted(ends, start, side="right")
+            before = np.concatenate([[0], ends[:-1]])[position]
+            episodes[chosen] = self.episodes[position]
+            steps[chosen] = start - before + first_step[position]
+        return episodes, steps
+
+
+class BatchBuilder:
+    """Makes host batches of windows of one dataset. Safe to use from several threads at once."""
+
+    def __init__(self, dataset: Dataset, rl_config: RLTrainConfig) -> None:
+        self.dataset = dataset
+        self.buffers = BufferPool()
+        self._horizon_length = rl_config.qchunking.horizon_length
+        self._action_horizon = rl_config.model.action_horizon
+        self._repack = rl_config.data.repack
+        self._transform = dataset.transforms.training_inputs(dataset.norm_stats)
+        self._episode_ids = np.array(dataset.source.indices, np.int32)
+
+    def build(self, episodes: np.ndarray, steps: np.ndarray) -> Batch:
+        """The batch of windows that start at `steps` of the episodes at positions `episodes`.
+
+        Observations at t and at t + H go through the transforms together, as one batch of twice the size.
+        """
+        table = self.dataset.table
+        windows = make_windows(
+            table.offsets,
+            self.dataset.rewards,
+            episodes,
+            steps,
+            horizon_length=self._horizon_length,
+            action_horizon=self._action_horizon,
+        )
+        size = len(steps)
+        rows = np.concatenate([windows.rows, windows.next_rows])
+        action_rows = np.concatenate([windows.action_rows, windows.action_rows])
+        data: dict[str, Any] = {name: table.columns[name][rows] for name in self._repack.state}
+        data |= {name: table.columns[name][action_rows] for name in self._repack.actions}
+        data |= self._read_frames(episodes, rows)
+        if self.dataset.prompts is not None:
+            data["prompt"] = self.dataset.prompts[table.prompt_index[rows]]
+        data = self._transform(data)
+        return Batch(
+            observations=_observation(data, slice(0, size)),
+            next_observations=_observation(data, slice(size, None)),
+            actions=data["actions"][:size].astype(np.float32),
+            valid=windows.valid,
+            rewards=windows.rewards,
+            masks=windows.masks,
+            terminals=windows.terminals,
+            next_terminal=windows.next_terminal,
+            sequence_mask=windows.sequence_mask,
+            episode_id=self._episode_ids[episodes],
+            step_id=steps.astype(np.int32),
+        )
+
+    def _read_frames(self, episodes: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Camera -> uint8 [2B, h, w, 3] for the cameras that the policy is given."""
+        frames = self.dataset.frames
+        if frames is None:
+            return {}
+        episodes = np.concatenate([episodes, episodes])
+        steps = rows - self.dataset.table.offsets[episodes]
+        images = {}
+        for camera in frames.cameras:
+            images[camera] = self.buffers.take((len(rows), frames.height, frames.width, 3))
+            frames.read_into(camera, episodes, steps, images[camera])
+        return images
+
+
+def _observation(data: dict[str, Any], part: slice) -> Observation:
+    prompt = data.get("tokenized_prompt")
+    prompt_mask = data.get("tokenized_prompt_mask")
+    return Observation(
+        images={key: image[part] for key, image in data.get("image", {}).items()},
+        image_masks={key: mask[part] for key, mask in data.get("image_mask", {}).items()},
+        state=data["state"][part].astype(np.float32),
+        tokenized_prompt=None if prompt is None else prompt[part],
+        tokenized_prompt_mask=None if prompt_mask is None else prompt_mask[part],
+    )
+
+
+class BufferPool:
+    """Image buffers that go round: filled by the loader, read by the device, filled again. Recycled by shape.
+
+    A batch of images is hundreds of megabytes, and touching that much fresh memory costs as much as reading the frames.
+    A caller cannot know when a buffer is free again: a transfer may still run, and on a CPU the device array *is* the
+    buffer. So a buffer comes back when the last array that looks at it dies.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, ...], list[np.ndarray]] = {}
+        self._lock = threading.Lock()
+        self.allocated_bytes = 0
+
+    def take(self, shape: tuple[int, ...]) -> np.ndarray:
+        """An array of this shape with undefined content; it goes back when the array and its views are gone."""
+        with self._lock:
+            free = self._free.setdefault(shape, [])
+            buffer = free.pop() if free else None
+            if buffer is None:
+                self.allocated_bytes += math.prod(shape)
+        if buffer is None:
+            buffer = _aligned_empty(shape)
+        lease = _Lease(buffer)
+        # No lock: the end of a loan may come at any moment, also while this thread holds it. Appending is atomic.
+        weakref.finalize(lease, free.append, buffer).atexit = False
+        return np.asarray(lease)
+
+
+class _Lease:
+    """All views of a lent buffer refer to the lease, so the end of the lease is the end of the loan."""
+
+    def __init__(self, buffer: np.ndarray) -> None:
+        self._buffer = buffer
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self._buffer.__array_interface__
+
+
+def _aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
+    size = math.prod(shape)
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].reshape(shape)
