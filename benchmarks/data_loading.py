@@ -23,10 +23,11 @@ from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConf
 from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
 from acrlpd.data.pipeline.loader import DataLoader
-from acrlpd.data.pipeline.norm_stats import compute_norm_stats
-from acrlpd.data.pipeline.policy_transforms import create_statistics_transform
+from acrlpd.data.pipeline.running_stats import compute_norm_stats
+from acrlpd.data.pipeline.transforms import create_statistics_transform
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.aloha import Aloha
 
 HORIZON = 50
 DIM = 14
@@ -86,8 +87,7 @@ def make_config(assets_dir: str, cache_dir: str, batch_size: int, num_workers: i
         qchunking=QChunkingConfig(horizon_length=HORIZON, action_dim=DIM),
         data=DataConfig(
             asset_id="synthetic",
-            robot="aloha",
-            adapt_to_pi=True,
+            robot=Aloha(adapt_to_pi=True),
             use_delta_joint_actions=True,
             repack=RepackConfig(base_0_rgb="top", left_wrist_0_rgb="left_wrist", right_wrist_0_rgb="right_wrist"),
             assets_dir=assets_dir,

@@ -24,9 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acrlpd.data.frames.cache import Encoding
 from acrlpd.data.frames.cache_builder import build_frame_cache
-from acrlpd.data.frames.store import open_frame_store
+from acrlpd.data.frames.store import Encoding, open_frame_store
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature, FrameStore, open_source
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 

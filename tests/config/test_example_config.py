@@ -12,6 +12,7 @@ from acrlpd.cli.main import COMMANDS, main
 from acrlpd.config import apply_config_overrides, load_config, validate_config
 from acrlpd.config.yaml_files import parse_config
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.aloha import Aloha
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "my_aloha.yaml"
@@ -54,7 +55,7 @@ def test_the_file_for_openpis_aloha_sim_is_openpis_config() -> None:
     assert validate_config(config).errors == ()
     assert config.model == Pi0Config(action_horizon=50, image_keys=("base_0_rgb",))
     assert config.data.repack.cameras == {"base_0_rgb": "observation.images.top"}
-    assert (config.data.robot, config.data.adapt_to_pi, config.data.use_delta_joint_actions) == ("aloha", True, False)
+    assert (config.data.robot, config.data.use_delta_joint_actions) == (Aloha(adapt_to_pi=True), False)
 
 
 def test_its_steps_lead_from_a_dataset_to_batches(dataset: Path, tmp_path: Path, monkeypatch: Any) -> None:

@@ -23,6 +23,7 @@ from acrlpd.config import (
 from acrlpd.config.registry import describe_config
 from acrlpd.config.yaml_files import parse_config
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.aloha import Aloha
 
 REQUIRED = {
     *("droid", "aloha", "libero", "aloha_fold", "aloha_sim", "aloha_pi05", "libero_pi05", "droid_pi05"),
@@ -78,7 +79,7 @@ def test_fold_box_is_what_the_robot_needs():
     assert config.model.action_horizon == 20
     assert len(config.data.repack.cameras) == 3
     assert config.data.default_prompt == "fold the box"
-    assert not config.data.adapt_to_pi
+    assert config.data.robot == Aloha(adapt_to_pi=False)
     assert config.data.rewards.reward_column == "reward"
     assert config.training.gradient_accumulation_steps > 1
     assert (config.num_train_steps, config.fsdp.fsdp_devices) == (20_000, 8)

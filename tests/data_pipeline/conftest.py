@@ -7,8 +7,10 @@ from data_pipeline_helpers import MODEL, SIZE, H
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RewardConfig, RLTrainConfig
 from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.pipeline.dataset import write_norm_stats
-from acrlpd.data.sources.labels import Labels, label_rule
+from acrlpd.data.pipeline.rewards import Labels
 from acrlpd.data.sources.source import open_source
+from acrlpd.data.tools.label import label_rule
+from acrlpd.robots.libero import Libero
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -61,7 +63,7 @@ def libero_configs(libero: dict[str, Path], tmp_path_factory: pytest.TempPathFac
             qchunking=QChunkingConfig(horizon_length=H, action_dim=7, sequence_ratio=0.5),
             data=DataConfig(
                 data_dir=str(path),
-                robot="libero",
+                robot=Libero(),
                 repack=RepackConfig(
                     base_0_rgb="image", left_wrist_0_rgb="wrist_image", state=("state",), actions=("actions",)
                 ),

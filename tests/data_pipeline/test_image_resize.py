@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.robots.images import parse_image
+from acrlpd.robots.base import parse_image
 
 
 @pytest.mark.parametrize("case", ["wide_down", "tall_down", "wide_up", "odd_pad", "vga"])

@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from acrlpd.data.sources.labels import (
-    Label,
-    Labels,
+from acrlpd.data.pipeline.rewards import Label, Labels, labels_path, load_labels
+from acrlpd.data.sources.source import DatasetError, open_source
+from acrlpd.data.tools.label import (
     label_interactively,
     label_list,
     label_rewards,
     label_rule,
-    labels_path,
-    load_labels,
     parse_indices,
     parse_rewards,
 )
-from acrlpd.data.sources.source import DatasetError, open_source
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from data_pipeline_helpers import SIZE, assert_equal, batches, with_data
 
 from acrlpd.data.pipeline.dataset import open_dataset
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
-from acrlpd.data.sources.source import DatasetError
+from acrlpd.data.sources.source import DatasetError, EpisodeSource
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])
@@ -52,23 +52,35 @@ def test_cache_pool_and_decoder_give_equal_batches(config):
         assert_equal(batches(without_cache, 2), from_cache)
 
 
-def test_the_memory_pool_moves_through_the_dataset(config, caplog):
-    config = with_data(config, frame_cache_dir=None, episodes_per_memory_pool=2, num_workers=2)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_memory_pool_moves_through_the_dataset_by_itself(config, caplog, num_workers):
+    config = with_data(config, frame_cache_dir=None, episodes_per_memory_pool=2, num_workers=num_workers)
     with caplog.at_level(logging.WARNING), create_data_loader(config) as loader:
-        assert "batches come from 2 of 6 episodes" in caplog.text
-        assert loader.steps_per_memory_pool == 5  # 315 frames x 2 of 6 episodes / 24
-        seen = []
-        for epoch in range(3):
-            loader.refresh_memory_pool(epoch)
-            seen.append({*np.unique(loader.sample_batch().episode_id).tolist()})
-            assert len(seen[-1]) == 2
+        assert "batches come from 2 of 6 episodes at a time, which other episodes replace every 4 steps" in caplog.text
+        assert loader.steps_per_epoch == 4  # 315 frames x 2 of 6 episodes / 24
+        taken = [loader.sample_batch() for _ in range(12)]
+        seen = [{*np.unique([batch.episode_id for batch in taken[i : i + 4]]).tolist()} for i in (0, 4, 8)]
+        assert [len(episodes) for episodes in seen] == [2, 2, 2]
         assert set.union(*seen) == set(range(6))
-        state = loader.state_dict()
-        assert state["step"] == 3
-        expected = [loader.sample_batch() for _ in range(2)]
+        assert loader.state_dict()["step"] == 12
+    for step in (3, 4, 6):
+        with create_data_loader(config) as loader:
+            loader.load_state_dict({**loader.state_dict(), "step": step})
+            assert_equal([loader.sample_batch() for _ in range(3)], taken[step : step + 3])
+
+
+def test_a_pool_of_all_episodes_is_filled_once(config, monkeypatch):
+    decoded = []
+    read_frames = EpisodeSource.read_frames
+    monkeypatch.setattr(
+        EpisodeSource, "read_frames", lambda self, *args: decoded.append(args[0]) or read_frames(self, *args)
+    )
+    config = with_data(config, frame_cache_dir=None, episodes_per_memory_pool=6)
     with create_data_loader(config) as loader:
-        loader.load_state_dict(state)
-        assert_equal([loader.sample_batch() for _ in range(2)], expected)
+        before = len(decoded)
+        for _ in range(loader.steps_per_epoch + 2):
+            loader.sample_batch()
+        assert len(decoded) == before > 0
 
 
 def test_a_pool_of_episodes_shorter_than_a_chunk_is_no_mistake(config):
@@ -81,11 +93,8 @@ def test_a_pool_of_episodes_shorter_than_a_chunk_is_no_mistake(config):
     model = dataclasses.replace(config.model, action_horizon=horizon)
     config = dataclasses.replace(config, qchunking=qchunking, model=model)
     with create_data_loader(config) as loader:
-        inside = set()
-        for epoch in range(len(lengths)):
-            loader.refresh_memory_pool(epoch)
-            inside.add(bool(loader.sample_batch().valid.all(axis=1).any()))
-    assert inside == {True, False}
+        taken = [loader.sample_batch() for _ in range(len(lengths) * loader.steps_per_epoch)]
+    assert {bool(batch.valid.all(axis=1).any()) for batch in taken} == {True, False}
 
 
 def test_a_cursor_of_another_run_is_refused_and_of_other_data_named(config, caplog):

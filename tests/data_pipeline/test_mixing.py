@@ -17,8 +17,7 @@ from acrlpd.config import DataConfig, QChunkingConfig, RewardConfig, RLTrainConf
 from acrlpd.config.presets import debug
 from acrlpd.data.frames.resize import resize_with_pad
 from acrlpd.data.pipeline.loader import create_data_loader, interleave
-from acrlpd.data.pipeline.replay import Replay
-from acrlpd.data.pipeline.replay_dataset import ReplayDataset
+from acrlpd.data.pipeline.replay import Replay, ReplayDataset
 from acrlpd.data.pipeline.tokenizer import create_tokenizer
 from acrlpd.data.sources.source import Feature
 from acrlpd.models.families.pi0 import Pi0Config

@@ -11,13 +11,13 @@ from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
     NormStatsOrigin,
-    RunningStats,
-    compute_norm_stats,
+    check_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
+    near_constant_dims,
     save_norm_stats,
 )
-from acrlpd.data.pipeline.norm_stats_check import check_norm_stats, near_constant_dims
+from acrlpd.data.pipeline.running_stats import RunningStats, compute_norm_stats
 from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions, RepackTransform, compose
 from acrlpd.data.sources.source import ColumnTable
 

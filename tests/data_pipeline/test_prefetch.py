@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from acrlpd.data.pipeline.buffers import BufferPool
-from acrlpd.data.pipeline.prefetch import Prefetcher
+from acrlpd.data.pipeline.batches import BufferPool
+from acrlpd.data.pipeline.loader import Prefetcher
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 4])

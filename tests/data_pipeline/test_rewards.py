@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 
 from acrlpd.config import RewardConfig
-from acrlpd.data.pipeline.rewards import compute_rewards, environment_rewards, require_success_in_time
-from acrlpd.data.sources.labels import Label, Labels
+from acrlpd.data.pipeline.rewards import (
+    Label,
+    Labels,
+    RewardOrigin,
+    compute_rewards,
+    environment_rewards,
+    require_success_in_time,
+)
 from acrlpd.data.sources.source import ColumnTable, DatasetError
 
 
@@ -58,6 +64,20 @@ def test_success_column_makes_sparse_rewards(kind, expected):
 def test_what_the_policy_lives_is_rewarded_as_its_data_is(columns, labels, source):
     origin = rewards_of(table(**columns), labels=labels).origin
     assert environment_rewards(RewardConfig(scale=2.0), origin) == RewardConfig(source=source, scale=2.0)
+
+
+def test_an_unknown_origin_leaves_the_choice_to_the_config():
+    assert environment_rewards(RewardConfig(), None).source == "reward_column"
+    assert environment_rewards(RewardConfig(source="success_column"), None).source == "success_column"
+
+
+def test_the_origin_in_words():
+    config = RewardConfig(reward_column="score", success_column="solved", labels_file="mine.json")
+    assert {origin.name: origin.describe(config) for origin in RewardOrigin} == {
+        "LABELS": "labels in mine.json",
+        "REWARD_COLUMN": "column score",
+        "SUCCESS_COLUMN": "column solved",
+    }
 
 
 def test_the_end_of_a_recording_is_no_terminal():

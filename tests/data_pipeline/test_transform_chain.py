@@ -10,7 +10,6 @@ from hypothesis.extra import numpy as hnp
 
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig, get_config, list_configs
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.policy_transforms import create_policy_transforms, create_statistics_transform
 from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
     DeltaActions,
@@ -18,12 +17,22 @@ from acrlpd.data.pipeline.transforms import (
     RepackTransform,
     TokenizePrompt,
     compose,
-    make_bool_mask,
+    create_policy_transforms,
+    create_statistics_transform,
 )
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.aloha import Aloha
+from acrlpd.robots.base import Robot, make_bool_mask
+from acrlpd.robots.droid import Droid
+from acrlpd.robots.generic import Generic
+from acrlpd.robots.libero import Libero
 
 HORIZON = 4
 ROBOTS = {"aloha": (14, 14), "droid": (8, 8), "libero": (8, 7), "generic": (9, 9)}
+
+
+def robot_of(name: str, *, adapt: bool) -> Robot:
+    return {"aloha": Aloha(adapt_to_pi=adapt), "droid": Droid(), "libero": Libero(), "generic": Generic()}[name]
 
 
 def rl_config(robot, *, pi05=False, adapt=False, delta=False, mask=None):
@@ -43,9 +52,8 @@ def rl_config(robot, *, pi05=False, adapt=False, delta=False, mask=None):
         ),
         qchunking=QChunkingConfig(horizon_length=2, action_dim=ROBOTS[robot][1]),
         data=DataConfig(
-            robot=robot,
+            robot=robot_of(robot, adapt=adapt),
             repack=RepackConfig(base_0_rgb="top", left_wrist_0_rgb=wrist, state=state),
-            adapt_to_pi=adapt,
             use_delta_joint_actions=delta,
             delta_action_mask=mask,
             tokenizer="byte",
@@ -172,7 +180,7 @@ def test_a_mask_that_is_too_long_is_named():
 
 def test_a_state_that_is_not_alohas_is_named():
     chain = create_policy_transforms(rl_config("aloha")).serving_inputs(None)
-    with pytest.raises(ValueError, match="ALOHA's state has 14 dims, found 7"):
+    with pytest.raises(ValueError, match=r"'state' of robot aloha has 14 dims; found shape \[7\]"):
         chain({"state": np.zeros(7), "images": {}, "prompt": "x"})
 
 
@@ -214,17 +222,17 @@ def test_missing_prompt_is_named():
     ("change", "message"),
     [
         (
-            {"robot": "generic", "use_delta_joint_actions": True, "delta_action_mask": None},
+            {"robot": Generic(), "use_delta_joint_actions": True, "delta_action_mask": None},
             "delta_action_mask",
         ),
-        ({"robot": "droid"}, "joint position column, gripper position column"),
+        ({"robot": Droid()}, "a column for each of observation/joint_position, observation/gripper_position"),
         ({"tokenizer": "/nowhere/paligemma.model"}, r"/nowhere/paligemma.model.*"),
         (
             {"repack": RepackConfig(state=("observation.state", "action"))},
             r"\['action'\] as state and as actions",
         ),
         (
-            {"robot": "libero", "repack": RepackConfig(right_wrist_0_rgb="wrist")},
+            {"robot": Libero(), "repack": RepackConfig(right_wrist_0_rgb="wrist")},
             "no camera for.*right_wrist",
         ),
     ],
@@ -249,7 +257,7 @@ def test_every_preset_has_a_chain(name):
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="byte"))
     transforms = create_policy_transforms(config)
     assert set(transforms.cameras) <= set(getattr(config.model, "image_keys", ()))
-    state_dim = {"aloha": 14, "libero": 8}.get(config.data.robot, 7)
-    data = {column: np.zeros((2, state_dim)) for column in config.data.repack.state}
+    state_dims = [dim or 7 for dim in config.data.robot.state_dims.values()]
+    data = {column: np.zeros((2, dim)) for column, dim in zip(config.data.repack.state, state_dims, strict=True)}
     data |= {column: np.zeros((2, 3, config.qchunking.action_dim)) for column in config.data.repack.actions}
     assert create_statistics_transform(config)(data)["actions"].shape[-1] == config.qchunking.action_dim

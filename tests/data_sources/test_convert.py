@@ -7,9 +7,10 @@ import frame_codes
 import numpy as np
 import pytest
 
-from acrlpd.data.sources.labels import Labels, label_list, labels_path, load_labels
+from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
 from acrlpd.data.tools.convert import convert_to_lerobot
+from acrlpd.data.tools.label import label_list
 from acrlpd.data.tools.validate import validate_source
 
 

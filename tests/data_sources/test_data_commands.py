@@ -11,7 +11,7 @@ from PIL import Image
 
 from acrlpd.cli.data import COMMANDS
 from acrlpd.cli.main import _run_group
-from acrlpd.data.frames.cache import FrameCache
+from acrlpd.data.frames.store import FrameCache
 from acrlpd.data.sources.source import DatasetError, Feature, open_source
 from acrlpd.data.tools.inspect import inspect_source
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter

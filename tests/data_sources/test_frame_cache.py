@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from acrlpd.data.frames import cache_builder as frame_cache_builder
-from acrlpd.data.frames.cache import MANIFEST, FrameCache
 from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.frames.store import open_frame_store
+from acrlpd.data.frames.store import MANIFEST, FrameCache, open_frame_store
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
 from acrlpd.data.tools.validate import validate_cache
 
@@ -107,9 +106,8 @@ def test_one_interface_for_cache_decoder_and_pool(source: EpisodeSource, cache_d
     found = []
     for kind in kinds:
         store = open_frame_store(source, **SIZE, **kind)
-        if "episodes_per_memory_pool" in kind:
-            store.refresh_memory_pool(0)
-        assert store.episodes.tolist() == list(range(6))
+        assert store.capacity == 6
+        assert store.prepare(0).tolist() == list(range(6))
         out = np.zeros((5, 40, 56, 3), np.uint8)
         store.read_into("wrist_image", episodes, ts, out)
         found.append(out)
@@ -182,8 +180,7 @@ def test_a_step_outside_its_episode_is_never_a_neighbours_frame(
     elif kind == "pool":
         options = {"episodes_per_memory_pool": 6}
     store = open_frame_store(source, **SIZE, **options)
-    if kind == "pool":
-        store.refresh_memory_pool(0)
+    store.prepare(0)
     out = np.zeros((2, 40, 56, 3), np.uint8)
     for t in (-1, 47):
         with pytest.raises(IndexError, match=r"has steps 0..46, asked for"):

@@ -9,9 +9,8 @@ from toy_agent import NORM_STATS, toy_agent, toy_config, toy_pi0_config
 from toy_env import seeded_chunks
 
 from acrlpd.config import OpenPICompatibilityConfig
-from acrlpd.data.pipeline.batch_builder import BatchBuilder
+from acrlpd.data.pipeline.batches import BatchBuilder
 from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
-from acrlpd.data.pipeline.transforms import DataDict
 from acrlpd.data.sources.source import Feature
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.envs import EnvError, EnvPool, make_env, rollout_features, rollouts
@@ -23,6 +22,7 @@ from acrlpd.policies.agent_policy import (
     create_agent_policy,
     policy_cameras,
 )
+from acrlpd.robots.base import DataDict
 
 
 @pytest.fixture(scope="module")

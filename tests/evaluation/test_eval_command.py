@@ -11,11 +11,12 @@ from toy_agent import NORM_STATS, toy_agent, toy_config
 
 from acrlpd.cli.eval import main
 from acrlpd.data.pipeline.norm_stats import save_norm_stats
+from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.training.checkpoints.manager import CheckpointWriter
 
 # The data of this run had no rewards of its own, so the environment's are not what the critics know.
-REWARD_ORIGIN = "column next.success"
+REWARD_ORIGIN = RewardOrigin.SUCCESS_COLUMN
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +27,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_norm_stats(directory / "stats", NORM_STATS)
     assets = {"toy/norm_stats.json": (directory / "stats" / "norm_stats.json").read_bytes()}
     writer = CheckpointWriter(directory, config)
-    state = {"reward_origin": REWARD_ORIGIN}
+    state = {"reward_origin": REWARD_ORIGIN.name}
     writer.save(toy_agent(config), 40, rng=jax.random.key(0), assets=assets, state=state)
     writer.close()
     return directory
 
 
-def evaluate(reward_origin: str | None) -> dict[str, Any]:
+def evaluate(reward_origin: RewardOrigin | None) -> dict[str, Any]:
     config = toy_config()
     with EvaluationProtocol(config, NORM_STATS, reward_origin=reward_origin, num_workers=0) as evaluator:
         return evaluator.evaluate(toy_agent(config)).to_json()

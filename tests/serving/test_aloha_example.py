@@ -10,6 +10,7 @@ import pytest
 from serving_helpers import RunningServer, make_agent, pi0_config, served_model
 
 from acrlpd.config import DataConfig, EnvConfig, QChunkingConfig, RepackConfig
+from acrlpd.robots.aloha import Aloha
 from acrlpd.serving.serving_policy import create_serving_policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "aloha_sim_client.py"
@@ -30,7 +31,7 @@ def test_the_example_plays_episodes() -> None:
     base = pi0_config()
     # As in the preset `aloha_sim`: a short prompt and small images.
     data = DataConfig(
-        robot="aloha",
+        robot=Aloha(),
         tokenizer="byte",
         prompt_from_task=False,
         default_prompt="cube",

@@ -11,6 +11,7 @@ from serving_helpers import RunningServer, ask, make_agent, save_run, state_conf
 
 from acrlpd.policies.checkpoint import open_policy_checkpoint
 from acrlpd.policies.served_model import choose_actions
+from acrlpd.robots.droid import Droid
 from acrlpd.serving import follow
 from acrlpd.serving.follow import follow_run
 from acrlpd.serving.serving_policy import ServingPolicy, load_serving_policy
@@ -81,7 +82,7 @@ def test_clients_keep_what_they_were_told(tmp_path: Path, caplog: pytest.LogCapt
         40: dataclasses.replace(policy, limits=dataclasses.replace(policy.limits, num_steps=(7,))),
         50: dataclasses.replace(policy, spec=dataclasses.replace(policy.spec, states={"joints": None})),
         60: dataclasses.replace(
-            policy, rl_config=dataclasses.replace(config, data=dataclasses.replace(config.data, robot="droid"))
+            policy, rl_config=dataclasses.replace(config, data=dataclasses.replace(config.data, robot=Droid()))
         ),
     }
     changed = ["action_horizon", "best_of_n", "num_steps", "observation", "robot"]

@@ -15,6 +15,7 @@ from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, get_config
 from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.policies.served_model import ServedModel, choose_actions
+from acrlpd.robots.aloha import Aloha
 from acrlpd.serving.requests import RequestError
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
 
@@ -50,8 +51,7 @@ def test_actions_equal_openpis_policy() -> None:
         max_token_len=32,
     )
     data = DataConfig(
-        robot="aloha",
-        adapt_to_pi=True,
+        robot=Aloha(adapt_to_pi=True),
         default_prompt="Transfer cube",
         tokenizer="byte",
         repack=RepackConfig(base_0_rgb="observation.images.top"),

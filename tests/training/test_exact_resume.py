@@ -18,7 +18,6 @@ from training_helpers import (
 from acrlpd.config import RLTrainConfig
 from acrlpd.runs.directory import is_finished, run_directory, saved_steps
 from acrlpd.runs.record import read_run
-from acrlpd.training.checkpoints.metadata import load_checkpoint_metadata
 
 STEPS = 60
 
@@ -48,13 +47,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, processes: Processes
 def assert_same_run(found: pathlib.Path, expected: pathlib.Path) -> None:
     assert metrics_of(found) == metrics_of(expected)
     assert_equal_arrays(arrays_of(found / str(STEPS)), arrays_of(expected / str(STEPS)))
-
-
-def test_the_memory_pool_goes_through_the_dataset(uninterrupted: pathlib.Path) -> None:
-    """A quarter of the episodes at a time; a run that kept its first filling would never see the others."""
-    steps_per_pool = round(sum(60 + 7 * i for i in range(8)) / 4 / 16)
-    fillings = {step: load_checkpoint_metadata(uninterrupted / str(step))["data"]["pool_seed"] for step in (50, STEPS)}
-    assert fillings == {step: (step - 1) // steps_per_pool for step in fillings}
 
 
 def test_killed_at_a_random_step(uninterrupted: pathlib.Path, processes: Processes, tmp_path: pathlib.Path) -> None:

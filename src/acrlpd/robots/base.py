@@ -19,7 +19,7 @@ the same code.
 import abc
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Robot(Choice, abc.ABC):
     # The model's image slot -> the robot's name of that camera.
     cameras: ClassVar[Mapping[str, str]] = {slot: slot for slot in SLOTS}
     # Key of the dict that holds the images of an observation; None: images lie beside the state.
-    image_group: ClassVar[str | None] = "images"
+    image_group: ClassVar[Literal["images"] | None] = "images"
     # Cameras that clients may send and that no policy looks at.
     ignored_cameras: ClassVar[tuple[str, ...]] = ()
     # Action dims that `data.use_delta_joint_actions` makes relative to the state, unless the config names others.
