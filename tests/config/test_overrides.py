@@ -13,6 +13,7 @@ from acrlpd.config.tree import NOT_HASHED, TYPE_KEY, all_fields, field_types, fl
 from acrlpd.config.yaml_files import parse_config
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
+from acrlpd.robots.aloha import Aloha
 
 ALOHA = get_config("aloha")
 
@@ -30,6 +31,13 @@ def test_every_alias_leads_to_a_field():
     names = all_fields()
     for target in ALIASES.values():
         assert any(name == target or name.startswith(f"{target}.") for name in names), target
+
+
+def test_adapt_to_pi_is_an_option_of_aloha_alone():
+    assert ALOHA.data.robot == Aloha(adapt_to_pi=True)
+    assert apply_config_overrides(ALOHA, {"data.adapt_to_pi": False}).data.robot == Aloha(adapt_to_pi=False)
+    with pytest.raises(ConfigError, match=r"unknown key 'data.adapt_to_pi'; data.robot \(Generic\) has no keys"):
+        apply_config_overrides(get_config("debug"), {"data.adapt_to_pi": True})
 
 
 def test_original_is_not_changed():

@@ -95,3 +95,11 @@ def test_a_damaged_model_is_named(sentencepiece_model, tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"paligemma_tokenizer.model is not a SentencePiece model"):
             create_tokenizer(str(path), 48)
+
+
+def test_a_long_prompt_is_refused_where_a_cut_one_would_be_another_task():
+    tokenizer = create_tokenizer("byte", 8, "refuse")
+    tokens, mask = tokenizer.tokenize(["sixsix"])
+    assert mask.all() and tokens.shape == (1, 8)
+    with pytest.raises(ValueError, match="prompt is too long: it needs 9 tokens, the policy reads 8 tokens"):
+        tokenizer.tokenize(["sixsix", "seven77"])

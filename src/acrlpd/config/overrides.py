@@ -196,7 +196,7 @@ def _unknown(written: str, parts: list[str], depth: int, section: type) -> str:
     if guesses:
         tail = f"did you mean {guesses[0]!r}?"
     elif depth:
-        tail = f"{where} ({section.__name__}) has {', '.join(beside)}"
+        tail = f"{where} ({section.__name__}) has {', '.join(beside) or 'no keys'}"
     else:
         tail = "`acrlpd configs show NAME` lists all keys"
     return f"unknown key {written!r}; {tail}"
