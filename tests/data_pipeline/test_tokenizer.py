@@ -101,5 +101,5 @@ def test_a_long_prompt_is_refused_where_a_cut_one_would_be_another_task():
     tokenizer = create_tokenizer("byte", 8, "refuse")
     tokens, mask = tokenizer.tokenize(["sixsix"])
     assert mask.all() and tokens.shape == (1, 8)
-    with pytest.raises(ValueError, match="prompt is too long: it needs 9 tokens, the policy reads 8 tokens"):
+    with pytest.raises(ValueError, match="prompt is too long: the policy reads 8 tokens, the prompt has 9"):
         tokenizer.tokenize(["sixsix", "seven77"])

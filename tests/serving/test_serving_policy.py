@@ -167,7 +167,7 @@ BAD = {
     "no camera": (without(pi0_observation(), "images", "base_0_rgb"), "lacks 'images/base_0_rgb'"),
     "no images": (without(pi0_observation(), "images"), "lacks 'images/base_0_rgb'"),
     "images is no dict": (pi0_observation(images=3), "lacks 'images/base_0_rgb'"),
-    "unknown camera": (pi0_observation(images={"base_0_rgb": IMAGE, "x": IMAGE}), "found \\['x'\\]"),
+    "unknown camera": (pi0_observation(images={"base_0_rgb": IMAGE, "x": IMAGE}), "found also \\['x'\\]"),
     "state dims": (pi0_observation(state=np.zeros(5)), "state must be 3 numbers; found shape \\[5\\]"),
     "state shape": (pi0_observation(state=np.zeros((1, 3))), "state must be 3 numbers"),
     "state text": (pi0_observation(state="abc"), "state must be numbers; found str"),

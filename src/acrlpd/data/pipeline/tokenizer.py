@@ -65,7 +65,7 @@ class Tokenizer(abc.ABC):
         if length <= self.max_len:
             return
         if self.long_prompts == "refuse":
-            raise ValueError(f"prompt is too long: it needs {length} tokens, the policy reads {self.max_len} tokens")
+            raise ValueError(f"prompt is too long: the policy reads {self.max_len} tokens, the prompt has {length}")
         if not self._warned:
             self._warned = True
             logger.warning(
