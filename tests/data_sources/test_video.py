@@ -77,7 +77,7 @@ def test_a_frame_that_was_never_written_is_an_error(tmp_path: Path) -> None:
     assert frame_codes.decode(read_video_frames(pool, path, np.array([42]), fps=FPS)[0])[1] == 42
     with pytest.raises(VideoError, match=r"no frame at 1.6000 s: the nearest is at 1.6800 s") as caught:
         read_video_frames(pool, path, np.array([39, 40]), fps=FPS)
-    assert caught.value.step == 40
+    assert caught.value.frame == 40
 
 
 @pytest.mark.parametrize(("first", "last_shown"), [(0, None), (15, None), (0, 0.1), (0, 30)])
@@ -117,7 +117,7 @@ def test_frames_that_cannot_be_counted_are_an_error(tmp_path: Path) -> None:
 def test_past_the_end_is_an_error(video: Path) -> None:
     with pytest.raises(VideoError, match=r"the video ends before") as caught:
         read_video_frames(VideoPool(), video, np.array([FRAMES - 1, FRAMES]), fps=FPS)
-    assert caught.value.step == FRAMES
+    assert caught.value.frame == FRAMES
     with pytest.raises(VideoError, match=r"the last frame is at 3.560 s, expected 91 frames from 0.000 s"):
         VideoReader(video).check_range(0.0, FRAMES + 1, FPS)
 

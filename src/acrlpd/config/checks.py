@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Iterator
 
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.findings import Finding, Level, at_least, error, warning
+from acrlpd.findings import Finding, Level, error, warning
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 PALIGEMMA_VOCAB = 257_152

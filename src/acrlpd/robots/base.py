@@ -119,7 +119,7 @@ class Robot(Choice, abc.ABC):
             )
         states = {keys[0]: tuple(state)} if len(keys) == 1 else dict(zip(keys, state, strict=True))
         images = {self.cameras[slot]: column for slot, column in cameras.items()}
-        grouped = images if self.image_group is None else {self.image_group: images}
+        grouped: dict[str, Any] = dict(images) if self.image_group is None else {self.image_group: images}
         return {**states, **grouped, "actions": tuple(actions)}
 
     def image_path(self, slot: str) -> tuple[str, ...]:

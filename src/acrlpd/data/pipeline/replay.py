@@ -31,6 +31,7 @@ from acrlpd.data.sources.source import (
     Feature,
     check_columns,
     concatenate_tables,
+    locating,
 )
 from acrlpd.files import write_atomically
 
@@ -125,7 +126,8 @@ class Replay(EpisodeSource):
                     self._offsets[index, camera] = file[_OFFSETS + camera]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise EpisodeError(f"the shard cannot be read: {error}", path=path, episode=index) from error
-        check_columns(columns, path=path, episode=index)
+        with locating(path, index):
+            check_columns(columns)
         length = self._lengths[index]
         return ColumnTable(columns, np.array([0, length]), (prompt,), np.zeros(length, np.int32))
 

@@ -1,66 +1,119 @@
-"""Opening HDF5 files so that every failure names the file and the episode."""
+"""What datasets of HDF5 files have in common: one file per episode, and no declaration of columns and shapes."""
 
+import abc
 import contextlib
+import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import h5py
 import numpy as np
 
-from acrlpd.data.sources.source import EpisodeError, Feature
+from acrlpd.data.sources.source import (
+    BadDataError,
+    ColumnTable,
+    DatasetError,
+    EpisodeError,
+    EpisodeSource,
+    Feature,
+    check_columns,
+    locating,
+)
 
 _SAMPLE_BYTES = 4096
-# Where the shapes of a dataset of HDF5 files are taken from.
+# Files do not say which shapes they should have: the shapes of this episode count.
 FIRST_EPISODE = "in the first episode"
 
 
-@contextlib.contextmanager
-def open_hdf5(path: Path, episode: int) -> Iterator[h5py.File]:
-    """An open file; what h5py raises inside (missing or damaged data) becomes an EpisodeError."""
-    if not path.is_file():
-        raise EpisodeError("the file is missing", path=path, episode=episode)
-    try:
-        with h5py.File(path, "r", locking=False) as file:  # locks fail on many network file systems
-            yield file
-    except OSError as error:
-        raise EpisodeError(
-            f"not a readable HDF5 file, truncated or damaged ({error})", path=path, episode=episode
-        ) from None
-    except KeyError as error:
-        raise EpisodeError(f"incomplete HDF5 file ({error.args[0]})", path=path, episode=episode) from None
+class Hdf5Source(EpisodeSource):
+    """Episodes of one HDF5 file each; columns and cameras are those of the first file that can be read."""
+
+    # The dataset of a file that has one row per step.
+    steps: ClassVar[str]
+
+    def __init__(self, root: Path, paths: Mapping[int, Path]) -> None:
+        """`paths` are the files by episode number."""
+        self.root = root
+        self._paths = paths
+        self.indices = tuple(sorted(paths))
+        self._length_of = functools.lru_cache(maxsize=None)(self._read_length)
+        self.features = self._first_features()
+        self.cameras = tuple(name for name, f in self.features.items() if f.dtype in ("image", "video"))
+
+    @abc.abstractmethod
+    def _features(self, file: h5py.File, index: int) -> dict[str, Feature]:
+        """Columns and cameras of an episode."""
+
+    @abc.abstractmethod
+    def _column(self, file: h5py.File, name: str) -> np.ndarray:
+        """One row per step of a column."""
+
+    @abc.abstractmethod
+    def _prompt(self, file: h5py.File, index: int) -> str | None: ...
+
+    def _first_features(self) -> dict[str, Feature]:
+        problem: EpisodeError | None = None
+        for index in self.indices:
+            try:
+                with self._open(index) as file:
+                    return self._features(file, index)
+            except EpisodeError as error:
+                problem = problem or error
+        raise DatasetError(f"none of {len(self.indices)} episodes can be read; the first: {problem}")
+
+    @contextlib.contextmanager
+    def _open(self, index: int, camera: str | None = None) -> Iterator[h5py.File]:
+        """The open file of an episode. Missing and damaged data that is found meanwhile becomes an EpisodeError."""
+        path = self._paths[index]
+        with locating(path, index, camera):
+            if not path.is_file():
+                raise BadDataError("the file is missing")
+            try:
+                with h5py.File(path, "r", locking=False) as file:  # locks fail on many network file systems
+                    yield file
+            except OSError as error:
+                raise BadDataError(f"not a readable HDF5 file, truncated or damaged ({error})") from None
+            except KeyError as error:
+                raise BadDataError(f"incomplete HDF5 file ({error.args[0]})") from None
+
+    def _length(self, index: int) -> int:
+        return self._length_of(index)
+
+    def _read_length(self, index: int) -> int:
+        with self._open(index) as file:
+            return len(file[self.steps])
+
+    def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
+        wanted = [n for n in self.features if n not in self.cameras] if names is None else names
+        with self._open(index) as file:
+            length = len(file[self.steps])
+            columns = {name: self._column(file, name) for name in wanted}
+            prompt = self._prompt(file, index)
+            check_columns(columns)
+            for name, values in columns.items():
+                found, expected = values.shape[1:], self.features[name].shape
+                if found != expected:
+                    raise BadDataError(f"column {name!r} is {list(found)} per step, {FIRST_EPISODE} {list(expected)}")
+        return ColumnTable(columns, np.array([0, length], np.int64), (prompt,), np.zeros(length, np.int32))
+
+    def read_rows(self, file: h5py.File, name: str) -> np.ndarray:
+        """A dataset of the file with one row per step."""
+        values, length = np.asarray(file[name][()]), len(file[self.steps])
+        if not values.ndim:
+            raise BadDataError(f"{name} is a single value, expected one row per step")
+        if len(values) != length:
+            raise BadDataError(f"{name} has {len(values)} rows, {self.steps} has {length}")
+        return values
 
 
-def read_rows(file: h5py.File, name: str, path: Path, episode: int) -> np.ndarray:
-    """A dataset with one row per step, in whole."""
-    values = np.asarray(file[name][()])
-    if not values.ndim:
-        raise EpisodeError(f"{name} is a single value, expected one row per step", path=path, episode=episode)
-    return values
-
-
-def read_success(file: h5py.File, path: Path, episode: int) -> bool:
-    """The attribute `success`; False where there is none. Text is refused: "false" would count as a success."""
+def read_success(file: h5py.File) -> bool:
+    """The attribute `success`; False if there is none. Text is refused: "false" would count as a success."""
     success = np.asarray(file.attrs.get("success", False))
     if success.size != 1 or success.dtype.kind not in "biuf":
-        raise EpisodeError(
-            f"the attribute 'success' is {file.attrs['success']!r}, expected true or false", path=path, episode=episode
-        )
+        raise BadDataError(f"the attribute 'success' is {file.attrs['success']!r}, expected true or false")
     return bool(success.item())
-
-
-def check_shapes(
-    columns: Mapping[str, np.ndarray], features: Mapping[str, Feature], *, path: Path, episode: int
-) -> None:
-    """Raises EpisodeError where a column has other dims than in the episode that the features were taken from."""
-    for name, values in columns.items():
-        found, expected = values.shape[1:], features[name].shape
-        if found != expected:
-            raise EpisodeError(
-                f"column {name!r} is {list(found)} per step, {FIRST_EPISODE} {list(expected)}",
-                path=path,
-                episode=episode,
-            )
 
 
 def identity_of_files(root: Path, paths: list[Path]) -> str:

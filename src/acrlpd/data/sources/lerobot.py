@@ -16,15 +16,16 @@ import pyarrow.parquet as pq
 from PIL import Image, UnidentifiedImageError
 
 from acrlpd.data.sources.source import (
+    BadDataError,
     ColumnTable,
     DatasetError,
-    EpisodeError,
     EpisodeSource,
     Feature,
     check_columns,
     check_frame_shape,
+    locating,
 )
-from acrlpd.data.sources.video import VideoError, VideoPool, read_video_frames
+from acrlpd.data.sources.video import VideoPool, read_video_frames
 
 # Row groups of columns are kept for the next episode: lerobot's converter puts all episodes of a file into one.
 _ROW_GROUPS = 2
@@ -116,25 +117,19 @@ class LeRobotSource(EpisodeSource):
 
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
         rows = self.rows(index)
-        table = self._read_rows(index, rows, self._column_names(names), self._row_groups)
-        columns = self._to_columns(index, table, rows.path)
-        return self._checked(index, rows, columns, names)
+        with locating(rows.path, index):
+            columns = self._to_columns(self._read_rows(rows, self._column_names(names), self._row_groups))
+            return self._checked(index, rows, columns, names)
 
-    def _to_columns(self, index: int, table: pa.Table, path: Path) -> dict[str, np.ndarray]:
-        columns = {}
-        for name in table.column_names:
-            try:
-                columns[name] = _to_numpy(table[name], self.features.get(name))
-            except ValueError as error:
-                raise EpisodeError(f"column {name!r} {error}", path=path, episode=index) from None
-        return columns
+    def _to_columns(self, table: pa.Table) -> dict[str, np.ndarray]:
+        return {name: _to_numpy(name, table[name], self.features.get(name)) for name in table.column_names}
 
     def _checked(
         self, index: int, rows: Rows, columns: dict[str, np.ndarray], names: Sequence[str] | None
     ) -> ColumnTable:
         """The table of one episode, after every check that needs no video."""
         self._check_bookkeeping(index, rows, columns)
-        check_columns(columns, path=rows.path, episode=index)
+        check_columns(columns)
         prompts, prompt_index = self._prompts(index, rows, columns)
         if names is not None:
             columns = {name: columns[name] for name in names}
@@ -153,11 +148,8 @@ class LeRobotSource(EpisodeSource):
             wrong = np.flatnonzero(~(np.abs(columns[name] - values) < tolerance))
             if wrong.size:
                 t = int(wrong[0])
-                raise EpisodeError(
-                    f"{name} is {columns[name][t]:g}, expected {values[t]:g}: rows and metadata disagree",
-                    path=rows.path,
-                    episode=index,
-                    frame=t,
+                raise BadDataError(
+                    f"{name} is {columns[name][t]:g}, expected {values[t]:g}: rows and metadata disagree", frame=t
                 )
 
     def _prompts(
@@ -169,58 +161,38 @@ class LeRobotSource(EpisodeSource):
         used, where = np.unique(columns["task_index"], return_inverse=True)
         unknown = [task for task in used.tolist() if task not in self.tasks]
         if unknown:
-            raise EpisodeError(
+            raise BadDataError(
                 f"task_index {unknown[0]} is not among the {len(self.tasks)} tasks of {self.root}/meta",
-                path=rows.path,
-                episode=index,
                 frame=int(np.flatnonzero(columns["task_index"] == unknown[0])[0]),
             )
         return tuple(self.tasks[task] for task in used.tolist()), where.astype(np.int32)
 
     def _read_rows(
-        self, index: int, rows: Rows, names: Sequence[str], read: Callable[[Path, int, int, tuple[str, ...]], pa.Table]
+        self, rows: Rows, names: Sequence[str], read: Callable[[Path, int, int, tuple[str, ...]], pa.Table]
     ) -> pa.Table:
         """The named columns of an episode, from the row groups that hold them."""
         try:
             file = self._parquet(rows.path)
-            self._require_rows(index, rows, file, names)
+            _require_rows(rows, file, names)
             first, last = file.groups(rows)
             table = read(rows.path, first, last, tuple(name for name in names if name in file.columns))
             return table.slice(rows.start - int(file.starts[first]), rows.length)
         except FileNotFoundError:
-            raise EpisodeError("the data file is missing", path=rows.path, episode=index) from None
+            raise BadDataError("the data file is missing") from None
         except (pa.ArrowException, OSError) as error:
-            raise EpisodeError(
-                f"not a readable parquet file, truncated or damaged ({error})", path=rows.path, episode=index
-            ) from None
+            raise BadDataError(f"not a readable parquet file, truncated or damaged ({error})") from None
 
     def _read_row_groups(self, path: Path, first: int, last: int, names: tuple[str, ...]) -> pa.Table:
         with pq.ParquetFile(path, metadata=self._parquet(path).footer) as file:
             return file.read_row_groups(list(range(first, last)), columns=list(names), use_threads=False)
 
-    def _require_rows(self, index: int, rows: Rows, file: "ParquetLayout", names: Sequence[str]) -> None:
-        if rows.start + rows.length > file.starts[-1]:
-            raise EpisodeError(
-                f"the metadata puts its {rows.length} steps at rows {rows.start}.."
-                f"{rows.start + rows.length - 1}, the file has {file.starts[-1]} rows",
-                path=rows.path,
-                episode=index,
-            )
-        missing = [name for name in names if name not in file.columns and name not in _BOOKKEEPING]
-        if missing:
-            raise EpisodeError(
-                f"column {missing[0]!r} of meta/info.json is not in the file", path=rows.path, episode=index
-            )
-
     def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
         if self.features[camera].dtype == "image":
             return self._read_images(index, camera, ts)
         clip = self.clip(index, camera)
-        try:
+        with locating(clip.path, index, camera):
             frames = read_video_frames(self._videos, clip.path, ts, start=clip.start, fps=self.fps)
-        except VideoError as error:
-            raise EpisodeError(str(error), path=clip.path, episode=index, frame=error.step, camera=camera) from None
-        self._check_shape(frames.shape[1:], clip.path, index, camera)
+            check_frame_shape(frames.shape[1:], self.features[camera].shape, _DECLARED)
         return frames
 
     def _check_camera(self, index: int, camera: str) -> None:
@@ -228,49 +200,37 @@ class LeRobotSource(EpisodeSource):
             self._image_block(index, camera)
             return
         clip = self.clip(index, camera)
-        try:
-            with self._videos.reader(clip.path) as reader:
-                reader.check_range(clip.start, self._length(index), self.fps)
-                shape = (reader.height, reader.width, 3)
-        except VideoError as error:
-            raise EpisodeError(str(error), path=clip.path, episode=index, camera=camera) from None
-        self._check_shape(shape, clip.path, index, camera)
-
-    def _check_shape(self, shape: tuple[int, ...], path: Path, index: int, camera: str) -> None:
-        expected = self.features[camera].shape
-        check_frame_shape(shape, expected, "meta/info.json says", path=path, episode=index, camera=camera)
+        with locating(clip.path, index, camera), self._videos.reader(clip.path) as reader:
+            reader.check_range(clip.start, self._length(index), self.fps)
+            check_frame_shape((reader.height, reader.width, 3), self.features[camera].shape, _DECLARED)
 
     def _read_images(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
-        encoded, path = self._image_block(index, camera), self.rows(index).path
-        frames = np.empty((len(ts), *self.features[camera].shape), np.uint8)
-        for k, t in enumerate(ts.tolist()):
-            try:
-                image = np.asarray(Image.open(io.BytesIO(encoded[t])).convert("RGB"))
-            except (UnidentifiedImageError, OSError, SyntaxError, ValueError, TypeError) as error:
-                raise EpisodeError(
-                    f"not a readable image ({error})", path=path, episode=index, frame=t, camera=camera
-                ) from None
-            self._check_shape(image.shape, path, index, camera)
-            frames[k] = image
+        encoded, shape = self._image_block(index, camera), self.features[camera].shape
+        frames = np.empty((len(ts), *shape), np.uint8)
+        with locating(self.rows(index).path, index, camera):
+            for k, t in enumerate(ts.tolist()):
+                try:
+                    image = np.asarray(Image.open(io.BytesIO(encoded[t])).convert("RGB"))
+                except (UnidentifiedImageError, OSError, SyntaxError, ValueError, TypeError) as error:
+                    raise BadDataError(f"not a readable image ({error})", frame=t) from None
+                check_frame_shape(image.shape, shape, _DECLARED)
+                frames[k] = image
         return frames
 
     def _read_image_block(self, index: int, camera: str) -> list[bytes]:
         """The encoded images of one episode and camera."""
         rows = self.rows(index)
-        column = self._read_rows(index, rows, [camera], self._read_row_groups)[camera].combine_chunks()
-        if not pa.types.is_struct(column.type) or "bytes" not in [field.name for field in column.type]:
-            raise EpisodeError(
-                f"image column is {column.type}, expected struct<bytes, path>",
-                path=rows.path,
-                episode=index,
-                camera=camera,
-            )
+        with locating(rows.path, index, camera):
+            column = self._read_rows(rows, [camera], self._read_row_groups)[camera].combine_chunks()
+            if not pa.types.is_struct(column.type) or "bytes" not in [field.name for field in column.type]:
+                raise BadDataError(f"image column is {column.type}, expected struct<bytes, path>")
         return column.field("bytes").to_pylist()
 
 
 # Columns that LeRobot adds to every dataset and that say where a row belongs.
 _BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "task_index")
 _TEXT = ("string", "language")
+_DECLARED = "meta/info.json says"
 
 
 def open_lerobot(root: Path) -> LeRobotSource:
@@ -367,19 +327,32 @@ def _read_layout(path: Path) -> ParquetLayout:
     return ParquetLayout(footer, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), columns)
 
 
-def _to_numpy(column: pa.ChunkedArray, feature: Feature | None) -> np.ndarray:
+def _require_rows(rows: Rows, file: ParquetLayout, names: Sequence[str]) -> None:
+    if rows.start + rows.length > file.starts[-1]:
+        raise BadDataError(
+            f"the metadata puts its {rows.length} steps at rows {rows.start}..{rows.start + rows.length - 1}, the file "
+            f"has {file.starts[-1]} rows"
+        )
+    missing = [name for name in names if name not in file.columns and name not in _BOOKKEEPING]
+    if missing:
+        raise BadDataError(f"column {missing[0]!r} of meta/info.json is not in the file")
+
+
+def _to_numpy(name: str, column: pa.ChunkedArray, feature: Feature | None) -> np.ndarray:
     """[n] or [n, ...] from a scalar or a (nested, fixed or variable size) list column without nulls."""
     values, rows = column.combine_chunks(), len(column)
     if isinstance(values, pa.ChunkedArray):
         values = values.chunk(0) if values.num_chunks else pa.array([], column.type)
     while True:
         if values.null_count:
-            raise ValueError("has empty (null) values")
+            raise BadDataError(f"column {name!r} has empty (null) values")
         if not hasattr(values, "flatten") or not hasattr(values, "values"):
             break
         values = values.flatten()
     array = values.to_numpy(zero_copy_only=False)
     shape = feature.shape if feature is not None else ()
     if array.size != rows * int(np.prod(shape)):
-        raise ValueError(f"has {array.size} numbers in {rows} rows, expected shape {list(shape)} per row")
+        raise BadDataError(
+            f"column {name!r} has {array.size} numbers in {rows} rows, expected shape {list(shape)} per row"
+        )
     return array.reshape(rows, *shape)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from acrlpd.data.sources.lerobot import Clip, LeRobotSource, Rows
-from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeError, concatenate_tables
+from acrlpd.data.sources.source import BadDataError, ColumnTable, DatasetError, concatenate_tables, locating
 
 
 class LeRobotV3Source(LeRobotSource):
@@ -68,15 +68,16 @@ class LeRobotV3Source(LeRobotSource):
         path = rows[indices[0]].path
         end = max(r.start + r.length for r in rows.values())
         try:
-            whole = self._read_rows(indices[0], Rows(path, 0, end), self._column_names(names), self._read_row_groups)
-            columns = self._to_columns(indices[0], whole, path)
-        except EpisodeError:
-            # One bad row spoils the whole file; episode by episode says which one, or avoids it.
+            whole = self._read_rows(Rows(path, 0, end), self._column_names(names), self._read_row_groups)
+            columns = self._to_columns(whole)
+        except BadDataError:
+            # One bad row spoils the whole file. Reading episode by episode finds the bad one, or avoids it.
             return {index: self._read_episode(index, names) for index in indices}
         tables = {}
         for index, r in rows.items():
             own = {name: values[r.start : r.start + r.length] for name, values in columns.items()}
-            tables[index] = self._checked(index, r, own, names)
+            with locating(path, index):
+                tables[index] = self._checked(index, r, own, names)
         return tables
 
     def _length(self, index: int) -> int:

@@ -5,6 +5,7 @@ touching video (`EpisodeSource.read_columns`), frames are decoded only when aske
 """
 
 import abc
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,23 @@ class EpisodeError(DatasetError):
         self.episode = episode
         self.frame = frame
         self.camera = camera
+
+
+class BadDataError(ValueError):
+    """What is wrong with the data of an episode, raised by code that does not know which episode it reads."""
+
+    def __init__(self, problem: str, *, frame: int | None = None) -> None:
+        super().__init__(problem)
+        self.frame = frame
+
+
+@contextlib.contextmanager
+def locating(path: Path, episode: int, camera: str | None = None) -> Iterator[None]:
+    """Turns BadDataError into an EpisodeError that says where the data lies."""
+    try:
+        yield
+    except BadDataError as error:
+        raise EpisodeError(str(error), path=path, episode=episode, frame=error.frame, camera=camera) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,27 +314,19 @@ def find_bad_episodes(source: EpisodeSource) -> dict[int, str]:
         return {index: reason for index, reason in zip(source.indices, problems, strict=True) if reason}
 
 
-def check_columns(columns: Mapping[str, np.ndarray], *, path: Path, episode: int) -> None:
-    """Raises EpisodeError without steps, and at the first NaN or infinity, which poison statistics and losses."""
+def check_columns(columns: Mapping[str, np.ndarray]) -> None:
+    """Raises BadDataError without steps, and at the first NaN or infinity, which poison statistics and losses."""
     fix = "repair the episode or open the dataset with on_bad_episode=skip"
     for name, values in columns.items():
         if not len(values):
-            raise EpisodeError(f"it has no steps; {fix}", path=path, episode=episode)
+            raise BadDataError(f"it has no steps; {fix}")
         if not np.issubdtype(values.dtype, np.floating) or np.isfinite(values).all():
             continue
         t = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
-        raise EpisodeError(
-            f"column {name!r} is not finite: {np.array2string(values[t], threshold=20)}; {fix}",
-            path=path,
-            episode=episode,
-            frame=t,
-        )
+        raise BadDataError(f"column {name!r} is not finite: {np.array2string(values[t], threshold=20)}; {fix}", frame=t)
 
 
-def check_frame_shape(
-    found: tuple[int, ...], expected: tuple[int, ...], says: str, *, path: Path, episode: int, camera: str
-) -> None:
-    """Raises EpisodeError where frames have another size than `says` says."""
+def check_frame_shape(found: tuple[int, ...], expected: tuple[int, ...], says: str) -> None:
+    """Raises BadDataError if frames have another size than `says` says."""
     if found != expected:
-        message = f"frames are {list(found)}, {says} {list(expected)}"
-        raise EpisodeError(message, path=path, episode=episode, camera=camera)
+        raise BadDataError(f"frames are {list(found)}, {says} {list(expected)}")

@@ -15,14 +15,14 @@ import numpy as np
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 
+from acrlpd.data.sources.source import BadDataError
+
 # Decoding on over a gap of this many frames is no dearer than a seek, whatever the keyframe interval.
 _DECODE_ON_FRAMES = 2
 
 
-class VideoError(RuntimeError):
+class VideoError(BadDataError):
     """A video file cannot give the frame that was asked for."""
-
-    step: int | None = None  # the step of the episode, where the caller asked for one
 
 
 class VideoReader:
@@ -225,6 +225,6 @@ def read_video_frames(
             try:
                 frames[where == k] = reader.frame(start + step / fps, fps)
             except VideoError as error:
-                error.step = step
+                error.frame = step
                 raise
     return frames
