@@ -8,7 +8,7 @@ import rich.progress
 
 from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
 from acrlpd.data.sources.lerobot import LeRobotSource
-from acrlpd.data.sources.source import DatasetError, Episode, EpisodeError, EpisodeSource, Feature, SkippedEpisode
+from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, Feature, SkippedEpisode
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.files import only_one
 
@@ -29,13 +29,13 @@ def convert_to_lerobot(
 ) -> list[SkippedEpisode]:
     """Writes the source as a LeRobot v3.0 dataset; returns the episodes left out.
 
-    The result appears under `output` when it is complete. `task` is the prompt of episodes that have none.
-    Columns whose name LeRobot does not allow (DROID's HDF5 paths) are left out: what openpi's configs use of
-    them has columns of its own. A bad episode raises, or is left out with on_bad_episode=skip. Labels go along,
-    under the new episode numbers.
+    The result appears under `output` when it is complete. `task` is the prompt of episodes without a prompt. Columns
+    whose name LeRobot does not allow (DROID's HDF5 paths) are left out; those that openpi's configs use have other
+    names as well. A bad episode raises, or is left out with on_bad_episode=skip. Labels are copied, under the new
+    episode numbers.
     """
     if isinstance(source, LeRobotSource):
-        raise DatasetError(f"{source.root}: is {source.format} already, which is read as it is")
+        raise DatasetError(f"{source.root} is {source.format} already, which needs no conversion")
     if output.exists() and any(output.iterdir()):
         raise DatasetError(f"{output}: not empty; convert into a new directory")
     labels, new_labels = load_labels(labels_path(source.root), source), labels_path(output)
@@ -45,7 +45,7 @@ def convert_to_lerobot(
     work.mkdir(parents=True, exist_ok=True)
     with only_one(work, f"converting to {output}", DatasetError):
         partial = work / "dataset"
-        shutil.rmtree(partial, ignore_errors=True)  # of a conversion that stopped
+        shutil.rmtree(partial, ignore_errors=True)  # left behind by a conversion that stopped
         skipped = _convert(source, partial, task, codec, robot_type, show_progress)
         if len(skipped) == len(source) + len(source.skipped):
             reason = f"; the first: {skipped[0].reason}" if skipped else ""
@@ -58,7 +58,7 @@ def convert_to_lerobot(
             kept = [index for index in source.indices if index not in left_out]
             found = {new: labels.episodes[old] for new, old in enumerate(kept) if old in labels.episodes}
             Labels(new_labels, found).save()
-    shutil.rmtree(work, ignore_errors=True)  # nothing is left but the lock
+    shutil.rmtree(work, ignore_errors=True)  # only the lock is left
     return skipped
 
 
@@ -98,21 +98,7 @@ def _copy_episode(
     if prompt is None:
         raise DatasetError(f"{source.root}: episode {episode.index} has no prompt; say what the robot does with --task")
     for start in range(0, episode.length, _BLOCK):
-        _copy_block(source, episode, np.arange(start, min(start + _BLOCK, episode.length)), writer, features)
+        ts = np.arange(start, min(start + _BLOCK, episode.length))
+        columns = {name: episode.columns[name][ts] for name in features if name not in source.cameras}
+        writer.add_steps(columns, {camera: episode.frames(camera, ts) for camera in source.cameras})
     writer.end_episode(prompt)
-
-
-def _copy_block(
-    source: EpisodeSource,
-    episode: Episode,
-    ts: np.ndarray,
-    writer: LeRobotWriter,
-    features: dict[str, Feature],
-) -> None:
-    frames = {camera: episode.frames(camera, ts) for camera in source.cameras}
-    columns = [name for name in features if name not in source.cameras]
-    for k, t in enumerate(ts.tolist()):
-        writer.add_step(
-            {name: episode.columns[name][t] for name in columns},
-            {camera: block[k] for camera, block in frames.items()},
-        )
