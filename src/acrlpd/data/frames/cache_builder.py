@@ -24,7 +24,7 @@ from acrlpd.data.frames.store import MANIFEST, CacheSpec, Encoding, Shard, read_
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource
 from acrlpd.files import LOCK, only_one, write_text_atomically
 
-# Shards are at least this large, and so large that there are at most MAX_SHARDS: a reader keeps all open.
+# A shard has at least so many bytes, and more if there would be over MAX_SHARDS: a reader keeps all shards open.
 SHARD_BYTES = 256 << 20
 MAX_SHARDS = 512
 JPEG_QUALITY = 95
@@ -99,7 +99,7 @@ def _plan(source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
 
 
 def _begun_or_new_plan(directory: Path, source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
-    """The plan of the cache that was begun here, else a new one. Refuses another cache: two are never mixed.
+    """The plan of the cache that was begun in the directory, or a new plan. Refuses the directory of another cache.
 
     A begun plan may hold episodes that the source now skips; they are left out of the shards still to come.
     """
@@ -137,7 +137,7 @@ class _Build:
     lengths: dict[int, int]  # dataset index -> steps
     left_out: dict[int, str]  # dataset index -> why the source skips it
     advance: Callable[[int], None]  # reports frames done
-    stop: threading.Event  # set when a shard failed and the others need not go on
+    stop: threading.Event  # set when a shard failed, so that the other shards stop
 
 
 def _build(

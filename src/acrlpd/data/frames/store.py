@@ -159,7 +159,7 @@ class FrameCache:
         return np.frombuffer(table, np.uint64)
 
     def _place(self) -> None:
-        """camera -> for each position of the source: its shard and its first frame there."""
+        """Finds the shard, and the first frame in the shard, of every episode and camera."""
         position = {index: i for i, index in enumerate(self.source.indices)}
         self._lengths = self.source.lengths
         self._placed = {

@@ -256,7 +256,7 @@ class BufferPool:
         if buffer is None:
             buffer = _aligned_empty(shape)
         lease = _Lease(buffer)
-        # No lock: the end of a loan may come at any moment, also while this thread holds it. Appending is atomic.
+        # No lock: a loan may end at any moment, also while this thread holds the lock. Appending is atomic.
         weakref.finalize(lease, free.append, buffer).atexit = False
         return np.asarray(lease)
 

@@ -249,7 +249,7 @@ class _Part:
 
 
 def interleave(batches: Sequence[Batch]) -> Batch:
-    """One batch of several, each spread evenly over it, so that every shard gets its share."""
+    """Joins batches into one, each spread evenly over the result, so that every shard gets its share of each."""
     if len(batches) == 1:
         return batches[0]
     sizes = [len(batch.step_id) for batch in batches]

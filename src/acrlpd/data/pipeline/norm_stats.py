@@ -230,7 +230,7 @@ def _check_relative(stats: NormStats, actions: np.ndarray, counterpart: np.ndarr
 
 
 def _distance(stats: NormStats, actions: np.ndarray) -> float:
-    """How differently two distributions are placed and scaled, on average over dims."""
+    """How much the place and the scale of two distributions differ, on average over dims."""
     dim = actions.shape[-1]
     values = actions.reshape(-1, dim).astype(np.float64)
     mean, std = values.mean(axis=0), values.std(axis=0) + 1e-6
@@ -270,7 +270,7 @@ def _check_values(key: str, stats: NormStats, sample: np.ndarray, *, use_quantil
 
 
 def near_constant_dims(scale: np.ndarray) -> np.ndarray:
-    """Dims that vary at least a thousand times less than the median one does."""
+    """Dims that vary at least a thousand times less than the median dim."""
     varying = scale[scale > 0]
     reference = np.median(varying) if varying.size else 0.0
     return np.flatnonzero(scale <= max(_NEAR_CONSTANT * reference, 1e-6))

@@ -29,8 +29,8 @@ class Label:
     """What is known about one episode."""
 
     success: bool
-    length: int  # steps of the episode when it was labelled; notices when the dataset is another one
-    reward: float | None = None  # of the last step; None: made from success
+    length: int  # steps of the episode when it was labelled; reveals labels of another dataset
+    reward: float | None = None  # of the last step; None: the reward follows from success
 
 
 @dataclasses.dataclass(frozen=True)

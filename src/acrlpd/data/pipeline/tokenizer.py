@@ -108,7 +108,7 @@ class PaligemmaTokenizer(Tokenizer):
             )
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except RuntimeError as error:  # it has no type of its own
+        except RuntimeError as error:  # sentencepiece has no error type of its own
             raise ValueError(
                 f"{path} is not a SentencePiece model, truncated or damaged ({error}); PaliGemma's: {PALIGEMMA_URL}"
             ) from None

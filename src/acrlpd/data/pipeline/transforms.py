@@ -24,7 +24,7 @@ from acrlpd.robots.base import DataDict, make_bool_mask
 
 DataTransformFn = Callable[[DataDict], DataDict]
 
-# Keeps the division finite where a dimension does not vary; part of openpi's normalisation.
+# Keeps the division finite if a dimension does not vary; part of openpi's normalisation.
 _EPSILON = 1e-6
 
 
@@ -86,7 +86,7 @@ def _column(name: str, data: DataDict) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class InjectDefaultPrompt:
-    """Gives a prompt to data that has none."""
+    """Gives the default prompt to data without a prompt."""
 
     prompt: str | None
 
@@ -178,7 +178,7 @@ class AbsoluteActions:
 
 
 def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
-    """The state where the mask holds and 0 elsewhere, shaped to go with actions: [..., 1, a]."""
+    """The state in dims of the mask and 0 in other dims, with the axes of actions: [..., 1, a]."""
     state, actions = np.asarray(data["state"]), data["actions"]
     if len(mask) > min(state.shape[-1], actions.shape[-1]):
         raise ValueError(
@@ -192,7 +192,7 @@ def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class SelectImages:
-    """Keeps only the cameras that the policy is given; the others cost nothing further on."""
+    """Keeps only the cameras that the policy is given, so that other cameras cost no resizing and no transfer."""
 
     image_keys: tuple[str, ...]
 

@@ -27,9 +27,9 @@ from acrlpd.data.sources.source import (
 )
 from acrlpd.data.sources.video import VideoPool, read_video_frames
 
-# Row groups of columns are kept for the next episode: lerobot's converter puts all episodes of a file into one.
+# Row groups that are kept in memory: lerobot's converter puts all episodes of a file into one row group.
 _ROW_GROUPS = 2
-# Encoded images are kept for the next frame of the same episode; one holds an episode of one camera.
+# Blocks of encoded images that are kept in memory; a block holds one episode of one camera.
 _IMAGE_BLOCKS = 8
 
 
@@ -82,7 +82,7 @@ class LeRobotSource(EpisodeSource):
 
     @abc.abstractmethod
     def _metadata_files(self) -> list[Path]:
-        """The files that say which episodes there are, and so make the dataset what it is."""
+        """The files that list the episodes; their content is part of the identity of the dataset."""
 
     @functools.cached_property
     def identity(self) -> str:
@@ -290,7 +290,7 @@ def _check_feature(path: Path, name: str, spec: Any) -> None:
 
 
 def _is_read(spec: dict[str, Any]) -> bool:
-    """Text columns are left out: what they say reaches the policy as the task."""
+    """Text columns are left out: the policy gets its text as the task."""
     return spec["dtype"] not in _TEXT
 
 

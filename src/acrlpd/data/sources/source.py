@@ -26,7 +26,7 @@ class DatasetError(ValueError):
 
 
 class EpisodeError(DatasetError):
-    """One episode cannot be used; with `on_bad_episode="skip"` it is left out and listed instead."""
+    """One episode cannot be used; with `on_bad_episode="skip"` the episode is left out and listed instead."""
 
     def __init__(
         self, problem: str, *, path: Path, episode: int, frame: int | None = None, camera: str | None = None
@@ -81,7 +81,7 @@ class Episode:
 
     index: int  # the dataset's own episode index, which error messages, labels and caches use
     length: int
-    prompt: str | None  # the task of the first step; None when the dataset says nothing
+    prompt: str | None  # the task of the first step; None if the dataset names no task
     columns: dict[str, np.ndarray]  # name -> [length, ...]; features of shape (1,) are [length]
     read_frames: Callable[[str, np.ndarray], np.ndarray]  # (camera, ts) -> uint8 [n, h, w, 3]
 
@@ -177,7 +177,7 @@ class EpisodeSource(abc.ABC):
         return int(table.offsets[-1])
 
     def without(self, bad: Mapping[int, str]) -> Self:
-        """The same source less the episodes with the given dataset indices (index -> reason)."""
+        """The same source without the episodes with the given dataset indices (index -> reason)."""
         if not bad:
             return self
         rest = copy.copy(self)
@@ -245,7 +245,7 @@ class FrameStore(Protocol):
 
 
 def require_steps(lengths: np.ndarray, episodes: np.ndarray, ts: np.ndarray) -> None:
-    """Raises IndexError where a step lies outside its episode; a store would read a neighbour's frame."""
+    """Raises IndexError if a step lies outside its episode; a store would read the frame of another episode."""
     outside = np.flatnonzero((ts < 0) | (ts >= lengths[episodes]))
     if outside.size:
         k = int(outside[0])

@@ -17,7 +17,7 @@ from av.video.reformatter import VideoReformatter
 
 from acrlpd.data.sources.source import BadDataError
 
-# Decoding on over a gap of this many frames is no dearer than a seek, whatever the keyframe interval.
+# Decoding this many frames that nobody asked for costs no more than a seek, at any interval of keyframes.
 _DECODE_ON_FRAMES = 2
 
 
@@ -40,7 +40,7 @@ class VideoReader:
             self._container.close()
             raise VideoError("the file has no video stream")
         self._stream = self._container.streams.video[0]
-        # One thread: frame threads decode ahead what random access throws away.
+        # One thread: several would decode frames ahead that random access does not use.
         self._stream.codec_context.thread_count = 1
         self._entries = self._stream.index_entries
         self._reformatter = VideoReformatter()
@@ -58,7 +58,7 @@ class VideoReader:
         self._check_size()
 
     def close(self) -> None:
-        """Frees the decoder now: the generator refers back to this object, which would keep it until a collection."""
+        """Frees the decoder now; a reference cycle would keep the decoder until the next garbage collection."""
         self._decoded = iter(())
         self._last = None
         self._container.close()
@@ -67,7 +67,7 @@ class VideoReader:
         """Raises when the file ends before `count` frames from `start` seconds on; decodes nothing."""
         if not len(self._entries):
             return
-        # Not the duration: writers disagree about how long the last frame is shown.
+        # The duration does not tell it: writers disagree about how long the last frame is shown.
         last = (self._entries[len(self._entries) - 1].timestamp + self._decode_shift) * self._time_base
         if last < start + (count - 1.5) / fps:
             raise VideoError(
@@ -142,7 +142,7 @@ class VideoReader:
             self._pts = self._last.pts
 
     def _must_seek(self, target: float, step: float) -> bool:
-        """Whether the target lies behind, or so far ahead that its own keyframe is the shorter way."""
+        """Whether the target lies behind, or so far ahead that decoding from its own keyframe is shorter."""
         ahead = target - self._pts
         if -step / 2 <= ahead <= _DECODE_ON_FRAMES * step:
             return False
@@ -179,7 +179,7 @@ class VideoPool:
 
     @contextlib.contextmanager
     def reader(self, path: Path) -> Iterator[VideoReader]:
-        """Lends a reader of `path`; one that failed is closed, not lent again."""
+        """Lends a reader of `path`. A reader that failed is closed and never lent again."""
         reader = self._take(path) or VideoReader(path)
         try:
             yield reader

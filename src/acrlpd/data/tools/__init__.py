@@ -1,1 +1,1 @@
-"""What people do with a dataset: look at it, check it, convert it, write one."""
+"""What people do with a dataset: look at it, check it, label it, convert it, write a new one."""

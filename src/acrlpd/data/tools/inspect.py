@@ -105,7 +105,7 @@ def inspect_source(source: EpisodeSource) -> Report:
 
 
 def _rewards(source: EpisodeSource, table: ColumnTable) -> tuple[StepRewards | None, str | None]:
-    """Rewards as a run with the default reward config would see them, or why there are none."""
+    """Rewards as a run with the default reward config would see them, or the reason why there are no rewards."""
     try:
         labels = load_labels(labels_path(source.root), source)
         config = RewardConfig()
@@ -173,7 +173,7 @@ def _success_warnings(rewards: StepRewards | None) -> list[str]:
 
 
 def _histogram(rewards: np.ndarray) -> list[tuple[float, float, int]]:
-    """Steps per distinct reward where there are few, else per bin."""
+    """Steps per distinct reward if there are few distinct rewards, otherwise steps per bin."""
     values, counts = np.unique(rewards, return_counts=True)
     if len(values) <= _HISTOGRAM_BINS:
         return [(float(v), float(v), int(n)) for v, n in zip(values, counts, strict=True)]

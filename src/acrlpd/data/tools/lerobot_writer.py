@@ -21,7 +21,7 @@ from acrlpd.files import write_text_atomically
 
 DATA_FILE_MB = 100
 VIDEO_FILE_MB = 200
-# Image statistics look at every tenth frame, and there at every fourth pixel each way.
+# Image statistics are of every tenth frame, and of every fourth pixel in both directions.
 _STATS_FRAMES = 10
 _STATS_PIXELS = 4
 # Episodes whose metadata is written at once; a row group has a fixed cost per column.
@@ -87,7 +87,7 @@ class LeRobotWriter:
         self._length += 1
 
     def add_steps(self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray]) -> None:
-        """Many steps at once, [n, ...] each, with the result of `add_step`; every camera has a thread of its own."""
+        """Many steps at once, as arrays [n, ...]; equal to n calls of `add_step`. Every camera is encoded in its own thread."""
         lengths = {len(values) for values in (*columns.values(), *frames.values())}
         if len(lengths) != 1:
             raise ValueError(f"columns and cameras must have equally many steps; found {sorted(lengths)}")

@@ -100,7 +100,7 @@ class VideoWriter:
     def _open(self) -> None:
         path = self._folder / f"chunk-{self._chunk:03d}" / f"file-{self._file:03d}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder prints its settings for every file otherwise
+        os.environ.setdefault("SVT_LOG", "1")  # otherwise the AV1 encoder prints its settings for every file
         self._container = av.open(str(path), "w")
         rate = Fraction(self._fps).limit_denominator(1001)
         try:
