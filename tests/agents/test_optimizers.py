@@ -19,7 +19,7 @@ from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.agents.schedules.rsqrt import RsqrtDecaySchedule
 from acrlpd.config.create_agent import create_agent
 
-GOLDEN = Path(__file__).parents[1] / "data" / "goldens" / "optimizer.npz"
+GOLDEN = Path(__file__).parents[1] / "goldens" / "optimizer.npz"
 
 
 @pytest.fixture(scope="module")

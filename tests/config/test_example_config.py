@@ -22,7 +22,7 @@ SMALL = ROOT / "examples" / "small_arm.yaml"
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    with tarfile.open(ROOT / "tests" / "data" / "datasets" / "aloha_hdf5_sim_raw.tar.gz") as archive:
+    with tarfile.open(ROOT / "tests" / "datasets" / "aloha_hdf5_sim_raw.tar.gz") as archive:
         archive.extractall(folder, filter="data")
     return folder / "aloha_hdf5_sim_raw"
 

@@ -13,7 +13,7 @@ from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.flops import batch_spec
 from acrlpd.config.plan.memory import estimate_memory
 
-GOLDENS = pathlib.Path(__file__).parent.parent / "data" / "goldens"
+GOLDENS = pathlib.Path(__file__).parent.parent / "goldens"
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 

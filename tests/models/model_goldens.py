@@ -10,7 +10,7 @@ from flax import nnx
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.pi0 import Pi0
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+GOLDENS = Path(__file__).parents[1] / "goldens"
 
 
 @functools.cache

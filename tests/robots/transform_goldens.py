@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+GOLDENS = Path(__file__).parents[1] / "goldens"
 
 
 def transform_goldens():

@@ -34,7 +34,7 @@ from acrlpd.serving.server import PolicyServer, ServerOptions
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
 from acrlpd.training.checkpoints.manager import CheckpointWriter
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+GOLDENS = Path(__file__).parents[1] / "goldens"
 
 STATE_DIM = 3
 

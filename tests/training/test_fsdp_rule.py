@@ -27,7 +27,7 @@ from acrlpd.training.sharding import (
     validate_fsdp_sharding,
 )
 
-GOLDENS = pathlib.Path(__file__).parents[1] / "data" / "goldens"
+GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 LORA = Pi0Config(paligemma_variant="gemma_2b_lora", action_expert_variant="gemma_300m_lora")
 
 

@@ -18,7 +18,7 @@ from acrlpd.training.experiment import run_experiment
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.sharding import create_sharding
 
-GOLDENS = pathlib.Path(__file__).parents[1] / "data" / "goldens"
+GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
 TINY = Pi0Config(
     paligemma_variant="dummy",
     action_expert_variant="dummy",

@@ -14,7 +14,7 @@ from acrlpd.config import load_config, save_config
 from acrlpd.runs.directory import run_directory, saved_steps
 from acrlpd.training.checkpoints.metadata import load_checkpoint_metadata
 
-DATASETS = pathlib.Path(__file__).parents[1] / "data" / "datasets"
+DATASETS = pathlib.Path(__file__).parents[1] / "datasets"
 
 
 def acrlpd(processes: Processes, cwd: pathlib.Path, *args: str) -> "subprocess.CompletedProcess[str]":

@@ -34,7 +34,7 @@ def image_stats(samples: Sequence[np.ndarray]) -> Stats:
 
 
 class DatasetStats:
-    """Statistics of all episodes, from the statistics of each episode. They are exact, except that quantiles are averaged."""
+    """Statistics of all episodes, from those of each episode: exact, except that quantiles are averaged."""
 
     def __init__(self) -> None:
         self._sums: dict[str, dict[str, np.ndarray]] = {}

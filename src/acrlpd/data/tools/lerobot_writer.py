@@ -87,7 +87,7 @@ class LeRobotWriter:
         self._length += 1
 
     def add_steps(self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray]) -> None:
-        """Many steps at once, as arrays [n, ...]; equal to n calls of `add_step`. Every camera is encoded in its own thread."""
+        """Equal to n calls of `add_step`, from arrays [n, ...]. Every camera is encoded in its own thread."""
         lengths = {len(values) for values in (*columns.values(), *frames.values())}
         if len(lengths) != 1:
             raise ValueError(f"columns and cameras must have equally many steps; found {sorted(lengths)}")

@@ -16,7 +16,7 @@ from acrlpd.data.sources.source import DatasetError, EpisodeError, open_source
 from acrlpd.data.tools.inspect import inspect_source
 from acrlpd.data.tools.validate import Frames, validate_source
 
-ARCHIVES = Path(__file__).parents[1] / "data" / "datasets"
+ARCHIVES = Path(__file__).parents[2] / "datasets"
 CAMERA = "observation.images.cam_high"
 # Statistics that lerobot keeps for itself; nothing is read from them.
 UNUSED = ("episodes_stats.jsonl", "stats.json")

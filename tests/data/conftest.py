@@ -1,4 +1,8 @@
+import os
+import shutil
+import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,16 +16,17 @@ from acrlpd.data.sources.source import open_source
 from acrlpd.data.tools.label import label_rule
 from acrlpd.robots.libero import Libero
 
-DATA = Path(__file__).parents[1] / "data"
+TESTS = Path(__file__).parents[1]
+sys.path.append(str(TESTS / "robots"))  # the goldens of transforms
 
 
 @pytest.fixture(scope="session")
 def goldens() -> Path:
-    return DATA / "goldens"
+    return TESTS / "goldens"
 
 
 def extract(folder: Path, name: str) -> Path:
-    with tarfile.open(DATA / "datasets" / f"{name}.tar.gz") as tar:
+    with tarfile.open(TESTS / "datasets" / f"{name}.tar.gz") as tar:
         tar.extractall(folder, filter="data")
     return folder / name
 
@@ -82,3 +87,25 @@ def libero_configs(libero: dict[str, Path], tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def config(libero_configs: dict[str, RLTrainConfig]) -> RLTrainConfig:
     return libero_configs["v30"]
+
+
+@pytest.fixture(scope="session")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with all test datasets, unpacked. Not to be written to: see `copy_dataset`."""
+    folder = tmp_path_factory.mktemp("datasets")
+    for archive in (TESTS / "datasets").glob("*.tar.gz"):
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def copy_dataset(datasets: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """Copies a dataset as hard links: replace files in the copy, never write into them."""
+
+    def copy(name: str) -> Path:
+        target = tmp_path / name
+        shutil.copytree(datasets / name, target, copy_function=os.link)
+        return target
+
+    return copy
