@@ -251,7 +251,7 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, state_run: Path) -> N
 
 def test_a_state_policy_is_exported_for_our_server(state_run: Path, tmp_path: Path) -> None:
     export_policy(state_run, tmp_path / "out")
-    assert "openpi has no state-space policy" in (tmp_path / "out" / "README.md").read_text()
+    assert "openpi has no policy of the family `state_flow`" in (tmp_path / "out" / "README.md").read_text()
     policy = load_serving_policy(open_policy_checkpoint(tmp_path / "out"))
     [reply] = policy.infer([policy.prepare(state_observation())])
     assert isinstance(reply, dict) and reply["actions"].shape == (4, 2)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.findings import Finding, Level, error, warning
-from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 PALIGEMMA_VOCAB = 257_152
 BYTE_VOCAB = 259  # 256 bytes, padding, begin and end
