@@ -9,7 +9,6 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.transforms import delta_action_mask
 from acrlpd.policies.checkpoint import EXPORT_FILE, PolicyCheckpoint
 from acrlpd.policies.levels import Level
-from acrlpd.training.checkpoints.items import ASSETS
 
 _README = """\
 # {name}, step {step}
@@ -89,7 +88,8 @@ def _train_config(checkpoint: PolicyCheckpoint, name: str) -> list[str]:
     """The entry for openpi's list of configs."""
     rl_config, stats = checkpoint.rl_config, checkpoint.norm_stats_directory
     data = rl_config.data
-    asset_id = None if stats is None else stats.relative_to(checkpoint.directory / ASSETS).as_posix()
+    # The directory of the statistics is assets/<asset_id>.
+    asset_id = None if stats is None else "/".join(stats.relative_to(checkpoint.directory).parts[1:])
     arguments = [f"assets=AssetsConfig(asset_id={asset_id!r}),"]
     if asset_id is None:
         arguments[0] += "  # the run was trained on data without norm statistics; openpi asks for them"
