@@ -23,7 +23,9 @@ from acrlpd.config import RLTrainConfig, get_config
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.envs import Chunks, EnvPool, make_env, rollouts
-from acrlpd.policies.agent_policy import AgentPolicy, create_agent_policy
+from acrlpd.execution.open_loop import OpenLoop
+from acrlpd.policies.acting_model import acting_model
+from acrlpd.policies.policy import Policy, create_policy
 
 CUBE = "cube-single-play-singletask-v0"
 ALOHA = "gym_aloha/AlohaTransferCube-v0"
@@ -36,20 +38,21 @@ class Row:
     wanted: str
 
 
-def tiny_policy(spec: Any, num_samples: int) -> tuple[AgentPolicy, RLTrainConfig]:
+def tiny_policy(spec: Any, best_of_n: int) -> tuple[Policy, RLTrainConfig]:
     """The quick start's policy with random weights."""
     config = get_config("quickstart")
     agent = create_agent(config, jax.random.key(0))
     dims = {"state": spec.features["observation.state"].shape[0], "actions": spec.action_dim}
     stats = {key: NormStats(np.zeros(dim), np.ones(dim)) for key, dim in dims.items()}
-    return create_agent_policy(agent, config, stats, spec, num_samples=num_samples), config
+    return create_policy(acting_model(agent, config), config, stats, best_of_n=best_of_n), config
 
 
 def steps_per_second(envs: EnvPool, policy: Any, replan_steps: int, episodes: int) -> float:
-    for _ in rollouts(envs, policy, range(envs.num_envs), replan_steps=replan_steps):
+    execution = OpenLoop(replan_steps)
+    for _ in rollouts(envs, policy, range(envs.num_envs), execution=execution):
         break  # compiled, and every process is awake
     start = time.perf_counter()
-    steps = sum(r.length for r in rollouts(envs, policy, range(100, 100 + episodes), replan_steps=replan_steps))
+    steps = sum(r.length for r in rollouts(envs, policy, range(100, 100 + episodes), execution=execution))
     return steps / (time.perf_counter() - start)
 
 
@@ -61,8 +64,10 @@ def rollout_overhead(smoke: bool) -> list[Row]:
         with EnvPool(CUBE, 16, num_workers=workers, max_episode_steps=limit) as envs:
             chunk = np.random.default_rng(0).uniform(-1, 1, (1000, 5, 5)).astype(np.float32)
 
-            def bare(observations: Any, prompts: Sequence[str], seed: int, chunk: np.ndarray = chunk) -> Chunks:
-                return Chunks(np.roll(chunk, seed % 1000, axis=0)[: len(prompts)])
+            def bare(
+                observations: Any, prompts: Sequence[str], seeds: Sequence[int], chunk: np.ndarray = chunk
+            ) -> Chunks:
+                return Chunks(np.roll(chunk, seeds[0] % 1000, axis=0)[: len(prompts)])
 
             for n in (1, 8):
                 policy, config = tiny_policy(envs.spec, n)
@@ -131,7 +136,7 @@ def best_of_n_latency(smoke: bool) -> list[Row]:
     for i in range(3 if smoke else 200):
         for n, policy in policies.items():
             start = time.perf_counter()
-            policy(observation, [env.prompt], i)
+            policy(observation, [env.prompt], [i])
             times[n].append(time.perf_counter() - start)
     medians = {n: statistics.median(values[1:]) for n, values in times.items()}
     return [

@@ -26,7 +26,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
@@ -35,7 +34,7 @@ from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
-from acrlpd.policies.served_model import ServedModel
+from acrlpd.policies.acting_model import acting_model
 from acrlpd.serving.message_format import packb, unpackb
 from acrlpd.serving.server import PolicyServer, ServerOptions
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
@@ -58,7 +57,7 @@ def three_camera_config(model: Pi0Config) -> RLTrainConfig:
 
 
 def small_config() -> RLTrainConfig:
-    """A policy so cheap that the server's share can be seen beside it; it is sent images but does not look."""
+    """A policy that is cheap enough to show the server's share. It is sent images and does not look at them."""
     return RLTrainConfig(
         name="small",
         model=StateFlowPolicyConfig(state_dim=14, action_dim=14, action_horizon=10, hidden_dims=(64,)),
@@ -69,21 +68,17 @@ def small_config() -> RLTrainConfig:
 
 def make_policy(config: RLTrainConfig, state_dim: int, action_dim: int, **options: Any) -> ServingPolicy:
     """Random weights in the shapes of the config, in the precision that is served."""
-    abstract = jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
-    dtype = jnp.dtype(config.model.dtype)
+    agent = jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
+    model = acting_model(agent, config)
     key = iter(range(1_000_000))
 
-    def weights(x: jax.ShapeDtypeStruct, dtype: Any) -> jax.Array:
-        return 0.02 * jax.random.normal(jax.random.key(next(key)), x.shape, dtype)
+    def weights(tree: Any, dtype: Any) -> Any:
+        return jax.tree.map(
+            lambda x: 0.02 * jax.random.normal(jax.random.key(next(key)), x.shape, jnp.dtype(dtype)), tree
+        )
 
-    params = nnx.merge_state(abstract.policy_params, abstract.frozen_params)
-    model = ServedModel(
-        params=jax.tree.map(lambda x: weights(x, dtype), params),
-        critic_params=jax.tree.map(lambda x: weights(x, jnp.float32), abstract.critics.online),
-        policy_def=abstract.policy_def,
-        critic_def=abstract.critics.network,
-        algorithm=abstract.algorithm,
-    )
+    params, critics = weights(model.params, config.model.dtype), weights(model.critics, "float32")
+    model = model.replace(params=params, critics=critics)
     dims = {"state": state_dim, "actions": action_dim}
     stats = {key: NormStats(np.zeros(dim), np.ones(dim)) for key, dim in dims.items()}
     policy = create_serving_policy(model, config, stats, **options)
@@ -110,7 +105,7 @@ def serving(policy: ServingPolicy, **options: Any) -> Iterator[int]:
     started.wait()
     try:
         yield state["port"]
-    finally:  # or a client's error would leave a thread behind that Python waits for
+    finally:  # an error of a client must not leave a thread behind that Python waits for
         state["loop"].call_soon_threadsafe(stop.set)
         thread.join()
 

@@ -17,7 +17,7 @@ from openpi_client.websocket_client_policy import WebsocketClientPolicy
 from acrlpd.envs import make_env
 from acrlpd.envs.episodes import write_video
 
-# What the server calls a camera -> what the simulator calls it.
+# The server's name of a camera -> the simulator's name.
 CAMERAS = {
     "images/cam_high": "observation.images.top",
     "images/cam_left_wrist": "observation.images.left_wrist",
@@ -31,7 +31,7 @@ def observation(env: Any, metadata: dict[str, Any]) -> dict[str, Any]:
     images = {
         name.removeprefix("images/"): np.moveaxis(columns[CAMERAS[name]], -1, 0) for name in seen_cameras(metadata)
     }
-    # A policy that has only ever read one prompt is not asked for anything else.
+    # A policy that was trained with a single prompt gets that prompt from the server.
     prompt = {} if metadata["prompt"] else {"prompt": env.prompt}
     return {"state": columns["observation.state"], "images": images, **prompt}
 
@@ -41,7 +41,7 @@ def seen_cameras(metadata: dict[str, Any]) -> list[str]:
 
 
 def play(env: Any, client: WebsocketClientPolicy, args: argparse.Namespace, seed: int) -> bool:
-    """One episode; whether it succeeded."""
+    """Plays one episode; returns whether it succeeded."""
     metadata = client.get_server_metadata()
     env.reset(seed)
     frames: list[np.ndarray] = []

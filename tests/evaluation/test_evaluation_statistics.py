@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_factory import make_rollout
 
-from acrlpd.evaluation import summarize, wilson_interval
+from acrlpd.evaluation.statistics import summarize, wilson_interval
 
 Z = 1.959963984540054
 
@@ -42,7 +42,7 @@ def test_summary() -> None:
     assert (summary.episodes, summary.successes, summary.success_rate) == (2, 1, 0.5)
     assert (summary.mean_return, summary.std_return) == (-3.5, 1.5)
     assert (summary.mean_length, summary.mean_success_length, summary.lost_episodes) == (4.0, 3.0, 1)
-    assert summary.to_json()["interval"] == list(wilson_interval(1, 2))
+    assert summary.interval == wilson_interval(1, 2)
     assert summarize(rollouts[1:]).mean_success_length is None
     with pytest.raises(ValueError, match="no episode"):
         summarize([], lost_episodes=3)

@@ -17,9 +17,13 @@ from toy_env import seeded_chunks
 from acrlpd.agents import Agent
 from acrlpd.config import ACRLPDHyperparams, LossWeights, TrainingConfig
 from acrlpd.envs import Chunks, EnvError, EnvPool
-from acrlpd.envs.env import Columns
-from acrlpd.evaluation import EvaluationProtocol, evaluate_policy, print_evaluations, protocol, replan_steps
-from acrlpd.policies.agent_policy import AgentPolicy
+from acrlpd.envs.create import create_execution
+from acrlpd.evaluation import protocol
+from acrlpd.evaluation.protocol import EvaluationProtocol, evaluate_policy
+from acrlpd.evaluation.report import print_evaluations
+from acrlpd.execution.base import Columns
+from acrlpd.execution.open_loop import OpenLoop
+from acrlpd.policies.policy import Policy, create_policy
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +38,10 @@ def evaluator() -> Iterator[EvaluationProtocol]:
 
 
 def test_the_same_seeds_and_the_same_numbers_every_time(evaluator: EvaluationProtocol, agent: Agent) -> None:
-    first, again = evaluator.evaluate(agent), evaluator.evaluate(agent)
+    first, again = evaluator.evaluate(evaluator.policy(agent)), evaluator.evaluate(evaluator.policy(agent))
     assert first == again
     assert [episode.seed for episode in first.episodes] == list(range(100, 106))
-    other = evaluator.evaluate(toy_agent(toy_config(), seed=1))
+    other = evaluator.evaluate(evaluator.policy(toy_agent(toy_config(), seed=1)))
     assert [episode.seed for episode in other.episodes] == list(range(100, 106))
     assert other.episodes != first.episodes
     assert first.summary.successes == sum(episode.success for episode in first.episodes)
@@ -49,16 +53,16 @@ def test_another_seed_is_other_episodes_and_other_noise_of_the_policy() -> None:
     with EnvPool("toy", 2, num_workers=0) as envs:
         for seed in (0, 1):
 
-            def policy(observations: Columns, prompts: Sequence[str], policy_seed: int, seed: int = seed) -> Chunks:
-                noise.setdefault(seed, []).append(policy_seed)
-                return seeded_chunks(observations, prompts, policy_seed)
+            def policy(observations: Columns, prompts: Sequence[str], seeds: Sequence[int], seed: int = seed) -> Chunks:
+                noise.setdefault(seed, []).extend(seeds)
+                return seeded_chunks(observations, prompts, seeds)
 
-            evaluate_policy(envs, policy, num_episodes=2, seed=seed, replan_steps=4)
+            evaluate_policy(envs, policy, num_episodes=2, seed=seed, execution=OpenLoop(4))
     assert not set(noise[0]) & set(noise[1])
 
 
 def test_robustness_covers_noise_and_candidates(evaluator: EvaluationProtocol, agent: Agent) -> None:
-    evaluation = evaluator.evaluate(agent, robustness=True)
+    evaluation = evaluator.evaluate(evaluator.policy(agent), robustness=True)
     assert {kind: list(levels) for kind, levels in evaluation.robustness.items()} == {
         "obs_noise": ["0.1"],
         "action_noise": ["0.1"],
@@ -72,14 +76,15 @@ def test_robustness_covers_noise_and_candidates(evaluator: EvaluationProtocol, a
 def test_one_thing_is_disturbed_at_a_time(evaluator: EvaluationProtocol, agent: Agent) -> None:
     seen = set()
 
-    class Watched(AgentPolicy):
-        def __call__(self, observations: Columns, prompts: Sequence[str], seed: int) -> Chunks:
-            seen.add((self.observation_noise, self.action_noise, self.num_samples))
-            return super().__call__(observations, prompts, seed)
+    class Watched(Policy):
+        def __call__(self, observations: Columns, prompts: Sequence[str], seeds: Sequence[int]) -> Chunks:
+            seen.add((self.observation_noise, self.action_noise, self.best_of_n))
+            return super().__call__(observations, prompts, seeds)
 
-    undisturbed = evaluator.evaluate(agent).summary
-    evaluator.evaluate_robustness(Watched(**vars(evaluator.policy(agent))), undisturbed)
-    assert seen == {(0.1, 0.0, None), (0.0, 0.1, None), (0.0, 0.0, 1)}
+    policy = evaluator.policy(agent)
+    undisturbed = evaluator.evaluate(policy).summary
+    evaluator.evaluate_robustness(Watched(**vars(policy)), undisturbed)
+    assert seen == {(0.1, 0.0, 4), (0.0, 0.1, 4), (0.0, 0.0, 1)}
 
 
 def test_the_record_and_the_videos_are_written(agent: Agent, tmp_path: Path) -> None:
@@ -132,22 +137,27 @@ def test_a_record_that_cannot_be_written_costs_a_run_nothing_but_the_record(
     place.write_text("stands in for a disk that takes no more")
     with EvaluationProtocol(config, NORM_STATS, directory=place, num_workers=0) as evaluator:
         metrics = evaluator.evaluate_at_step(agent, 10)
-        assert metrics == evaluator.evaluate(agent).metrics()
-        with pytest.raises(OSError):  # who asks for a record gets it or an error
-            evaluator.evaluate(agent, directory=place / "10")
+        assert metrics == evaluator.evaluate(evaluator.policy(agent)).metrics()
+        with pytest.raises(OSError):  # `evaluate` writes the record that it is asked for, or raises
+            evaluator.evaluate(evaluator.policy(agent), directory=place / "10")
     assert "the evaluation could not be recorded" in caplog.text
 
 
 def test_a_policy_that_only_clones_is_judged_without_its_critics(tmp_path: Path) -> None:
-    """They were drawn and never trained: their values are nowhere, and they choose nothing."""
+    """The critics were never trained: their values appear nowhere, and they choose nothing."""
     weights = LossWeights(critic_weight=0.0, actor_weight=0.0)
-    config = toy_config(acrlpd=ACRLPDHyperparams(num_action_samples=4, sampling_steps=2, loss_weights=weights))
+    config = toy_config(
+        acrlpd=ACRLPDHyperparams(
+            num_action_samples=4, sampling_steps=2, loss_weights=weights, learnable_temperature=False
+        )
+    )
     agent = toy_agent(config)
     with EvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
-        found = evaluator.evaluate(agent, robustness=True, directory=tmp_path)
-        assert found.episodes == evaluator.evaluate(agent, best_of_n=1).episodes
-        with pytest.raises(EnvError, match=r"trains no critic that could choose among 4 candidates"):
-            evaluator.evaluate(agent, best_of_n=4)
+        policy = evaluator.policy(agent)
+        found = evaluator.evaluate(policy, robustness=True, directory=tmp_path)
+    assert policy.best_of_n == 1
+    with pytest.raises(ValueError, match=r"best_of_n=4 needs critics to choose by, and this policy has none"):
+        create_policy(policy.model, config, NORM_STATS, best_of_n=4)
     assert not {"q_bias", "q_rmse", "best_of_n_value_gain"} & set(found.metrics())
     assert set(found.robustness) == {"obs_noise", "action_noise"}
     record = json.loads((tmp_path / "evaluation.json").read_text())
@@ -167,15 +177,15 @@ def test_any_prompt_makes_a_file_name(prompt: str, tmp_path: Path) -> None:
 
 def test_lost_episodes_are_counted_apart() -> None:
     with EnvPool("toy-nan-102", 2, num_workers=0, cameras=()) as envs:
-        summary, played = evaluate_policy(envs, seeded_chunks, num_episodes=6, seed=100, replan_steps=3)
+        summary, played = evaluate_policy(envs, seeded_chunks, num_episodes=6, seed=100, execution=OpenLoop(3))
         assert (summary.episodes, summary.lost_episodes) == (5, 1)
         assert [rollout.seed for rollout in played] == [100, 101, 103, 104, 105]
         with pytest.raises(EnvError, match=r"all 1 episodes .* were lost; the last: .*not finite"):
-            evaluate_policy(envs, seeded_chunks, num_episodes=1, seed=102, replan_steps=3)
+            evaluate_policy(envs, seeded_chunks, num_episodes=1, seed=102, execution=OpenLoop(3))
 
 
 def test_the_table_says_it_all(evaluator: EvaluationProtocol, agent: Agent) -> None:
-    evaluation = evaluator.evaluate(agent, robustness=True)
+    evaluation = evaluator.evaluate(evaluator.policy(agent), robustness=True)
     tasks = {"one": evaluation.summary, "two": evaluation.summary}
     out = io.StringIO()
     print_evaluations({"run 7": dataclasses.replace(evaluation, tasks=tasks)}, Console(file=out, width=120))
@@ -186,7 +196,7 @@ def test_the_table_says_it_all(evaluator: EvaluationProtocol, agent: Agent) -> N
 
 
 def test_brackets_in_names_are_no_markup(evaluator: EvaluationProtocol, agent: Agent) -> None:
-    evaluation = evaluator.evaluate(agent)
+    evaluation = evaluator.evaluate(evaluator.policy(agent))
     tasks = {"put [/red] away": evaluation.summary, "[bold] move": evaluation.summary}
     named = {"lr[dim] 7": dataclasses.replace(evaluation, tasks=tasks, videos=("[b]/1.mp4",))}
     out = io.StringIO()
@@ -197,12 +207,12 @@ def test_brackets_in_names_are_no_markup(evaluator: EvaluationProtocol, agent: A
 
 def test_what_cannot_work_is_refused() -> None:
     config = toy_config()
-    with pytest.raises(EnvError, match="needs an environment"):
+    with pytest.raises(EnvError, match=r"there is no environment: set env\.id"):
         EvaluationProtocol(dataclasses.replace(config, env=dataclasses.replace(config.env, id=None)), NORM_STATS)
-    eager = dataclasses.replace(config, env=dataclasses.replace(config.env, replan_steps=9))
-    with pytest.raises(EnvError, match="exceeds the policy's action_horizon 4"):
-        replan_steps(eager)
-    assert replan_steps(config) == 3
+    eager = dataclasses.replace(config, env=dataclasses.replace(config.env, execution=OpenLoop(9)))
+    with pytest.raises(EnvError, match=r"asks the policy every 9 steps, .* has only model\.action_horizon 4"):
+        EvaluationProtocol(eager, NORM_STATS)
+    assert create_execution(config) == OpenLoop(3)  # the length of the critics' chunks
 
 
 def test_an_environment_that_does_not_fit_the_policy_is_refused_before_training() -> None:

@@ -48,7 +48,7 @@ def test_a_trace_has_what_was_said_and_what_came() -> None:
     assert first.values["q"] == (1.0, 2.0, 3.0) and first.values["q_mean"] == (0.0, 1.0, 2.0)
     assert second.returns is None  # a time limit: nobody knows the rest
     assert (first.video, first.film_strip) == (None, None)
-    json.dumps([first.to_json(), second.to_json()])
+    json.dumps([dataclasses.asdict(first), dataclasses.asdict(second)])
     assert trace_episodes([make_rollout([0.0], True)], REWARDS, 0.5) == ()  # no values, nothing to show
 
 

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "envs"))  # the toy environment'
 @pytest.fixture(scope="module", autouse=True)
 def quickly_compiled() -> Iterator[None]:
     """Most of the time here would go into optimising programs that run a few times."""
-    from serving_helpers import quick_compiles
+    from small_checkpoints import quick_compiles
 
     with quick_compiles():
         yield
@@ -21,7 +21,8 @@ def quickly_compiled() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def policy() -> Any:
-    from serving_helpers import quick_compiles, state_policy
+    from serving_helpers import state_policy
+    from small_checkpoints import quick_compiles
 
     with quick_compiles():
         return state_policy()

@@ -1,126 +1,27 @@
-"""Tiny served policies, the checkpoints they come from, and a server in a thread."""
+"""Tiny served policies, what robots send to them, and a server in a thread."""
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import http.client
-import tarfile
 import threading
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Coroutine
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 pytest.importorskip("websockets", reason="websockets is missing: pip install 'acrlpd[serve]'")
 
-from toy_agent import NORM_STATS, toy_config, toy_pi0_config
+from small_checkpoints import make_agent, served_model, state_config
+from toy_agent import NORM_STATS
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from acrlpd.agents import Agent
-from acrlpd.config import DataConfig, MLPCritics, RepackConfig, RLTrainConfig
-from acrlpd.config.create_agent import create_agent
-from acrlpd.data.pipeline.norm_stats import save_norm_stats
-from acrlpd.models.families.pi0 import Pi0Config
-from acrlpd.policies.served_model import ServedModel
 from acrlpd.serving.message_format import packb, unpackb
 from acrlpd.serving.server import PolicyServer, ServerOptions
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
-from acrlpd.training.checkpoints.manager import CheckpointWriter
-
-GOLDENS = Path(__file__).parents[1] / "goldens"
 
 STATE_DIM = 3
-
-
-@contextmanager
-def quick_compiles() -> Iterator[None]:
-    """XLA without most of its optimisations."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
-
-
-def state_config(**changes: Any) -> RLTrainConfig:
-    """The smallest thing that can be served: no image, no prompt. Five critics, so that some can be left out."""
-    fields: dict[str, Any] = {
-        "name": "small",
-        "critic": MLPCritics(num_critics=5, hidden_dims=(16,), use_pi0_features=False),
-        "data": DataConfig(repo_id="fake", asset_id="robot", tokenizer="byte"),
-    }
-    return toy_config(**(fields | changes))
-
-
-def pi0_config(**changes: Any) -> RLTrainConfig:
-    """A pi0 with one camera and a prompt."""
-    data = DataConfig(
-        repo_id="fake",
-        asset_id="lab/robot",
-        repack=RepackConfig(base_0_rgb="observation.images.top"),
-        default_prompt="go",
-        tokenizer="byte",
-    )
-    critic = MLPCritics(num_critics=5, hidden_dims=(16,))
-    return toy_pi0_config(**({"name": "small", "data": data, "critic": critic} | changes))
-
-
-def openpi_config() -> RLTrainConfig:
-    """What openpi's golden checkpoint is."""
-    model = Pi0Config(
-        dtype="float32",
-        paligemma_variant="dummy",
-        action_expert_variant="dummy",
-        siglip_variant="mu/14",
-        vocab_size=512,
-        action_horizon=10,
-        max_token_len=16,
-        remat_policy="none",
-    )
-    data = DataConfig(tokenizer="byte", default_prompt="go", repack=RepackConfig(base_0_rgb="top"))
-    return pi0_config(model=model, data=data)
-
-
-def openpi_checkpoint(folder: Path) -> Path:
-    """The checkpoint that openpi itself wrote."""
-    with tarfile.open(GOLDENS / "ckpt_openpi_tiny_pi0_ema.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
-    [step] = [path.parent for path in folder.rglob("params") if path.parent.name == "100"]
-    return step
-
-
-def make_agent(rl_config: RLTrainConfig, seed: int = 0) -> Agent:
-    """Random numbers everywhere, moving average included; nothing is compiled."""
-    abstract = jax.eval_shape(lambda key: create_agent(rl_config, key), jax.random.key(0))
-    rng = np.random.default_rng(seed)
-
-    def values(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.zeros(leaf.shape, leaf.dtype)
-        return jnp.asarray(0.2 * rng.standard_normal(leaf.shape), leaf.dtype)
-
-    return jax.tree.map(values, abstract)
-
-
-def save_run(directory: Path, rl_config: RLTrainConfig, agents: dict[int, Agent]) -> Path:
-    """A run directory with a checkpoint of each agent."""
-    directory.mkdir(parents=True, exist_ok=True)
-    stats = directory.parent / f"{directory.name}-stats"
-    save_norm_stats(stats, NORM_STATS)
-    assets = {f"{rl_config.data.asset_id}/norm_stats.json": (stats / "norm_stats.json").read_bytes()}
-    keep_all = dataclasses.replace(rl_config.checkpoints, max_to_keep=10)
-    writer = CheckpointWriter(directory, dataclasses.replace(rl_config, checkpoints=keep_all))
-    for step, agent in agents.items():
-        writer.save(agent, step, rng=jax.random.key(0), assets=assets, state={})
-    writer.close()
-    return directory
 
 
 def pi0_observation(seed: int = 0, **changes: Any) -> dict[str, Any]:
@@ -133,17 +34,6 @@ def pi0_observation(seed: int = 0, **changes: Any) -> dict[str, Any]:
 def state_observation(seed: int = 0, **changes: Any) -> dict[str, Any]:
     """What a robot sends to a policy of `state_config`."""
     return {"state": np.random.default_rng(seed).standard_normal(STATE_DIM).astype(np.float32)} | changes
-
-
-def served_model(agent: Agent) -> ServedModel:
-    """What is served of an agent."""
-    return ServedModel(
-        params=nnx.merge_state(agent.ema_params, agent.frozen_params),
-        critic_params=agent.critics.online,
-        policy_def=agent.policy_def,
-        critic_def=agent.critics.network,
-        algorithm=agent.algorithm,
-    )
 
 
 def state_policy(seed: int = 0, **options: Any) -> ServingPolicy:

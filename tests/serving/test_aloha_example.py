@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving_helpers import RunningServer, make_agent, pi0_config, served_model
+from serving_helpers import RunningServer
+from small_checkpoints import make_agent, pi0_config, served_model
 
 from acrlpd.config import DataConfig, EnvConfig, QChunkingConfig, RepackConfig
 from acrlpd.robots.aloha import Aloha

@@ -11,33 +11,33 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from serving_helpers import (
+from serving_helpers import STATE_DIM, pi0_observation, state_observation
+from small_checkpoints import (
     GOLDENS,
-    STATE_DIM,
     make_agent,
     openpi_checkpoint,
     openpi_config,
     pi0_config,
-    pi0_observation,
     save_run,
+    served_model,
     state_config,
-    state_observation,
 )
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent
-from acrlpd.cli.serve import export_main
+from acrlpd.cli.export import main as export_main
 from acrlpd.config import DataConfig, EvaluationConfig, RLTrainConfig, get_config
 from acrlpd.config.run import OpenPICompatibilityConfig
 from acrlpd.data.pipeline.norm_stats import save_norm_stats
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
-from acrlpd.policies.checkpoint import PolicyCheckpoint, open_policy_checkpoint
+from acrlpd.policies.acting_model import candidate_noise
+from acrlpd.policies.checkpoint import Checkpoint, open_checkpoint
 from acrlpd.policies.levels import Level, ServingLevel, serving_level, trained_level
+from acrlpd.runs.checkpoint_layout import CheckpointError
 from acrlpd.serving.critic_ranking import rank_critics
 from acrlpd.serving.export import export_policy, verify_export
 from acrlpd.serving.export_readme import write_readme
 from acrlpd.serving.serving_policy import load_serving_policy
-from acrlpd.training.checkpoints.metadata import CheckpointError
 from openpi_params import read_openpi_params
 
 
@@ -89,7 +89,7 @@ def test_an_export_acts_as_the_run(run: Path, tmp_path: Path) -> None:
     message = pi0_observation() | {"seed": 4}
     replies = []
     for path in (run, out):
-        policy = load_serving_policy(open_policy_checkpoint(path), best_of_n=4, num_steps=(2,))
+        policy = load_serving_policy(open_checkpoint(path), best_of_n=4, num_steps=(2,))
         [reply] = policy.infer([policy.prepare(message)])
         assert isinstance(reply, dict)
         replies.append(reply)
@@ -102,7 +102,7 @@ def test_bfloat16_exports_stay_close(run: Path, tmp_path: Path) -> None:
     verification = export_policy(run, tmp_path / "out", dtype="bfloat16", critics="none")
     assert 0 < verification.mean_difference < 2e-2
     assert {array.dtype.name for array in flat(read_openpi_params(tmp_path / "out")).values()} == {"bfloat16"}
-    checkpoint = open_policy_checkpoint(tmp_path / "out")
+    checkpoint = open_checkpoint(tmp_path / "out")
     assert not checkpoint.has_critics and checkpoint.level == ServingLevel(2, 1, 0)
     assert not (tmp_path / "out" / "critic").exists()
 
@@ -146,32 +146,29 @@ def test_a_policy_is_served_as_it_was_judged() -> None:
 
 def test_fast_keeps_the_critics_that_choose_best(state_run: Path, tmp_path: Path) -> None:
     export_policy(state_run, tmp_path / "out", level="fast")
-    checkpoint = open_policy_checkpoint(tmp_path / "out")
+    checkpoint = open_checkpoint(tmp_path / "out")
     content = json.loads((tmp_path / "out" / "acrlpd.json").read_text())
     # Never more steps than "standard", which are those of the training here.
     assert checkpoint.level == ServingLevel(num_steps=2, best_of_n=4, num_critics=3)
-    model = open_policy_checkpoint(state_run).load_model()
+    model = open_checkpoint(state_run).load_model()
     subset = checkpoint.load_model()
-    assert subset.num_critics == 3 and model.num_critics == 5
-    for kept, every in zip(jax.tree.leaves(subset.critic_params), jax.tree.leaves(model.critic_params), strict=True):
+    assert [m.networks().critics.online_ensemble.config.num_critics for m in (subset, model)] == [3, 5]
+    for kept, every in zip(*(jax.tree.leaves(m.critics.online) for m in (subset, model)), strict=True):
         np.testing.assert_array_equal(kept, every[np.array(content["critics"])])
 
 
 def test_the_ranking_is_by_the_value_of_what_members_choose() -> None:
     """Brute force: member by member, candidate by candidate."""
+
     from acrlpd.models.observation import Observation
-    from acrlpd.policies.served_model import ServedModel
 
     agent = make_agent(state_config())
-    model = ServedModel(
-        agent.ema_params, agent.critics.online, agent.policy_def, agent.critics.network, agent.algorithm
-    )
+    model = served_model(agent)
     states = np.random.default_rng(0).standard_normal((6, STATE_DIM)).astype(np.float32)
     observation = Observation(images={}, image_masks={}, state=states)
-    noise = jax.random.normal(jax.random.key(0), (6, 16, 4, 2))
-    candidates = model.policy.sample_candidates(jax.random.key(1), observation, 16, num_steps=2, noise=noise)
-    critics = model.critics
-    assert critics is not None
+    noise = np.stack([candidate_noise(seed, 16, 4, 2) for seed in range(6)])
+    candidates = model.policy().sample_candidates(jax.random.key(1), observation, 16, num_steps=2, noise=noise)
+    critics = model.networks().critics.online_ensemble
     values = np.asarray(critics(None, states, candidates[:, :, :3].reshape(6, 16, -1)))  # [b, n, E]
     scores = [np.mean([values[b].min(axis=-1)[values[b, :, member].argmax()] for b in range(6)]) for member in range(5)]
     ranking = rank_critics(model, observation, num_steps=2)
@@ -218,14 +215,14 @@ def test_without_the_data_critics_cannot_be_ranked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--critics all"):
         export_policy(run, tmp_path / "out", level="fast")
     export_policy(run, tmp_path / "out", level="fast", critics="all")
-    assert open_policy_checkpoint(tmp_path / "out").level.num_critics == 5
+    assert open_checkpoint(tmp_path / "out").level.num_critics == 5
 
 
 def test_plain_openpi_checkpoints_are_served_without_critics(tmp_path: Path) -> None:
     step = openpi_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="--config"):
-        open_policy_checkpoint(step)
-    checkpoint = open_policy_checkpoint(step, openpi_config())
+        open_checkpoint(step)
+    checkpoint = open_checkpoint(step, openpi_config())
     assert checkpoint.kind == "openpi" and not checkpoint.has_critics and checkpoint.level.best_of_n == 1
     assert checkpoint.load_norm_stats() is not None
     shutil.rmtree(step / "assets")
@@ -238,21 +235,21 @@ def test_plain_openpi_checkpoints_are_served_without_critics(tmp_path: Path) -> 
 
 def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, state_run: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a directory"):
-        open_policy_checkpoint(tmp_path / "nothing")
+        open_checkpoint(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="neither an exported directory"):
-        open_policy_checkpoint(tmp_path)
+        open_checkpoint(tmp_path)
     export_policy(state_run, tmp_path / "out")
     with pytest.raises(CheckpointError, match="not a checkpoint of a run"):
         export_policy(tmp_path / "out", tmp_path / "again")
     (tmp_path / "out" / "critic" / "manifest.ocdbt").unlink()
     with pytest.raises(CheckpointError, match="damaged or incomplete"):
-        open_policy_checkpoint(tmp_path / "out").load_model()
+        open_checkpoint(tmp_path / "out").load_model()
 
 
 def test_a_state_policy_is_exported_for_our_server(state_run: Path, tmp_path: Path) -> None:
     export_policy(state_run, tmp_path / "out")
     assert "openpi has no policy of the family `state_flow`" in (tmp_path / "out" / "README.md").read_text()
-    policy = load_serving_policy(open_policy_checkpoint(tmp_path / "out"))
+    policy = load_serving_policy(open_checkpoint(tmp_path / "out"))
     [reply] = policy.infer([policy.prepare(state_observation())])
     assert isinstance(reply, dict) and reply["actions"].shape == (4, 2)
 
@@ -279,7 +276,7 @@ def test_checkpoints_that_are_older_than_a_config_field(state_run: Path, tmp_pat
     content = json.loads((tmp_path / "out" / "acrlpd.json").read_text())
     without_field(content["config"], "openpi_compatibility")
     (tmp_path / "out" / "acrlpd.json").write_text(json.dumps(content))
-    policies = [load_serving_policy(open_policy_checkpoint(path)) for path in (state_run, older, tmp_path / "out")]
+    policies = [load_serving_policy(open_checkpoint(path)) for path in (state_run, older, tmp_path / "out")]
     replies = [policy.infer([policy.prepare(state_observation() | {"seed": 1})])[0] for policy in policies]
     assert policies[0].metadata() == policies[1].metadata() == policies[2].metadata()
     for reply in replies[1:]:
@@ -289,7 +286,7 @@ def test_checkpoints_that_are_older_than_a_config_field(state_run: Path, tmp_pat
 def readme_of(config: RLTrainConfig, folder: Path) -> str:
     """What an export of this config would say."""
     save_norm_stats(folder / "assets" / "lab" / "robot", NORM_STATS)
-    checkpoint = PolicyCheckpoint(folder, "export", config, ServingLevel(10, 1, 0), 7, has_critics=False)
+    checkpoint = Checkpoint(folder, "export", config, ServingLevel(10, 1, 0), 7, has_critics=False)
     write_readme(folder, checkpoint, "standard")
     return (folder / "README.md").read_text()
 

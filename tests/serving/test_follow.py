@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving_helpers import RunningServer, ask, make_agent, save_run, state_config, state_observation
+from serving_helpers import RunningServer, ask, state_observation
+from small_checkpoints import make_agent, save_run, state_config
 
-from acrlpd.policies.checkpoint import open_policy_checkpoint
-from acrlpd.policies.served_model import choose_actions
+from acrlpd.policies.acting_model import choose_actions
+from acrlpd.policies.checkpoint import open_checkpoint
 from acrlpd.robots.droid import Droid
 from acrlpd.serving import follow
 from acrlpd.serving.follow import follow_run
@@ -18,7 +19,7 @@ from acrlpd.serving.serving_policy import ServingPolicy, load_serving_policy
 
 
 def load(path: Path) -> ServingPolicy:
-    policy = load_serving_policy(open_policy_checkpoint(path), max_batch_size=2)
+    policy = load_serving_policy(open_checkpoint(path), max_batch_size=2)
     policy.warm_up()
     return policy
 

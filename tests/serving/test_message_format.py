@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
-from serving_helpers import GOLDENS
+from small_checkpoints import GOLDENS
 
 from acrlpd.serving.message_format import MessageError, packb, unpackb
 

@@ -11,16 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from serve_process import ServeProcess
-from serving_helpers import (
-    ask,
-    make_agent,
-    openpi_checkpoint,
-    openpi_config,
-    pi0_observation,
-    save_run,
-    state_config,
-    state_observation,
-)
+from serving_helpers import ask, pi0_observation, state_observation
+from small_checkpoints import make_agent, openpi_checkpoint, openpi_config, save_run, state_config
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -28,7 +20,7 @@ from acrlpd.cli.main import main
 from acrlpd.cli.serve import ServeOptions, load_present
 from acrlpd.config import save_config
 from acrlpd.models.openpi_checkpoint import OpenPICheckpointError
-from acrlpd.policies.checkpoint import PolicyCheckpoint, open_policy_checkpoint
+from acrlpd.policies.checkpoint import Checkpoint, open_checkpoint
 from acrlpd.serving.export import export_policy
 from acrlpd.serving.message_format import unpackb
 from acrlpd.serving.serving_policy import load_serving_policy
@@ -51,7 +43,7 @@ def exported(run: Path) -> Path:
     return run.parent / "out"
 
 
-def reply_of(checkpoint: PolicyCheckpoint, message: dict[str, Any], **options: Any) -> dict[str, Any]:
+def reply_of(checkpoint: Checkpoint, message: dict[str, Any], **options: Any) -> dict[str, Any]:
     """What the policy answers without a server."""
     policy = load_serving_policy(checkpoint, **options)
     [reply] = policy.infer([policy.prepare(message)])
@@ -71,7 +63,7 @@ def test_an_export_is_served_until_sigterm(exported: Path, cache: Path) -> None:
             with pytest.raises(ConnectionClosed) as closed:
                 connection.recv(timeout=30)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
-    expected = reply_of(open_policy_checkpoint(exported), message, best_of_n=3)
+    expected = reply_of(open_checkpoint(exported), message, best_of_n=3)
     np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-5)
     assert reply["best_of_n"]["index"] == expected["best_of_n"]["index"]
 
@@ -95,7 +87,7 @@ def test_a_run_is_followed(tmp_path: Path, cache: Path) -> None:
         server.wait_for_line("step 30 cannot be served: .* clients were told: action_horizon 6 instead of 4")
         last = ask(connection, message)
     assert followed["checkpoint_step"] == 20
-    expected = reply_of(open_policy_checkpoint(run / "20"), message)
+    expected = reply_of(open_checkpoint(run / "20"), message)
     np.testing.assert_allclose(followed["actions"], expected["actions"], atol=1e-5)
     np.testing.assert_array_equal(last["actions"], followed["actions"])
 
@@ -104,7 +96,7 @@ def test_a_checkpoint_that_training_removes_while_it_is_read_is_replaced_by_its_
     config = state_config()
     run = save_run(tmp_path / "run", config, {10: make_agent(config)})
     options = ServeOptions(run, max_batch_size=1)
-    opened = open_policy_checkpoint(run)
+    opened = open_checkpoint(run)
     (run / "10" / "params" / "_METADATA").unlink()  # it is on its way out
     with pytest.raises(OpenPICheckpointError, match="is not a complete openpi checkpoint"):
         load_present(opened, options)  # there is no other
@@ -141,7 +133,7 @@ def test_an_openpi_checkpoint_is_served_to_openpis_client(tmp_path: Path, cache:
     checkpoint = openpi_checkpoint(tmp_path)
     save_config(openpi_config(), tmp_path / "tiny.yaml")
     options = ("--config", tmp_path / "tiny.yaml", "--best_of_n", "8", "--max_batch_size", "1")
-    dims = open_policy_checkpoint(checkpoint, openpi_config()).load_norm_stats()
+    dims = open_checkpoint(checkpoint, openpi_config()).load_norm_stats()
     assert dims is not None
     message = pi0_observation() | {"state": np.zeros(dims["state"].dim, np.float32), "seed": 1}
     with ServeProcess(cache, checkpoint, *options) as server:
@@ -153,7 +145,7 @@ def test_an_openpi_checkpoint_is_served_to_openpis_client(tmp_path: Path, cache:
         with pytest.raises(RuntimeError, match="best_of_n=2: the served checkpoint has no critics"):
             client.infer(message | {"best_of_n": 2})
     assert reply["best_of_n"] == {"n": 1, "index": 0}
-    expected = reply_of(open_policy_checkpoint(checkpoint, openpi_config()), message)
+    expected = reply_of(open_checkpoint(checkpoint, openpi_config()), message)
     np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-4)
 
 
@@ -191,7 +183,7 @@ def test_bad_options_are_named(
 def test_there_is_no_chunk_of_nothing(exported: Path, options: dict[str, Any]) -> None:
     [name] = options
     with pytest.raises(ValueError, match=f"{name} must be at least 1; found"):
-        load_serving_policy(open_policy_checkpoint(exported), **options)
+        load_serving_policy(open_checkpoint(exported), **options)
 
 
 def test_a_port_in_use_is_refused_before_anything_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

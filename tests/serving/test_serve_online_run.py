@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving_helpers import state_config, state_observation
+from serving_helpers import state_observation
+from small_checkpoints import state_config
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides, save_config
-from acrlpd.policies.checkpoint import open_policy_checkpoint
+from acrlpd.policies.checkpoint import open_checkpoint
 from acrlpd.serving.serving_policy import load_serving_policy
 
 OFFLINE, ONLINE = 2, 3
@@ -28,7 +29,7 @@ def acrlpd(cache: Path, *args: str | Path) -> str:
         | {
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "PYTHONPATH": str(envs),
+            "PYTHONPATH": os.pathsep.join([str(envs), os.environ.get("PYTHONPATH", "")]),
         },
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -66,16 +67,28 @@ def test_the_newest_checkpoint_is_exported(run: Path, cache: Path, tmp_path: Pat
     assert {"baselines", "replay"} <= {path.name for path in run.iterdir()}
     printed = acrlpd(cache, "export", run, "--output", tmp_path / "out", "--level", "fast")
     assert "verified: actions differ" in printed
-    checkpoint = open_policy_checkpoint(tmp_path / "out")
+    checkpoint = open_checkpoint(tmp_path / "out")
     assert (checkpoint.step, checkpoint.level.num_critics) == (OFFLINE + ONLINE, 3)
     policy = load_serving_policy(checkpoint)
     [reply] = policy.infer([policy.prepare(state_observation())])
     assert isinstance(reply, dict) and len(reply["best_of_n"]["q_values"]) == 4
 
 
+def test_the_export_is_judged_like_the_run(run: Path, cache: Path, tmp_path: Path) -> None:
+    """`acrlpd eval` on a run and on its export, with the same seeds: the same episodes."""
+    acrlpd(cache, "export", run, "--output", tmp_path / "out")
+    arguments = ("--num-workers", "0", "--episodes", "3", "--output", tmp_path / "judged")
+    printed = acrlpd(cache, "eval", run, tmp_path / "out", *arguments)
+    assert f"default {OFFLINE + ONLINE}" in printed and "out" in printed
+    judged = json.loads((tmp_path / "judged" / "evaluation.json").read_text())
+    of_run, of_export = judged.values()
+    assert of_run["per_episode"] == of_export["per_episode"] and len(of_run["per_episode"]) == 3
+    assert of_run["calibration"] == of_export["calibration"]
+
+
 def test_a_cloned_policy_has_no_critics_to_choose_by(run: Path, cache: Path, tmp_path: Path) -> None:
     """Cloning trains no critic: the best of N under random numbers would be worse than the first."""
-    checkpoint = open_policy_checkpoint(run / "baselines" / "bc")
+    checkpoint = open_checkpoint(run / "baselines" / "bc")
     assert not checkpoint.has_critics and checkpoint.level.best_of_n == 1
     acrlpd(cache, "export", run / "baselines" / "bc", "--output", tmp_path / "bc")
     assert json.loads((tmp_path / "bc" / "acrlpd.json").read_text())["critics"] is None

@@ -194,13 +194,17 @@ def test_clients_that_stall_or_vanish_do_not_disturb_the_others(server: RunningS
 def slow(policy: ServingPolicy, seconds: float, begun: threading.Event | None = None) -> ServingPolicy:
     """The same policy with a transform that takes so many seconds, and says when it has begun."""
 
-    def inputs(data: dict[str, Any]) -> dict[str, Any]:
+    def normalize(data: dict[str, Any]) -> dict[str, Any]:
         if begun is not None:
             begun.set()
         time.sleep(seconds)
-        return policy.inputs(data)
+        return policy.policy.normalize(data)
 
-    return dataclasses.replace(policy, inputs=inputs)
+    return with_transforms(policy, normalize=normalize)
+
+
+def with_transforms(policy: ServingPolicy, **transforms: Any) -> ServingPolicy:
+    return dataclasses.replace(policy, policy=dataclasses.replace(policy.policy, **transforms))
 
 
 def test_requests_time_out(policy: ServingPolicy) -> None:
@@ -232,7 +236,7 @@ def server_port(connection: Any) -> int:
 
 
 def test_the_server_reports_an_error_of_the_device_and_goes_on(policy: ServingPolicy) -> None:
-    broken = dataclasses.replace(policy, outputs=lambda data: 1 / 0)  # type: ignore[arg-type, return-value]
+    broken = with_transforms(policy, outputs=lambda data: 1 / 0)
     with RunningServer(broken) as server:
         with server.connect() as connection:
             assert "error in the policy server: ZeroDivisionError" in ask(connection, state_observation())

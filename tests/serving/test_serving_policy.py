@@ -7,14 +7,15 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from serving_helpers import GOLDENS, make_agent, pi0_config, pi0_observation, served_model, state_config
+from serving_helpers import pi0_observation
+from small_checkpoints import GOLDENS, make_agent, pi0_config, served_model, state_config
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent, Algorithm
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, get_config
 from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
 from acrlpd.models.families.pi0 import Pi0Config
-from acrlpd.policies.served_model import ServedModel, choose_actions
+from acrlpd.policies.acting_model import ActingModel, choose_actions
 from acrlpd.robots.aloha import Aloha
 from acrlpd.serving.requests import RequestError
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
@@ -64,7 +65,7 @@ def test_actions_equal_openpis_policy() -> None:
     ]
     algorithm = Algorithm(config.acrlpd, config.qchunking)
     policy = create_serving_policy(
-        ServedModel(nnx.from_flat_state(leaves), None, graphdef, None, algorithm),
+        ActingModel(nnx.from_flat_state(leaves), None, graphdef, algorithm),
         config,
         load_norm_stats(GOLDENS / "norm_stats_example"),
         best_of_n=1,
@@ -106,7 +107,7 @@ def test_the_choice_is_the_agents(agent: Agent, policy: ServingPolicy) -> None:
     observation = jax.tree.map(lambda x: x[None], request.observation)
     expected = jax.jit(lambda a, o: a.best_of_n(key, o, num_samples=6, num_steps=2))(agent, observation)
     noise = jax.random.normal(jax.random.split(key)[0], (1, *request.noise.shape))
-    found = choose_actions(policy.model, observation, noise, np.array([6]), num_steps=2)
+    found = choose_actions(policy.policy.model, observation, noise, np.array([6]), num_steps=2)
     np.testing.assert_allclose(found.candidates, expected.candidates, atol=1e-5)
     np.testing.assert_allclose(found.q_values, expected.q_values, atol=1e-5)
     np.testing.assert_array_equal(found.index, expected.index)
@@ -207,17 +208,18 @@ def test_what_is_just_right_is_not_refused(policy: ServingPolicy) -> None:
     assert all(reply["actions"].shape == (4, 2) for reply in replies)
 
 
-@pytest.mark.parametrize(("part", "what"), [("params", "actions"), ("critic_params", "critics' values")])
+@pytest.mark.parametrize(("part", "what"), [("params", "actions"), ("critics", "critics' values")])
 def test_actions_and_choices_that_are_not_finite_are_not_sent(policy: ServingPolicy, part: str, what: str) -> None:
-    broken = jax.tree.map(lambda x: x * np.nan, getattr(policy.model, part))
-    sick = dataclasses.replace(policy, model=policy.model.replace(**{part: broken}))
+    broken = jax.tree.map(lambda x: x * np.nan, getattr(policy.policy.model, part))
+    model = policy.policy.model.replace(**{part: broken})
+    sick = dataclasses.replace(policy, policy=dataclasses.replace(policy.policy, model=model))
     [reply] = sick.infer([sick.prepare(pi0_observation())])
     assert isinstance(reply, RequestError)
     assert f"{what} are not finite" in str(reply)
 
 
 def test_without_critics_there_is_no_choice(policy: ServingPolicy) -> None:
-    model = policy.model.replace(critic_params=None, critic_def=None)
+    model = policy.policy.model.replace(critics=None)
     with pytest.raises(ValueError, match="best_of_n=6 needs critics"):
         create_serving_policy(model, pi0_config(), NORM_STATS, best_of_n=6, num_steps=(2,))
     plain = create_serving_policy(model, pi0_config(), NORM_STATS, best_of_n=1, num_steps=(2,))

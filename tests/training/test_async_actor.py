@@ -12,9 +12,10 @@ import pytest
 from training_helpers import Processes, arrays_of, finish, metrics_of, online_config
 
 from acrlpd.envs import EnvError
+from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.runs.directory import read_summary, run_directory, saved_steps
 from acrlpd.training.online.actor_process import LOG_FILE, publish
-from acrlpd.training.online.rounds import REPLAY, read_rounds
+from acrlpd.training.online.rounds import REPLAY, Round, episode_seed, policy_seed, read_rounds
 
 OFFLINE, ONLINE = 4, 40
 WAIT_S = 120.0
@@ -61,6 +62,7 @@ def test_actor_and_learner_survive_each_other(processes: Processes, tmp_path: pa
         online__start_steps=50,
         online__update_to_data_ratio=0.1,
         save_frequency=10,
+        checkpoints__max_to_keep=100,
     )
     directory = run_directory(config)
     learner = processes.start(config)
@@ -96,6 +98,23 @@ def test_actor_and_learner_survive_each_other(processes: Processes, tmp_path: pa
     assert events[num_before:]
     assert all(event["online/policy_step"] < event["step"] for event in events[num_before:])
     assert arrays_of(directory / str(OFFLINE + ONLINE))[".step"] == OFFLINE + ONLINE
+    assert_played_by(directory / str(OFFLINE), directory / REPLAY, rounds[0])
+
+
+def assert_played_by(checkpoint: pathlib.Path, replay: pathlib.Path, played: Round) -> None:
+    """What the actor did in a round is what the policy of the checkpoint does, chunk by chunk."""
+    opened = open_checkpoint(checkpoint)
+    policy, steps = load_policy(opened), opened.rl_config.qchunking.horizon_length
+    assert (opened.step, played.number) == (played.policy_step, 0) and played.episodes
+    for number, length in zip(played.episodes, played.lengths, strict=True):
+        with np.load(replay / f"episode-{number:08d}-{length}.npz") as shard:
+            states, actions = shard["column/observation.state"], shard["column/action"]
+        for turn, start in enumerate(range(0, length, steps)):
+            source = [policy_seed(opened.rl_config.seed, 0), episode_seed(opened.rl_config.seed, number), turn]
+            noise = int(np.random.SeedSequence(source).generate_state(1)[0])
+            chunks = policy({"observation.state": states[start : start + 1]}, ["go right"], [noise])
+            executed = actions[start : start + steps]
+            np.testing.assert_allclose(np.clip(chunks.actions[0, : len(executed)], -1, 1), executed, atol=1e-4)
 
 
 def test_an_actor_that_cannot_start_ends_the_run(processes: Processes, tmp_path: pathlib.Path) -> None:

@@ -14,6 +14,7 @@ from training_helpers import pi0_config, state_config
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
+from acrlpd.runs.checkpoint_layout import CheckpointError, load_checkpoint_metadata
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints import items as checkpoint_items
 from acrlpd.training.checkpoints.items import agent_from_items, agent_items
@@ -22,7 +23,6 @@ from acrlpd.training.checkpoints.manager import (
     SaveFailedError,
     load_checkpoint_agent,
 )
-from acrlpd.training.checkpoints.metadata import CheckpointError, load_checkpoint_metadata
 from acrlpd.training.sharding import abstract_train_state, create_sharding
 from openpi_params import read_openpi_params
 

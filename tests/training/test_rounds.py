@@ -5,18 +5,22 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from toy_env import MAX_STEPS, Toy, ToyEnv, seeded_chunks
 from training_helpers import online_config
 
 from acrlpd.config import ConfigError
+from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.replay import Replay, ReplayError
 from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
+from acrlpd.policies.acting_model import acting_model
+from acrlpd.policies.policy import create_policy
 from acrlpd.training.online.rounds import (
     RoundPlayer,
-    acting_candidates,
     action_column,
+    create_online_policy,
     episode_seed,
     open_replay,
     read_round,
@@ -45,7 +49,7 @@ def player_of(
     config = online_config(directory, seed=seed, online__episodes_per_round=size)
     options = {"num_workers": 0, "cameras": ()} | pool
     with EnvPool(env, 2, **options) as envs:
-        yield RoundPlayer(config, envs, open_replay(directory, config, envs.spec), replan_steps=3)
+        yield RoundPlayer(config, envs, open_replay(directory, config, envs.spec))
 
 
 def files_of(directory: pathlib.Path) -> dict[str, bytes]:
@@ -81,9 +85,9 @@ def test_every_round_of_every_run_has_its_own_episodes_and_noise(tmp_path: pathl
     starts: list[float] = []
     noise: list[int] = []
 
-    def policy(observations: Any, prompts: Any, seed: int) -> Chunks:
-        noise.append(seed)
-        return seeded_chunks(observations, prompts, seed)
+    def policy(observations: Any, prompts: Any, seeds: list[int]) -> Chunks:
+        noise.extend(seeds)
+        return seeded_chunks(observations, prompts, seeds)
 
     for seed in (0, 1):
         with player_of(tmp_path / str(seed), size=2, seed=seed) as player:
@@ -126,7 +130,7 @@ def test_rounds_of_another_size_go_on_after_those_before(tmp_path: pathlib.Path)
         assert player.play(2, seeded_chunks, 2).episodes == (5, 6, 7, 8)
 
 
-def stand_still(observations: Any, prompts: Any, seed: int) -> Chunks:
+def stand_still(observations: Any, prompts: Any, seeds: Any) -> Chunks:
     return Chunks(np.zeros((len(prompts), 4, 2), np.float32))
 
 
@@ -209,12 +213,23 @@ def test_a_damaged_record_is_named(tmp_path: pathlib.Path, content: str) -> None
         read_round(tmp_path, 0)
 
 
-def test_candidates_are_those_of_the_online_phase_then_those_of_evaluations(tmp_path: pathlib.Path) -> None:
-    found = [
-        acting_candidates(online_config(tmp_path, online__best_of_n=online, evaluation__best_of_n=judged))
-        for online, judged in ((2, 8), (None, 8), (None, None))
-    ]
-    assert found == [2, 8, None]
+@pytest.mark.parametrize(
+    ("online", "judged", "expected"), [(2, 8, 2), (None, 8, 8), (None, None, 2)], ids=["online", "judged", "neither"]
+)
+def test_candidates_are_those_of_the_online_phase_then_those_of_evaluations(
+    tmp_path: pathlib.Path, online: int | None, judged: int | None, expected: int
+) -> None:
+    config = online_config(tmp_path, online__best_of_n=online, evaluation__best_of_n=judged)
+    assert config.acrlpd.num_action_samples == 2
+    model = acting_model(jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0)), config)
+    assert create_online_policy(model, config, None).best_of_n == expected
+
+
+def test_online_rounds_explore_as_the_config_says(tmp_path: pathlib.Path) -> None:
+    config = online_config(tmp_path, acrlpd__best_of_n__top_k=2)
+    model = acting_model(jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0)), config)
+    assert create_online_policy(model, config, None).exploration == config.acrlpd.best_of_n
+    assert create_policy(model, config, None).exploration is None  # evaluations take the best candidate
 
 
 def test_actions_must_be_one_column(tmp_path: pathlib.Path) -> None:

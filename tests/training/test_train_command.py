@@ -11,8 +11,8 @@ import pytest
 from training_helpers import Processes, arrays_of, metrics_of, state_config
 
 from acrlpd.config import load_config, save_config
+from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.directory import run_directory, saved_steps
-from acrlpd.training.checkpoints.metadata import load_checkpoint_metadata
 
 DATASETS = pathlib.Path(__file__).parents[1] / "datasets"
 

@@ -1,18 +1,16 @@
-"""`acrlpd export` and `acrlpd serve`."""
+"""`acrlpd serve`: serves a policy on openpi's protocol."""
 
 import dataclasses
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import tyro
 
-from acrlpd.config.command_line import Flag
-
 if TYPE_CHECKING:
-    from acrlpd.policies.checkpoint import PolicyCheckpoint
+    from acrlpd.policies.checkpoint import Checkpoint
     from acrlpd.serving.server import PolicyServer
     from acrlpd.serving.serving_policy import ServingPolicy
 
@@ -20,55 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportOptions:
-    """What to export, and in which form."""
-
-    # A run directory (its newest checkpoint counts) or one of its checkpoints.
-    checkpoint: tyro.conf.Positional[Path]
-    # Directory to make.
-    output: Path
-    # Cost of an action chunk: denoising steps, candidates and critics.
-    level: Literal["fast", "standard", "accurate"] = "standard"
-    # Add LoRA adapters into the weights.
-    merge_lora: Flag = False
-    # Precision of the stored parameters; default: as they were trained.
-    dtype: Literal["bfloat16", "float32"] | None = None
-    # Critics to put beside the policy: as many as the level wants (the best on the run's data), all, or none.
-    critics: Literal["level", "all", "none"] = "level"
-    # Replace an earlier export.
-    overwrite: Flag = False
-
-
-def export_main(args: Sequence[str]) -> int:
-    options = tyro.cli(
-        ExportOptions,
-        args=args,
-        prog="acrlpd export",
-        description="Export a policy to a directory that openpi and acrlpd serve.",
-    )
-    from acrlpd.serving.export import export_policy
-
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
-    verification = export_policy(
-        options.checkpoint,
-        options.output,
-        level=options.level,
-        merge_adapters=options.merge_lora,
-        dtype=options.dtype,
-        critics=options.critics,
-        overwrite=options.overwrite,
-    )
-    print(f"exported to {options.output}; its README.md says how to serve it")
-    print(
-        f"verified: actions differ from the training policy's by {verification.mean_difference:.2g} on average and "
-        f"{verification.max_difference:.2g} at most (normalised units)"
-    )
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
 class ServeOptions:
-    """What to serve, and to whom."""
+    """What to serve, and to which clients."""
 
     # An exported directory, a run, a checkpoint of a run, or an openpi checkpoint (with --config).
     checkpoint: tyro.conf.Positional[Path]
@@ -82,14 +33,14 @@ class ServeOptions:
     num_steps: tuple[int, ...] = ()
     # Most requests that share one call of the policy.
     max_batch_size: int = 8
-    # Longest time in milliseconds that a request waits for others to share a call with, or a fifth of a call where that
-    # is longer. 0: it does not wait.
+    # Longest time in milliseconds that a request waits for other requests to share a call with, or a fifth of a call
+    # where a fifth is longer. 0: requests do not wait.
     max_wait_ms: float = 5.0
     # Load newer checkpoints of this run as they appear.
     follow: Path | None = None
     # Preset or YAML file that describes an openpi checkpoint.
     config: str | None = None
-    # File with the key that clients must send.
+    # File that holds the key that clients must send.
     api_key_file: Path | None = None
     # Largest message that is read, in MiB.
     max_message_mib: int = 32
@@ -99,7 +50,7 @@ class ServeOptions:
     request_timeout_s: float = 30.0
 
 
-def serve_main(args: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     options = tyro.cli(
         ServeOptions,
         args=args,
@@ -131,8 +82,8 @@ def serve_main(args: Sequence[str]) -> int:
     )
     asyncio.run(_serve(PolicyServer(load_present(checkpoint, options), server_options), options))
     if options.follow is not None:
-        # A newer checkpoint may still be being read, for minutes or from a drive that does not answer, and Python
-        # would wait for that thread. Every client has been answered and there is nothing to write.
+        # A thread may still read a newer checkpoint, for minutes or from a drive that does not answer, and Python would
+        # wait for the thread. Every client has been answered and nothing is left to write.
         os._exit(0)
     return 0
 
@@ -152,7 +103,7 @@ def _read_key(path: Path | None) -> str | None:
 
 
 async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
-    """Until SIGTERM or Ctrl-C; requests under way are answered first."""
+    """Serves until SIGTERM or Ctrl-C; requests that have arrived are answered first."""
     import asyncio
     import signal
 
@@ -168,29 +119,29 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     follower = None
     if options.follow is not None:
         run = options.follow.expanduser().absolute()
-        limits = server.policy.limits  # what clients were told holds for later checkpoints too
+        limits = server.policy.limits  # later checkpoints must keep what clients were told
         same = dataclasses.replace(options, best_of_n=limits.best_of_n, num_steps=limits.num_steps, config=None)
         follower = asyncio.create_task(follow_run(server, run, lambda path: _load(_open(path, same), same)))
     await stop.wait()
-    logger.info("stopping: answering what is under way")
+    logger.info("stopping: answering the requests that have arrived")
     if follower is not None:
         follower.cancel()
     await server.drain()
 
 
-def _open(path: Path, options: ServeOptions) -> "PolicyCheckpoint":
+def _open(path: Path, options: ServeOptions) -> "Checkpoint":
     from acrlpd.config.command_line import find_config
-    from acrlpd.policies.checkpoint import open_policy_checkpoint
+    from acrlpd.policies.checkpoint import open_checkpoint
 
-    return open_policy_checkpoint(path, None if options.config is None else find_config(options.config))
+    return open_checkpoint(path, None if options.config is None else find_config(options.config))
 
 
-def load_present(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
-    """Loads it. A run that trains removes its older checkpoints, also one that is being read: then its newest is."""
+def load_present(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":
+    """Loads a checkpoint, or its successor: a run that trains removes older checkpoints, even while they are read."""
     while True:
         try:
             return _load(checkpoint, options)
-        except Exception as error:  # whatever reading half a directory may end in
+        except Exception as error:  # reading a directory that disappears can fail in any way
             newest = _open(options.checkpoint, options)
             if newest.directory == checkpoint.directory:
                 raise
@@ -200,8 +151,8 @@ def load_present(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "Serv
             checkpoint = newest
 
 
-def _load(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPolicy":
-    """Reads, compiles and says what will be served."""
+def _load(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":
+    """Reads and compiles the policy, and logs what will be served."""
     import time
 
     from acrlpd.serving.serving_policy import load_serving_policy
@@ -226,8 +177,8 @@ def _load(checkpoint: "PolicyCheckpoint", options: ServeOptions) -> "ServingPoli
     return policy
 
 
-def _best_of_n(checkpoint: "PolicyCheckpoint", wanted: int | None) -> int:
-    """Without critics there is nothing to choose by: one candidate, and a word about it."""
+def _best_of_n(checkpoint: "Checkpoint", wanted: int | None) -> int:
+    """The number of candidates. Without critics it is 1, with a warning."""
     if checkpoint.has_critics:
         return checkpoint.level.best_of_n if wanted is None else wanted
     logger.warning(

@@ -41,9 +41,7 @@ def check_chunks(config: RLTrainConfig) -> Iterator[Finding]:
             f"this policy pads nothing: qchunking.action_dim {action_dim} must equal model.action_dim "
             f"{model.action_dim}"
         )
-    replan, horizon = config.env.replan_steps, config.model.action_horizon
-    if replan is not None and replan > horizon:
-        yield error(f"env.replan_steps {replan} must be at most model.action_horizon {horizon}")
+    yield from config.env.execution.check(config.model.action_horizon)
 
 
 def check_policy(config: RLTrainConfig) -> Iterator[Finding]:

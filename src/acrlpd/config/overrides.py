@@ -50,6 +50,7 @@ ALIASES = {
     "lerobot_repo_id": "data.repo_id",
     "data_dir": "data.data_dir",
     "data.adapt_to_pi": "data.robot.adapt_to_pi",
+    "env.replan_steps": "env.execution.steps",
     "training.batch_size": "batch_size",
     "training.best_of_n_samples": "acrlpd.num_action_samples",
     "model.pi0_config": "model",

@@ -5,6 +5,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Interval
 
+from acrlpd.execution.base import ChunkExecution
+from acrlpd.execution.open_loop import OpenLoop
+
 # Simulators take no larger seed.
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 WeightKind = Literal["none", "checkpoint", "paligemma"]
@@ -79,8 +82,8 @@ class EnvConfig:
     num_envs: Annotated[int, Ge(1)] = 1
     # Steps after which an episode is cut (not a terminal); None: the environment's own limit.
     max_episode_steps: Annotated[int | None, Ge(1)] = None
-    # Steps of a chunk that are executed before the policy is asked again; None: horizon_length.
-    replan_steps: Annotated[int | None, Ge(1)] = None
+    # How the chunks of the policy are executed; env.replan_steps is short for env.execution.steps.
+    execution: ChunkExecution = dataclasses.field(default_factory=OpenLoop)
     # Height and width of the rendered images, which must be those of the demonstrations. Smaller: faster.
     image_size: Annotated[tuple[int, int], Ge(1)] = (224, 224)
     # Seconds without an answer after which an environment is restarted.

@@ -1,8 +1,8 @@
-"""Acting in environments by action chunks: one policy call for all environments, then a chunk in each."""
+"""Acting in environments by action chunks: one policy call for several environments, then a part of a chunk in each."""
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,24 +10,13 @@ import numpy as np
 from acrlpd.envs.env import Columns, EnvError
 from acrlpd.envs.episodes import Executed, Rollout, Start, check_filming, execute_chunk, stack, start_episode
 from acrlpd.envs.pool import EnvFailure, EnvPool
+from acrlpd.execution.base import ChunkExecution, ChunkPolicy, Chunks, Turn
 
 logger = logging.getLogger(__name__)
 
-# An episode that fails this often is left out; so many failures in a row end the rollouts.
+# An episode that fails this often is left out; this many failures in a row end the rollouts.
 _ATTEMPTS = 2
 _MAX_FAILURES_IN_A_ROW = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunks:
-    """What a policy answers."""
-
-    actions: np.ndarray  # float32 [n, T, a] in the environment's units
-    values: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> [n], for the record
-
-
-# (observations {column: [n, ...]}, prompts [n], seed of this call's noise) -> chunks
-ChunkPolicy = Callable[[Columns, Sequence[str], int], Chunks]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +30,15 @@ class _Planned:
 
 @dataclasses.dataclass
 class _Episode:
-    """An episode under way in a slot."""
+    """An episode that a slot is playing."""
 
     planned: _Planned
     prompt: str
-    observations: list[Columns]  # all of them, or the last one only
+    observations: list[Columns]  # every observation, or the last one only
     video: list[np.ndarray]
     parts: list[Executed] = dataclasses.field(default_factory=list)
     values: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    left: Any = None  # what the execution remembers of the turn before
 
 
 def rollouts(
@@ -56,23 +46,23 @@ def rollouts(
     policy: ChunkPolicy,
     seeds: Iterable[int],
     *,
-    replan_steps: int,
+    execution: ChunkExecution,
     policy_seed: int = 0,
     record: bool = False,
     films: int = 0,
 ) -> Iterator[Rollout]:
-    """Plays one episode per seed and yields each as soon as it is over; stops when the seeds do.
+    """Plays one episode per seed and yields each as soon as it is over; ends when there are no more seeds.
 
-    `replan_steps` of every chunk are executed before the policy is asked again. The policy sees half of the
-    environments at a time while the other half steps (all at once if their number is odd), always as many,
-    so it compiles once. With `record` every step's observation is kept (and rendered), without only what
-    the policy sees. The first `films` episodes are filmed. Everything follows from the seeds, the policy
-    and the number of environments.
+    `execution` says how many steps of a chunk are executed before the policy is asked again. The policy sees half of
+    the environments at a time while the other half steps (all at once if their number is odd). The number of
+    observations in a call never changes, so the policy compiles once. With `record` the observation of every step is
+    kept (and rendered); without, only the observations that the policy sees. The first `films` episodes are filmed.
+    The noise of the policy in an episode follows from `policy_seed`, the episode's seed and the turn.
 
-    An episode that is lost to a crash or a time-out is started again once and then left out; what was
-    yielded before is not affected. `envs.failures` has the reasons.
+    An episode that is lost to a crash or a time-out is started again once and then left out. The episodes that were
+    yielded before are not affected. `envs.failures` has the reasons.
     """
-    return _Rollouts(envs, policy, seeds, replan_steps, policy_seed, record, films).play()
+    return _Rollouts(envs, policy, seeds, execution, policy_seed, record, films).play()
 
 
 class _Rollouts:
@@ -81,25 +71,22 @@ class _Rollouts:
         envs: EnvPool,
         policy: ChunkPolicy,
         seeds: Iterable[int],
-        replan_steps: int,
+        execution: ChunkExecution,
         policy_seed: int,
         record: bool,
         films: int,
     ) -> None:
-        if replan_steps < 1:
-            raise EnvError(f"replan_steps must be at least 1; found {replan_steps}")
         self._envs = envs
         self._policy = policy
-        self._replan_steps = replan_steps
+        self._execution = execution
         self._policy_seed = policy_seed
         self._record = record
         self._films = films > 0
         self._planned = (_Planned(int(seed), i < films) for i, seed in enumerate(seeds))
         self._again: list[_Planned] = []
         self._active: dict[int, _Episode] = {}
-        self._running: set[int] = set()  # slots with a call under way
-        self._results: dict[int, Any] = {}  # of slots whose turn has not come
-        self._policy_calls = 0
+        self._running: set[int] = set()  # slots that have a call to answer
+        self._results: dict[int, Any] = {}  # answers that were received before they were asked for, by slot
         self._failures_in_a_row = 0
 
     def play(self) -> Iterator[Rollout]:
@@ -115,12 +102,12 @@ class _Rollouts:
                     yield from finished
                 if not self._active and not self._again:
                     return
-        finally:  # whoever uses the pool next must not get our answers
+        finally:  # the next user of the pool must not receive the answers to these calls
             while self._running:
                 self._running.discard(self._envs.next_result()[0])
 
     def _start(self, group: Sequence[int]) -> None:
-        """Fills the idle slots of a group; a start that fails is tried again like any other failure."""
+        """Starts an episode in every idle slot of a group; a start that fails is tried again like any failure."""
         while True:
             idle = [slot for slot in group if slot not in self._active]
             starting = {slot: planned for slot in idle if (planned := self._next_planned()) is not None}
@@ -137,20 +124,19 @@ class _Rollouts:
                     self._active[slot] = _Episode(planned, result.prompt, [result.observation], result.video)
 
     def _act(self, group: Sequence[int]) -> None:
-        """Asks the policy and sends a chunk into every active slot of the group."""
+        """Asks the policy and sends the actions of a turn into every active slot of the group."""
         active = [slot for slot in group if slot in self._active]
         if not active:
             return
-        chunks = self._ask(group, active)
-        for row, slot in enumerate(group):
+        for slot, turn in zip(group, self._turns(group, active), strict=True):
             if slot in self._active:
                 episode = self._active[slot]
-                episode.values.append({name: float(value[row]) for name, value in chunks.values.items()})
-                actions = chunks.actions[row, : self._replan_steps]
-                self._submit(slot, execute_chunk, actions, self._record, episode.planned.film)
+                episode.values.append(turn.values)
+                episode.left = turn.left
+                self._submit(slot, execute_chunk, turn.actions, self._record, episode.planned.film)
 
     def _receive(self, group: Sequence[int]) -> list[Rollout]:
-        """What came of the chunks of a group."""
+        """Waits until a group has executed its turns; returns the episodes that are over."""
         finished = []
         for slot in [slot for slot in group if slot in self._active]:
             result = self._result(slot)
@@ -169,17 +155,33 @@ class _Rollouts:
                 finished.append(_finish(self._active.pop(slot), self._record))
         return finished
 
-    def _ask(self, group: Sequence[int], active: Sequence[int]) -> Chunks:
-        """One policy call for a group; an idle slot repeats an active one, so that shapes never change."""
+    def _turns(self, group: Sequence[int], active: Sequence[int]) -> list[Turn]:
+        """The next turn of every slot; an idle slot repeats an active one, so that shapes never change."""
         episodes = [self._active.get(slot, self._active[active[0]]) for slot in group]
-        seed = int(np.random.SeedSequence([self._policy_seed, self._policy_calls]).generate_state(1)[0])
-        self._policy_calls += 1
-        chunks = self._policy(stack([e.observations[-1] for e in episodes]), [e.prompt for e in episodes], seed)
+        turns = self._execution.act(
+            self._checked_policy,
+            stack([episode.observations[-1] for episode in episodes]),
+            [episode.prompt for episode in episodes],
+            [self._noise_seed(episode) for episode in episodes],
+            [episode.left for episode in episodes],
+        )
+        if not all(len(turn.actions) for turn in turns):
+            raise EnvError(f"{self._execution} executes no step of a chunk; a turn has at least one action")
+        return turns
+
+    def _noise_seed(self, episode: _Episode) -> int:
+        """One seed per observation, so that its noise does not depend on the other environments."""
+        source = [self._policy_seed, episode.planned.seed, len(episode.parts)]
+        return int(np.random.SeedSequence(source).generate_state(1)[0])
+
+    def _checked_policy(self, observations: Columns, prompts: Sequence[str], seeds: Sequence[int]) -> Chunks:
+        chunks = self._policy(observations, prompts, seeds)
         found, action_dim = chunks.actions.shape, self._envs.spec.action_dim
-        if len(found) != 3 or (found[0], found[2]) != (len(group), action_dim) or found[1] < self._replan_steps:
+        least = self._execution.replan_steps or 1
+        if len(found) != 3 or (found[0], found[2]) != (len(prompts), action_dim) or found[1] < least:
             raise EnvError(
-                f"the policy must give chunks [{len(group)}, {self._replan_steps} or more, {action_dim}] for "
-                f"environment {self._envs.name!r}; found {list(found)}"
+                f"the policy must give chunks [{len(prompts)}, {least} or more, {action_dim}] for environment "
+                f"{self._envs.name!r}; found {list(found)}"
             )
         if not np.isfinite(chunks.actions).all():
             raise EnvError("the policy gives actions that are not finite: its weights may have diverged")
@@ -190,7 +192,7 @@ class _Rollouts:
         self._envs.submit(slot, function, *args)
 
     def _result(self, slot: int) -> Any:
-        """Waits for the answer of a slot and keeps those of others that come before it."""
+        """Waits for the answer of a slot and keeps the answers of other slots that come first."""
         while slot not in self._results:
             answered, result = self._envs.next_result()
             self._running.discard(answered)
@@ -202,7 +204,7 @@ class _Rollouts:
 
     def _failed(self, failure: EnvFailure, planned: _Planned) -> None:
         self._failures_in_a_row += 1
-        # All environments at once, as when their processes are killed together, is one mishap.
+        # When the processes of all environments are killed together, every environment fails once or twice.
         if self._failures_in_a_row >= max(_MAX_FAILURES_IN_A_ROW, 2 * self._envs.num_envs):
             raise EnvError(
                 f"environment {self._envs.name!r} failed {self._failures_in_a_row} times in a row; the last "
@@ -215,9 +217,9 @@ class _Rollouts:
 
 
 def _groups(envs: EnvPool) -> list[range]:
-    """Two halves that take turns: one steps while the policy looks at the other.
+    """Two halves that take turns: one half steps while the policy looks at the other.
 
-    The same however many processes there are, so that the result does not depend on the machine.
+    The halves do not depend on the number of processes, so the result does not depend on the machine.
     """
     half, odd = divmod(envs.num_envs, 2)
     return [range(envs.num_envs)] if odd else [range(half), range(half, envs.num_envs)]

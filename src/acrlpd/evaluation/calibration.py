@@ -1,8 +1,7 @@
-"""Does the critic know? Its values against what the episodes then brought, and what best-of-N makes of them."""
+"""How far the values of the critics can be trusted: predicted values against returns, and the gain of best-of-N."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ _BINS = 5
 
 @dataclasses.dataclass(frozen=True)
 class CalibrationBin:
-    """Chunks with similar predicted value."""
+    """Chunks with similar predicted values."""
 
     chunks: int
     predicted: float
@@ -27,37 +26,31 @@ class CalibrationBin:
 class Calibration:
     """Predicted value of the chosen chunk against the discounted return that followed it.
 
-    Only chunks of episodes that ended by themselves count: after a time limit the rest of the return is
-    unknown. `success_auc` uses all episodes.
+    Only chunks of episodes that ended by themselves count, because a time limit cuts the return. `success_auc` uses
+    all episodes.
     """
 
     chunks: int
     bias: float  # mean of predicted - realised
     rmse: float
-    correlation: float | None  # None where one of the two does not vary
-    bins: tuple[CalibrationBin, ...]  # by predicted value, equally many chunks each
-    # Probability that the value at the start of a successful episode exceeds that of a failed one; None
-    # unless there are both. One half is chance.
+    correlation: float | None  # None where the predicted or the realised values do not vary
+    bins: tuple[CalibrationBin, ...]  # by predicted value, with equally many chunks each
+    # Probability that the value at the start of a successful episode exceeds the value at the start of a failed
+    # episode; one half is chance. None unless there are successes and failures.
     success_auc: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "bins": [dataclasses.asdict(b) for b in self.bins]}
 
 
 @dataclasses.dataclass(frozen=True)
 class BestOfNEffect:
-    """What choosing among candidates gains, by the critic's own account."""
+    """What choosing among candidates gains, by the values of the critics themselves."""
 
-    value_gain: float  # mean of the chosen value - the candidates' mean
+    value_gain: float  # mean of (the chosen candidate's value - the mean of all candidates' values)
     value_spread: float  # mean standard deviation of the candidates' values
-    action_spread: float  # the same of their (normalised) actions
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+    action_spread: float  # mean standard deviation of the candidates' normalised actions
 
 
 def best_of_n_effect(rollouts: Sequence[Rollout]) -> BestOfNEffect | None:
-    """None if the policy gave no values."""
+    """The effect in these episodes; None if the policy gave no values."""
     if not _have_values(rollouts):
         return None
 
@@ -68,7 +61,7 @@ def best_of_n_effect(rollouts: Sequence[Rollout]) -> BestOfNEffect | None:
 
 
 def calibrate(rollouts: Sequence[Rollout], rewards: RewardConfig, discount: float) -> Calibration | None:
-    """None if no episode ended by itself, or the policy gave no values."""
+    """The calibration in these episodes; None if no episode ended by itself, or the policy gave no values."""
     known = [rollout for rollout in rollouts if rollout.terminated]
     if not known or not _have_values(rollouts):
         return None

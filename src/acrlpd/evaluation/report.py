@@ -1,9 +1,6 @@
-"""Evaluations for people and for programs."""
+"""Evaluations as tables in a terminal."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,18 +16,10 @@ _DISTURBANCES = {
 }
 
 
-def write_json(path: Path, content: Any) -> None:
-    """A kill leaves either the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    temporary.replace(path)
-
-
 def print_evaluations(evaluations: Mapping[str, Evaluation], console: Console | None = None) -> None:
-    """One table of all policies, and for each what there is to say about tasks, robustness and critic.
+    """One table of all policies, then the tasks, the robustness and the critics of each policy.
 
-    Names of runs and tasks are put into Texts, because rich takes brackets in a plain string for markup.
+    Names of runs and tasks are `Text`s, because rich reads brackets in a plain string as markup.
     """
     console = console or Console()
     console.print(summary_table("policy", {name: e.summary for name, e in evaluations.items()}))
@@ -51,7 +40,7 @@ def print_evaluations(evaluations: Mapping[str, Evaluation], console: Console | 
 
 
 def summary_table(title: str, summaries: Mapping[str, Summary]) -> Table:
-    """One row per name; a column for lost episodes only if there are any."""
+    """One row per name; lost episodes have a column only if there are any."""
     lost = any(summary.lost_episodes for summary in summaries.values())
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(Text(title))

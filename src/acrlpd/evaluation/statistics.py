@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ _Z_95 = 1.959963984540054  # two-sided 95 % of a normal distribution
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """How a policy did. Episodes that were lost to crashes are counted apart, never as failures."""
+    """How well a policy did. Episodes that were lost to crashes are counted apart, never as failures."""
 
     episodes: int
     successes: int
@@ -25,9 +24,6 @@ class Summary:
     mean_length: float
     mean_success_length: float | None  # None without a success
     lost_episodes: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "interval": list(self.interval)}
 
 
 def summarize(rollouts: Sequence[Rollout], *, lost_episodes: int = 0) -> Summary:
@@ -50,11 +46,11 @@ def summarize(rollouts: Sequence[Rollout], *, lost_episodes: int = 0) -> Summary
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95 % interval for a probability: stays inside [0, 1] and is honest about 0 and all."""
+    """The 95 % Wilson interval for a probability: it stays inside [0, 1], also for 0 and for all successes."""
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"expected 0 <= successes <= trials and at least one trial; found {successes} of {trials}")
     rate, z2 = successes / trials, _Z_95**2
     center = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z_95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
-    # Rounding must not put the ends past what was observed.
+    # Rounding must not put the observed rate outside of the interval.
     return min(max(0.0, center - half), rate), max(min(1.0, center + half), rate)

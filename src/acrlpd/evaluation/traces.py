@@ -1,12 +1,11 @@
-"""A few episodes as the critic saw them: its values at every chunk, what then came, and pictures.
+"""A few episodes in detail: the critics' values at every chunk, the rewards that followed, and pictures.
 
-The report draws them one below the other, so that one sees where the critic thinks an episode is won or lost.
+The report draws them one below the other, which shows where the critics expect success or failure.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,7 +14,7 @@ from acrlpd.config import RewardConfig
 from acrlpd.envs.episodes import Rollout
 from acrlpd.evaluation.calibration import discounted_returns, training_rewards
 
-# Episodes with a trace in one evaluation: a record stays small however many were played.
+# Episodes with a trace in one evaluation, so that a record stays small however many episodes were played.
 MAX_TRACES = 4
 _STRIP_FRAMES = 12
 _STRIP_HEIGHT = 96
@@ -29,22 +28,19 @@ class EpisodeTrace:
     seed: int
     task: str
     success: bool
-    chunk_steps: tuple[int, ...]  # [c] at which the policy was asked
-    values: dict[str, tuple[float, ...]]  # name -> [c]: what it said
+    chunk_steps: tuple[int, ...]  # [c] the steps at which the policy was asked
+    values: dict[str, tuple[float, ...]]  # name -> [c] numbers of the policy about its choice
     rewards: tuple[float, ...]  # [L] as training computes them
-    # [c]: the discounted reward that followed; None where a time limit leaves the rest unknown.
+    # [c] the discounted rewards that followed; None where a time limit cut them.
     returns: tuple[float, ...] | None
-    # Relative to the evaluation's directory.
+    # Paths relative to the evaluation's directory.
     video: str | None = None
     film_strip: str | None = None
     film_steps: tuple[int, ...] = ()  # of the pictures in the strip, from left to right
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 def choose_episodes(played: Sequence[Rollout], limit: int = MAX_TRACES) -> list[Rollout]:
-    """Up to `limit` episodes, in order of their seeds: filmed ones first, successes and failures by turns."""
+    """Up to `limit` episodes in order of their seeds, successes and failures alike; filmed episodes are preferred."""
     filmed_first = sorted(played, key=lambda rollout: (not rollout.video, rollout.seed))
     kinds = [[r for r in filmed_first if r.succeeded], [r for r in filmed_first if not r.succeeded]]
     by_turns = [kind[i] for i in range(limit) for kind in kinds if i < len(kind)]
@@ -59,7 +55,7 @@ def trace_episodes(
     directory: Path | None = None,
     videos: dict[int, str] | None = None,
 ) -> tuple[EpisodeTrace, ...]:
-    """Traces of a few of the episodes; film strips go to `directory`, `videos` are paths in it by seed."""
+    """Traces of a few episodes; film strips go to `directory`, and `videos` are paths in `directory` by seed."""
     chosen = [rollout for rollout in choose_episodes(played) if "q" in rollout.values]
     if not chosen:
         return ()
@@ -92,7 +88,7 @@ def _trace(
 
 
 def write_film_strip(path: Path, frames: Sequence[np.ndarray]) -> np.ndarray:
-    """A row of small pictures at even distances, the first and the last among them; returns their steps."""
+    """Writes a row of small pictures at even distances, from the first frame to the last; returns their steps."""
     steps = np.unique(np.linspace(0, len(frames) - 1, min(_STRIP_FRAMES, len(frames))).round().astype(np.int64))
     height, width = frames[0].shape[:2]
     size = (max(1, round(_STRIP_HEIGHT * width / height)), _STRIP_HEIGHT)

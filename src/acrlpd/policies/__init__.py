@@ -1,1 +1,1 @@
-"""The one acting path: from an observation to an action chunk, and opening every kind of checkpoint."""
+"""The one acting path: transforms, model, critics and best-of-N; and opening any checkpoint."""

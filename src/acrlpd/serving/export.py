@@ -1,4 +1,4 @@
-"""A directory that stock openpi serves, and that our server can do best-of-N from."""
+"""A directory that stock openpi serves, and that the server of this project serves with best-of-N."""
 
 import dataclasses
 import json
@@ -10,30 +10,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from flax import nnx
+from flax.traverse_util import unflatten_dict
 
 from acrlpd.config import RLTrainConfig, to_dict
 from acrlpd.models.families.pi0 import DType
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
+from acrlpd.policies.acting_model import ActingCritics, ActingModel, choose_actions
 from acrlpd.policies.checkpoint import (
     CRITIC,
-    CRITICS_IN_TREE,
     EXPORT_FILE,
     EXPORT_FORMAT,
-    PolicyCheckpoint,
-    nest,
-    open_policy_checkpoint,
+    Checkpoint,
+    critic_arrays,
+    open_checkpoint,
 )
 from acrlpd.policies.levels import Level, ServingLevel, serving_level
-from acrlpd.policies.served_model import ServedModel, choose_actions
+from acrlpd.runs.checkpoint_layout import ASSETS, CheckpointError
 from acrlpd.serving.critic_ranking import rank_critics, training_observations
 from acrlpd.serving.export_readme import write_readme
-from acrlpd.training.checkpoints.items import ASSETS
-from acrlpd.training.checkpoints.metadata import CheckpointError
 
 Critics = Literal["level", "all", "none"]
 
-# Mean difference of normalised actions between the training policy and its export that rounding explains.
+# The mean difference of normalised actions between the training policy and its export that rounding explains.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 _VERIFY_BATCH = 2
 
@@ -65,10 +63,10 @@ def export_policy(
     `dtype` None keeps every parameter as it was trained. The directory appears when it is complete and its
     actions are right, or not at all.
     """
-    checkpoint = open_policy_checkpoint(source)
+    checkpoint = open_checkpoint(source)
     if checkpoint.kind != "run":
         raise CheckpointError(f"{checkpoint.directory} is not a checkpoint of a run: there is nothing to export")
-    target = pathlib.Path(output).expanduser().resolve()  # what a link points to is replaced, not the link
+    target = pathlib.Path(output).expanduser().resolve()  # of a link, the directory that it points to is replaced
     if target.exists() and not overwrite:
         raise CheckpointError(f"{target} exists; choose another --output or replace it with --overwrite")
     if target.exists() and not (target / EXPORT_FILE).is_file():
@@ -93,7 +91,7 @@ def export_policy(
 
 
 def _write(
-    checkpoint: PolicyCheckpoint,
+    checkpoint: Checkpoint,
     directory: pathlib.Path,
     level: Level,
     merge_adapters: bool,
@@ -108,8 +106,9 @@ def _write(
     else:
         members = _choose_members(model, rl_config, serving, critics)
         serving = dataclasses.replace(serving, num_critics=len(members))
-        _write_critics(model, members, directory)
-        # The config describes what is in the directory; a random subset of targets is for training.
+        assert model.critics is not None
+        _write_critics(model.critics, members, directory)
+        # The config describes what the directory holds; random subsets of critics are for training.
         critic_config = dataclasses.replace(rl_config.critic, num_critics=len(members), target_subset_size=None)
         rl_config = dataclasses.replace(rl_config, critic=critic_config)
     params = model.params
@@ -131,10 +130,11 @@ def _write(
         "serving": dataclasses.asdict(serving),
         "critics": None if members is None else [int(member) for member in members],
         "params_dtype": dtype or "as trained",
+        "reward_origin": checkpoint.reward_origin and checkpoint.reward_origin.name,
         "config": to_dict(rl_config),
     }
     (directory / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
-    write_readme(directory, open_policy_checkpoint(directory), level)
+    write_readme(directory, open_checkpoint(directory), level)
     if rl_config.model.in_openpi:
         report = verify_openpi_checkpoint_compatibility(directory, rl_config.model)
         if not report:
@@ -142,29 +142,29 @@ def _write(
 
 
 def _choose_members(
-    model: ServedModel, rl_config: RLTrainConfig, serving: ServingLevel, critics: Critics
+    model: ActingModel, rl_config: RLTrainConfig, serving: ServingLevel, critics: Critics
 ) -> np.ndarray:
     """All members, or the level's number of the best; in the order of the ensemble."""
-    if critics == "all" or serving.num_critics >= model.num_critics:
-        return np.arange(model.num_critics)
+    num_critics = rl_config.critic.num_critics
+    if critics == "all" or serving.num_critics >= num_critics:
+        return np.arange(num_critics)
     ranking = rank_critics(model, training_observations(rl_config), num_steps=rl_config.acrlpd.sampling_steps)
     return np.sort(ranking[: serving.num_critics])
 
 
-def _write_critics(model: ServedModel, members: np.ndarray, directory: pathlib.Path) -> None:
-    chosen = jax.tree.map(lambda x: x[members], model.critic_params)  # every array has the ensemble axis first
-    flat = {(*CRITICS_IN_TREE, *map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(chosen)}
+def _write_critics(critics: ActingCritics, members: np.ndarray, directory: pathlib.Path) -> None:
+    chosen = jax.tree.map(lambda x: x[members], critics.online)  # every array has the ensemble axis first
+    arrays = {name: leaf.get_value() for name, leaf in critic_arrays(critics.replace(online=chosen)).items()}
     with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
-        checkpointer.save(directory / CRITIC, nest(flat))
+        checkpointer.save(directory / CRITIC, unflatten_dict(arrays))
 
 
 def verify_export(source: str | pathlib.Path, export: str | pathlib.Path) -> Verification:
     """Loads both from disk and compares the actions that they sample for the same noise."""
-    trained, exported = open_policy_checkpoint(source), open_policy_checkpoint(export)
+    trained, exported = open_checkpoint(source), open_checkpoint(export)
     config = trained.rl_config.model
     rng = np.random.default_rng(0)
-    shape = (_VERIFY_BATCH, 1, config.action_horizon, config.action_dim)
-    noise = rng.standard_normal(shape, np.float32)
+    noise = rng.standard_normal((_VERIFY_BATCH, 1, config.action_horizon, config.action_dim), np.float32)
     observation = jax.tree.map(
         lambda x: (
             rng.uniform(-1, 1, x.shape).astype(np.float32) if x.dtype == jnp.float32 else np.ones(x.shape, x.dtype)
@@ -173,10 +173,10 @@ def verify_export(source: str | pathlib.Path, export: str | pathlib.Path) -> Ver
     )
     actions = []
     for checkpoint, dtype in ((trained, None), (exported, _stored_dtype(export))):
-        policy = checkpoint.load_model(dtype=dtype).replace(critic_params=None, critic_def=None)
+        model = checkpoint.load_model(dtype=dtype).replace(critics=None)
         ones = np.ones(_VERIFY_BATCH, np.int32)
-        choice = choose_actions(policy, observation, noise, ones, num_steps=trained.rl_config.acrlpd.sampling_steps)
-        actions.append(np.asarray(choice.actions, np.float64))
+        chosen = choose_actions(model, observation, noise, ones, num_steps=trained.rl_config.acrlpd.sampling_steps)
+        actions.append(np.asarray(chosen.actions, np.float64))
     difference = np.abs(actions[0] - actions[1])
     rounded = "bfloat16" in (_stored_dtype(export), config.dtype)
     return Verification(
@@ -185,6 +185,6 @@ def verify_export(source: str | pathlib.Path, export: str | pathlib.Path) -> Ver
 
 
 def _stored_dtype(export: str | pathlib.Path) -> str | None:
-    """The one dtype of an export's parameters; None: as trained."""
+    """The dtype that an export was cast to; None: its parameters are as they were trained."""
     dtype = json.loads((pathlib.Path(export) / EXPORT_FILE).read_text())["params_dtype"]
     return None if dtype == "as trained" else dtype

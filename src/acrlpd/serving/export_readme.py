@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.transforms import delta_action_mask
-from acrlpd.policies.checkpoint import EXPORT_FILE, PolicyCheckpoint
+from acrlpd.policies.checkpoint import EXPORT_FILE, Checkpoint
 from acrlpd.policies.levels import Level
 
 _README = """\
@@ -44,7 +44,7 @@ openpi does not notice settings that are not those of the training, such as anot
 without an error."""
 
 
-def write_readme(directory: pathlib.Path, checkpoint: PolicyCheckpoint, level: Level) -> None:
+def write_readme(directory: pathlib.Path, checkpoint: Checkpoint, level: Level) -> None:
     """Describes the export of `checkpoint` in `directory`."""
     serving, stats = checkpoint.level, checkpoint.norm_stats_directory
     files = {"params/": "the policy's parameters in openpi's layout"}
@@ -68,7 +68,7 @@ def write_readme(directory: pathlib.Path, checkpoint: PolicyCheckpoint, level: L
     (directory / "README.md").write_text(text)
 
 
-def _openpi_section(checkpoint: PolicyCheckpoint) -> str:
+def _openpi_section(checkpoint: Checkpoint) -> str:
     rl_config = checkpoint.rl_config
     if not rl_config.model.in_openpi:
         return f"openpi has no policy of the family `{kind_name(rl_config.model)}`: serve this one with acrlpd."
@@ -84,7 +84,7 @@ def _openpi_section(checkpoint: PolicyCheckpoint) -> str:
     return "\n\n".join([text, *_differences(rl_config)])
 
 
-def _train_config(checkpoint: PolicyCheckpoint, name: str) -> list[str]:
+def _train_config(checkpoint: Checkpoint, name: str) -> list[str]:
     """The entry for openpi's list of configs."""
     rl_config, stats = checkpoint.rl_config, checkpoint.norm_stats_directory
     data = rl_config.data

@@ -1,4 +1,4 @@
-"""Serves newer checkpoints of a run as they appear, without a client noticing more than better actions."""
+"""Serves newer checkpoints of a run as they appear; clients stay connected."""
 
 import asyncio
 import concurrent.futures
@@ -13,7 +13,7 @@ from acrlpd.serving.serving_policy import ServingPolicy
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
-# What a client may rely on for as long as it is connected.
+# The metadata that must stay the same for as long as a client is connected.
 _PROMISED = ("robot", "observation", "action_horizon", "best_of_n", "num_steps")
 
 
@@ -24,11 +24,11 @@ async def follow_run(
     *,
     poll_seconds: float = POLL_SECONDS,
 ) -> None:
-    """Looks for checkpoints newer than the served one, for as long as it is not cancelled.
+    """Looks for checkpoints of the run that are newer than the served checkpoint, until it is cancelled.
 
-    If that is none of the run's own, all of the run's are newer: steps of different runs do not compare.
-    `load` reads a checkpoint and warms it up; it runs in a thread of its own while clients are served. A
-    checkpoint that cannot be served is reported once and left alone.
+    Where the served checkpoint is not of this run, every checkpoint of the run counts as newer, because steps of
+    different runs do not compare. `load` reads a checkpoint and warms it up, in a thread of its own while clients are
+    served. A checkpoint that cannot be served is reported once and not tried again.
     """
     latest = _served_step(server.policy, run)
     is_readable = True
@@ -39,7 +39,7 @@ async def follow_run(
             newest = -1
             try:
                 newest = max(saved_steps(run), default=-1)
-            except OSError as error:  # network drives have moments in which they do not answer
+            except OSError as error:  # a network drive may fail to answer for a moment
                 if is_readable:
                     logger.warning("%s cannot be read (%s); looking again until it can", run, error)
                 is_readable = False
@@ -50,7 +50,7 @@ async def follow_run(
                 try:
                     policy = await loop.run_in_executor(thread, load, run / str(latest))
                     _check_same(server.policy, policy)
-                except Exception as error:  # the run may have removed it, or it is of another kind: we go on serving
+                except Exception as error:  # removed by the run meanwhile, or of another kind: the server goes on
                     server.metrics.reloads.labels("error").inc()
                     logger.error("step %d cannot be served: %s", latest, error)
                 else:
@@ -59,17 +59,17 @@ async def follow_run(
                     logger.info("now serving step %d", latest)
             await asyncio.sleep(poll_seconds)
     finally:
-        thread.shutdown(wait=False)  # a checkpoint that is being read must not hold up the answers of the others
+        thread.shutdown(wait=False)  # a checkpoint that is being read must not delay the end of the server
 
 
 def _served_step(policy: ServingPolicy, run: pathlib.Path) -> int:
-    """The step that is served, if it is one of this run's checkpoints, or -1."""
+    """The served step if the served checkpoint is of this run, else -1."""
     is_of_run = policy.directory is not None and policy.directory.resolve().parent == run.resolve()
     return policy.step if is_of_run and policy.step is not None else -1
 
 
 def _check_same(old: ServingPolicy, new: ServingPolicy) -> None:
-    """Connected clients were told once what they talk to."""
+    """Refuses a policy that does not fit the metadata that connected clients have received."""
     before, after = old.metadata(), new.metadata()
     different = [key for key in _PROMISED if before[key] != after[key]]
     if different:

@@ -1,7 +1,7 @@
 """What a client may send: an observation as openpi's robots send it, and options beside it.
 
-Everything is checked before it meets other clients' requests in a batch, so that whatever is wrong with a
-message concerns its sender alone.
+Every message is checked before it shares a batch with the messages of other clients, so that a mistake concerns its
+sender alone.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import numpy as np
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.transforms import PolicyTransforms
+from acrlpd.policies.policy import check_best_of_n
 
 _MAX_IMAGE_SIDE = 4096
 _MAX_CHARACTERS_PER_TOKEN = 64
@@ -21,7 +22,7 @@ _MAX_SEED = 2**63
 
 
 class RequestError(ValueError):
-    """A request that cannot be answered, and why."""
+    """A request that cannot be answered; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +44,9 @@ class RequestLimits:
     has_critics: bool
 
     def __post_init__(self) -> None:
-        for name, value in (("best_of_n", self.best_of_n), ("num_steps", min(self.num_steps))):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1; found {value}")
-        if self.best_of_n > 1 and not self.has_critics:
-            raise ValueError(f"best_of_n={self.best_of_n} needs critics, which this checkpoint does not have; use 1")
+        check_best_of_n(self.best_of_n, has_critics=self.has_critics)
+        if min(self.num_steps) < 1:
+            raise ValueError(f"num_steps must be at least 1; found {min(self.num_steps)}")
 
 
 def split_options(message: Any, limits: RequestLimits) -> tuple[dict[str, Any], RequestOptions]:

@@ -1,7 +1,6 @@
 """One run in one directory: data, environment, weights or checkpoint, training, summary."""
 
 import contextlib
-import functools
 import logging
 import pathlib
 import signal
@@ -24,7 +23,7 @@ from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.initial_weights import check_initial_weights
 from acrlpd.training.online.actor_process import ActorProcess
 from acrlpd.training.online.phase import OnlinePhase, Player, SynchronousPlayer
-from acrlpd.training.online.rounds import RoundPlayer, acting_candidates, open_replay
+from acrlpd.training.online.rounds import RoundPlayer, open_replay
 from acrlpd.training.sharding import create_sharding, validate_fsdp_sharding
 from acrlpd.training.stopping import exit_code
 from acrlpd.training.throughput import planned_costs
@@ -160,9 +159,8 @@ def _create_online_phase(
     if rl_config.online.async_actor:
         player = ActorProcess(rl_config, directory, replay)
     else:
-        rounds = RoundPlayer(rl_config, protocol.envs, replay, protocol.replan_steps)
-        policy_of = functools.partial(protocol.policy, num_samples=acting_candidates(rl_config))
-        player = SynchronousPlayer(rounds, replay, policy_of)
+        rounds = RoundPlayer(rl_config, protocol.envs, replay)
+        player = SynchronousPlayer(rl_config, rounds, replay, loader.dataset.norm_stats)
     return OnlinePhase(rl_config, loader, ReplayDataset(replay, rl_config, loader.dataset), player)
 
 

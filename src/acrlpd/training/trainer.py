@@ -21,11 +21,12 @@ from acrlpd.files import copy_directory
 from acrlpd.monitoring.memory import device_memory
 from acrlpd.monitoring.run_monitor import RunMonitor
 from acrlpd.runs import metrics_log
+from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.directory import METRICS_FILE
 from acrlpd.runs.metrics_log import MetricsLog
 from acrlpd.training.checkpoints.items import num_bytes
 from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
-from acrlpd.training.checkpoints.metadata import load_checkpoint_metadata, restore_rng
+from acrlpd.training.checkpoints.metadata import restore_rng
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent

@@ -7,6 +7,7 @@ every step. Without chunks, n-step returns under data of another policy are bias
 import dataclasses
 
 from acrlpd.config.presets import qc_cube_double
+from acrlpd.execution.open_loop import OpenLoop
 
 _QC = qc_cube_double.CONFIG
 
@@ -14,5 +15,5 @@ CONFIG = dataclasses.replace(
     _QC,
     name="qc_cube_double_nstep",
     qchunking=dataclasses.replace(_QC.qchunking, critic_action_horizon=1),
-    env=dataclasses.replace(_QC.env, replan_steps=1),
+    env=dataclasses.replace(_QC.env, execution=OpenLoop(steps=1)),
 )

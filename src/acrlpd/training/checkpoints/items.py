@@ -1,9 +1,4 @@
-"""What a step directory holds, how an agent's arrays are named in it, and how Orbax reads and writes it.
-
-    params/       the policy as stock openpi loads it: the moving average where there is one
-    assets/       <asset_id>/norm_stats.json, where openpi looks for it
-    train_state/  every other array of the agent
-    run/          run.json: config, data cursor, random key, open metrics, versions
+"""How an agent's arrays are named in a step directory (`runs.checkpoint_layout`), and how Orbax reads and writes it.
 
 No array is stored twice: what is in params/ is not in train_state/.
 """
@@ -23,13 +18,8 @@ from orbax.checkpoint import checkpoint_managers as policies
 from orbax.checkpoint._src.serialization import types as serialization
 
 from acrlpd.agents import Agent
-from acrlpd.config import CheckpointConfig, RLTrainConfig
-
-PARAMS = "params"
-ASSETS = "assets"
-TRAIN_STATE = "train_state"
-RUN = "run"
-RUN_FILE = "run.json"
+from acrlpd.config import CheckpointConfig
+from acrlpd.runs.checkpoint_layout import ASSETS, PARAMS, RUN, RUN_FILE, TRAIN_STATE
 
 SCORE = "score"
 # So many GB of arrays may be on their way between devices and disk at the same time. Without this bound, the restore
@@ -45,11 +35,6 @@ _PIECE_BYTES = 256 * 2**20
 _PART_BYTES = 2**16
 
 Name = tuple[str, ...]
-
-
-def acts_with_average(agent: Agent, rl_config: RLTrainConfig) -> bool:
-    """Whether the moving average of the policy acts and goes into params/, instead of the policy itself."""
-    return rl_config.openpi_compatibility.enable_ema_for_inference and agent.ema_params is not None
 
 
 def agent_items(agent: Agent, *, average: bool) -> dict[str, Any]:

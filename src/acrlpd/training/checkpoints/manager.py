@@ -25,25 +25,25 @@ from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.tree import from_dict
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
-from acrlpd.runs.directory import saved_steps
-from acrlpd.training.checkpoints.items import (
+from acrlpd.policies.acting_model import acts_with_average
+from acrlpd.runs.checkpoint_layout import (
     ASSETS,
     RUN,
-    RUN_FILE,
+    CheckpointError,
+    load_checkpoint_metadata,
+    newest_step_directory,
+)
+from acrlpd.runs.directory import saved_steps
+from acrlpd.training.checkpoints.items import (
     SCORE,
     SaveAssets,
-    acts_with_average,
     agent_from_items,
     agent_items,
     array_handler,
     create_manager,
     save_arrays,
 )
-from acrlpd.training.checkpoints.metadata import (
-    CheckpointError,
-    create_checkpoint_metadata,
-    load_checkpoint_metadata,
-)
+from acrlpd.training.checkpoints.metadata import create_checkpoint_metadata
 from acrlpd.training.distributed import problems_elsewhere
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
 
@@ -233,16 +233,6 @@ def _fits_beside_a_step(tree: Any) -> bool:
     shards = (x.addressable_shards for x in jax.tree.leaves(tree))
     needed = sum(shard.data.nbytes for leaf in shards for shard in leaf if shard.device == device)
     return stats["bytes_limit"] - stats["peak_bytes_in_use"] > needed
-
-
-def newest_step_directory(path: pathlib.Path) -> pathlib.Path:
-    """`path` if it is a step directory, else the newest complete one in it."""
-    if (path / RUN / RUN_FILE).exists():
-        return path
-    steps = saved_steps(path)
-    if not steps:
-        raise CheckpointError(f"{path} has no complete checkpoint: expected a run directory or one of its steps")
-    return path / str(steps[-1])
 
 
 def load_checkpoint_agent(

@@ -3,7 +3,6 @@
 import datetime
 import hashlib
 import importlib.metadata
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,9 +13,8 @@ from etils import epath
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.tree import flatten, from_dict
-from acrlpd.training.checkpoints.items import RUN, RUN_FILE
+from acrlpd.runs.checkpoint_layout import FORMAT, load_checkpoint_metadata
 
-FORMAT = 1
 # Fields and sections that may differ between save and resume: they decide where things lie, how fast the run is and
 # what is shown. Placement and micro-batches change results by rounding only.
 FREE_TO_CHANGE = (
@@ -38,26 +36,6 @@ FREE_TO_CHANGE = (
 )
 
 Changes = dict[str, tuple[Any, Any]]  # dotted name -> (in the checkpoint, now)
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, and why."""
-
-
-def load_checkpoint_metadata(step_directory: epath.PathLike) -> dict[str, Any]:
-    path = epath.Path(step_directory) / RUN / RUN_FILE
-    if not path.exists():
-        raise CheckpointError(f"{step_directory} is not a checkpoint of a run: it has no {RUN}/{RUN_FILE}")
-    try:
-        metadata = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    if metadata["format"] != FORMAT:
-        raise CheckpointError(
-            f"{step_directory} was written in format {metadata['format']} by acrlpd "
-            f"{metadata['versions']['acrlpd']}; this version reads format {FORMAT}"
-        )
-    return metadata
 
 
 def create_checkpoint_metadata(

@@ -1,8 +1,8 @@
-"""Rounds: a few whole episodes played with one policy, kept in the replay before anybody learns from them.
+"""Rounds: a few whole episodes that one policy plays, written to the replay before the agent learns from them.
 
-Everything about a round follows from the run's seed, the round's number and the policy. Its episodes are on
-disk as soon as each is over, its record when all are. So a run that was interrupted takes the rounds that
-are there instead of playing them again, and plays one that was cut off to the same end.
+Everything about a round follows from the run's seed, the round's number and the policy. An episode is on disk as soon
+as it is over, the record of a round as soon as all its episodes are. A run that was interrupted therefore takes the
+rounds that are on disk instead of playing them again, and plays an unfinished round to the same end.
 """
 
 import dataclasses
@@ -14,29 +14,30 @@ from typing import Any
 import numpy as np
 
 from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.replay import Replay, ReplayError
 from acrlpd.data.sources.source import Feature
-from acrlpd.envs.env import EnvError, EnvSpec
-from acrlpd.envs.episodes import rollout_features
-from acrlpd.envs.pool import EnvPool
-from acrlpd.envs.rollouts import ChunkPolicy, rollouts
-from acrlpd.files import write_atomically
+from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, rollout_features, rollouts
+from acrlpd.envs.create import create_execution
+from acrlpd.files import write_text_atomically
+from acrlpd.policies.acting_model import ActingModel
+from acrlpd.policies.policy import Policy, create_policy
 
 REPLAY = "replay"
 REWARD, SUCCESS = "next.reward", "next.success"
-# So many lost episodes without one that came to its end are the environment's fault, and no bad luck.
+# This many lost episodes in a row, without one that came to its end, stop the run.
 _MAX_LOST_IN_A_ROW = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What came of a round, episode by episode in the order of their numbers."""
+    """The result of a round, episode by episode in the order of their numbers."""
 
     number: int
-    episodes: tuple[int, ...]  # their numbers in the replay; one that was lost is missing
+    episodes: tuple[int, ...]  # their numbers in the replay, without the lost episodes
     lengths: tuple[int, ...]
     successes: tuple[bool, ...]
-    returns: tuple[float, ...]  # of the environment's own reward
+    returns: tuple[float, ...]  # sums of the environment's own rewards
     lost_episodes: int  # to crashes and time-outs of the environment
     policy_step: int  # updates of the policy that played
 
@@ -63,10 +64,10 @@ class Round:
 class RoundPlayer:
     """Plays the rounds of a run into its replay."""
 
-    def __init__(self, rl_config: RLTrainConfig, envs: EnvPool, replay: Replay, replan_steps: int) -> None:
+    def __init__(self, rl_config: RLTrainConfig, envs: EnvPool, replay: Replay) -> None:
         self._envs = envs
         self._replay = replay
-        self._replan_steps = replan_steps
+        self._execution = create_execution(rl_config)
         self._seed = rl_config.seed
         self._size = episodes_per_round(rl_config)
         self._action_column = action_column(rl_config)
@@ -74,10 +75,10 @@ class RoundPlayer:
         self._firsts = [0]  # first episode of each round
 
     def play(self, number: int, policy: ChunkPolicy, policy_step: int) -> Round:
-        """Plays a round to its end; every episode is safe as soon as it is over.
+        """Plays a round to its end; every episode is on disk as soon as it is over.
 
-        Episodes that are on disk already, from before an interruption, stay as they are. They are played
-        once more all the same: the noise of the others depends on them.
+        Episodes that are on disk already, from before an interruption, stay as they are. They are played once more
+        all the same: the actions of the others are the same to the last bit only in the same batches.
         """
         first = self._first_episode(number)
         seeds = {episode_seed(self._seed, first + i): first + i for i in range(self._size)}
@@ -86,8 +87,8 @@ class RoundPlayer:
             self._envs,
             policy,
             seeds,
-            replan_steps=self._replan_steps,
-            policy_seed=_policy_seed(self._seed, number),
+            execution=self._execution,
+            policy_seed=policy_seed(self._seed, number),
             record=True,
         ):
             episode = seeds[rollout.seed]
@@ -99,7 +100,7 @@ class RoundPlayer:
         return played
 
     def _first_episode(self, number: int) -> int:
-        """After those of the rounds before, which may have had another size before the run was resumed."""
+        """The first episode after those of the rounds before, which may have had another size in an earlier process."""
         while len(self._firsts) <= number:
             before = read_round(self._replay.root, len(self._firsts) - 1)
             size = self._size if before is None else len(before.episodes) + before.lost_episodes
@@ -107,7 +108,7 @@ class RoundPlayer:
         return self._firsts[number]
 
     def _record(self, number: int, policy_step: int) -> Round:
-        """What is on disk of a round that is over."""
+        """The record of a round that is over, from what is on disk."""
         on_disk = set(self._replay.scan())
         first = self._first_episode(number)
         episodes = [i for i in range(first, first + self._size) if i in on_disk]
@@ -123,7 +124,7 @@ class RoundPlayer:
         )
 
     def _give_up_on(self, played: Round) -> None:
-        """A lost episode is counted and the run goes on; it ends when nothing but losses come."""
+        """Stops the run when too many episodes in a row were lost; a single lost episode is only counted."""
         self._lost_in_a_row = 0 if played.episodes else self._lost_in_a_row + played.lost_episodes
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             raise EnvError(
@@ -136,13 +137,15 @@ def episodes_per_round(rl_config: RLTrainConfig) -> int:
     return rl_config.online.episodes_per_round or rl_config.env.num_envs
 
 
-def acting_candidates(rl_config: RLTrainConfig) -> int | None:
-    """Candidates per chunk when acting online; None: the agent's own number."""
-    return rl_config.online.best_of_n or rl_config.evaluation.best_of_n
+def create_online_policy(
+    model: ActingModel, rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None
+) -> Policy:
+    """The policy of an online phase: it explores as the config says, with online.best_of_n candidates."""
+    return create_policy(model, rl_config, norm_stats, best_of_n=rl_config.online.best_of_n, explore=True)
 
 
 def action_column(rl_config: RLTrainConfig) -> str:
-    """The column of the dataset that holds what an environment executes."""
+    """The column of the dataset that holds the actions of the environment."""
     names = rl_config.data.repack.actions
     if len(names) != 1:
         raise ConfigError(
@@ -161,9 +164,8 @@ def open_replay(directory: pathlib.Path, rl_config: RLTrainConfig, spec: EnvSpec
 
 
 def write_round(directory: pathlib.Path, played: Round) -> None:
-    content = json.dumps(dataclasses.asdict(played)).encode()
     try:
-        write_atomically(_round_file(directory, played.number), lambda file: file.write(content))
+        write_text_atomically(_round_file(directory, played.number), json.dumps(dataclasses.asdict(played)))
     except OSError as error:
         raise ReplayError(
             f"{directory}: the record of round {played.number} could not be written ({error.strerror or error}). Its "
@@ -172,7 +174,7 @@ def write_round(directory: pathlib.Path, played: Round) -> None:
 
 
 def read_round(directory: pathlib.Path, number: int) -> Round | None:
-    """The record of a round that was played to its end; None if there is none."""
+    """The record of a round that was played to its end; None if the round has no record."""
     path = _round_file(directory, number)
     if not path.exists():
         return None
@@ -185,7 +187,7 @@ def read_round(directory: pathlib.Path, number: int) -> Round | None:
 
 
 def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
-    """The records of the rounds from `first` on that are there now, up to the first that is missing."""
+    """The records of the rounds from `first` on that are on disk now, up to the first missing round."""
     there = {path.name for path in directory.glob("round-*.json")}
     rounds: list[Round] = []
     while _round_file(directory, first + len(rounds)).name in there:
@@ -200,9 +202,10 @@ def _round_file(directory: pathlib.Path, number: int) -> pathlib.Path:
 
 
 def episode_seed(seed: int, episode: int) -> int:
-    """Far from the seeds of evaluations, which count up from evaluation.seed."""
+    """The environment's seed of an episode: far from those of evaluations, which count up from evaluation.seed."""
     return int(np.random.SeedSequence([seed, 0, episode]).generate_state(1)[0] | 0x4000_0000) & 0x7FFF_FFFF
 
 
-def _policy_seed(seed: int, number: int) -> int:
+def policy_seed(seed: int, number: int) -> int:
+    """The seed of the policy's noise in a round."""
     return int(np.random.SeedSequence([seed, 1, number]).generate_state(1)[0])

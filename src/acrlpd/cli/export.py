@@ -1,0 +1,58 @@
+"""`acrlpd export`: makes a directory that openpi and acrlpd serve."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from acrlpd.config.command_line import Flag
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions:
+    """What to export, and in which form."""
+
+    # A run directory (its newest checkpoint is taken) or one of its checkpoints.
+    checkpoint: tyro.conf.Positional[Path]
+    # Directory to make.
+    output: Path
+    # Cost of an action chunk: denoising steps, candidates and critics.
+    level: Literal["fast", "standard", "accurate"] = "standard"
+    # Add LoRA adapters into the weights.
+    merge_lora: Flag = False
+    # Precision of the stored parameters; default: as they were trained.
+    dtype: Literal["bfloat16", "float32"] | None = None
+    # Critics to put beside the policy: as many as the level wants (the best on the run's data), all, or none.
+    critics: Literal["level", "all", "none"] = "level"
+    # Replace an earlier export.
+    overwrite: Flag = False
+
+
+def main(args: Sequence[str]) -> int:
+    options = tyro.cli(
+        ExportOptions,
+        args=args,
+        prog="acrlpd export",
+        description="Export a policy to a directory that openpi and acrlpd serve.",
+    )
+    from acrlpd.serving.export import export_policy
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
+    verification = export_policy(
+        options.checkpoint,
+        options.output,
+        level=options.level,
+        merge_adapters=options.merge_lora,
+        dtype=options.dtype,
+        critics=options.critics,
+        overwrite=options.overwrite,
+    )
+    print(f"exported to {options.output}; its README.md says how to serve it")
+    print(
+        f"verified: actions differ from the training policy's by {verification.mean_difference:.2g} on average and "
+        f"{verification.max_difference:.2g} at most (normalised units)"
+    )
+    return 0

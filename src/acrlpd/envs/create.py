@@ -1,0 +1,75 @@
+"""From a config to its environments and the execution of chunks in them, and whether a policy fits them."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from acrlpd.config import RLTrainConfig
+from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.envs.env import RENAME, EnvError, EnvSpec
+from acrlpd.envs.pool import EnvPool
+from acrlpd.execution.base import ChunkExecution
+
+
+def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None) -> EnvPool:
+    """The environments of a config, with the cameras that its policy looks at."""
+    config = rl_config.env
+    if config.id is None:
+        raise EnvError("there is no environment: set env.id, or give --env to `acrlpd eval`")
+    return EnvPool(
+        config.id,
+        config.num_envs,
+        num_workers=num_workers,
+        cameras=policy_cameras(rl_config),
+        image_size=config.image_size,
+        max_episode_steps=config.max_episode_steps,
+        timeout_s=config.timeout_s,
+    )
+
+
+def create_execution(rl_config: RLTrainConfig) -> ChunkExecution:
+    """How a config executes the chunks of its policy."""
+    execution = rl_config.env.execution.for_horizon(rl_config.qchunking.horizon_length)
+    findings = execution.check(rl_config.model.action_horizon)
+    errors = [finding.message for finding in findings if finding.level == "error"]
+    if errors:
+        raise EnvError("\n".join(errors))
+    return execution
+
+
+def policy_cameras(rl_config: RLTrainConfig) -> tuple[str, ...]:
+    """The camera columns that the policy of a config looks at, which an environment has to render."""
+    slots = rl_config.data.repack.cameras
+    return tuple(slots[slot] for slot in rl_config.model.image_keys if slot in slots)
+
+
+def check_environment(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None, spec: EnvSpec) -> None:
+    """Refuses an environment that the policy of a config cannot act in."""
+    _check_columns(spec, [*rl_config.data.repack.state, *policy_cameras(rl_config)])
+    if spec.action_dim != rl_config.qchunking.action_dim:
+        raise EnvError(
+            f"environment {spec.name!r} has {spec.action_dim} action dims, the config's qchunking.action_dim is "
+            f"{rl_config.qchunking.action_dim}"
+        )
+    _check_state_width(spec, rl_config, norm_stats)
+
+
+def _check_columns(spec: EnvSpec, names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in spec.features]
+    if missing:
+        raise EnvError(
+            f"data.repack names {missing[0]!r}, which environment {spec.name!r} does not give; it gives "
+            f"{', '.join(spec.features)}. {RENAME}"
+        )
+
+
+def _check_state_width(spec: EnvSpec, rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> None:
+    """Refuses states of other dims than the policy's data had: a shorter state would be padded and mean nothing."""
+    if norm_stats is None or "state" not in norm_stats:
+        return
+    stats, columns = norm_stats["state"], rl_config.data.repack.state
+    found = sum(math.prod(spec.features[name].shape) for name in columns)
+    if found not in stats.trained_dims(rl_config.model.action_dim):
+        raise EnvError(
+            f"environment {spec.name!r} gives a state of {found} dims ({', '.join(columns)}), the policy's norm "
+            f"statistics have {stats.dim}: it was trained on another task or other columns"
+        )

@@ -1,0 +1,165 @@
+"""A policy and the critics that choose among its candidates: the part of an agent that acts."""
+
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from acrlpd.agents import Agent, Algorithm
+from acrlpd.agents.best_of_n import select
+from acrlpd.agents.hyperparams import BestOfNConfig
+from acrlpd.agents.networks import CriticNetworks, Networks
+from acrlpd.config import RLTrainConfig
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import FlowPolicy
+
+
+class ActingCritics(flax.struct.PyTreeNode):
+    """The critics, and what is learned with them. Without critics the policy alone acts, with one candidate."""
+
+    online: nnx.State
+    temperature: nnx.State
+    improvement: nnx.State  # the improvement's own networks; empty for most improvements
+    critic_def: nnx.GraphDef = flax.struct.field(pytree_node=False)
+    temperature_def: nnx.GraphDef = flax.struct.field(pytree_node=False)
+    improvement_def: nnx.GraphDef | None = flax.struct.field(pytree_node=False)
+
+
+class ActingModel(flax.struct.PyTreeNode):
+    """The arrays that act. Models of the same config are the same to a compiled function."""
+
+    params: nnx.State
+    critics: ActingCritics | None
+    policy_def: nnx.GraphDef = flax.struct.field(pytree_node=False)
+    algorithm: Algorithm = flax.struct.field(pytree_node=False)
+
+    def policy(self) -> FlowPolicy:
+        return nnx.merge(self.policy_def, self.params)
+
+    def networks(self) -> Networks:
+        """The networks of a model with critics, as modules."""
+        critics = self.critics
+        assert critics is not None
+        own = None if critics.improvement_def is None else nnx.merge(critics.improvement_def, critics.improvement)
+        return Networks(
+            policy=self.policy(),
+            critics=CriticNetworks(critics.online, critics.online, critics.critic_def),  # acting asks no target critics
+            temperature=nnx.merge(critics.temperature_def, critics.temperature),
+            improvement=own,
+        )
+
+
+def acts_with_average(agent: Agent, rl_config: RLTrainConfig) -> bool:
+    """Whether the policy that acts, and that openpi serves, is the moving average of the policy that learns."""
+    return rl_config.openpi_compatibility.enable_ema_for_inference and agent.ema_params is not None
+
+
+def acting_model(agent: Agent, rl_config: RLTrainConfig) -> ActingModel:
+    """The part of an agent that acts: the policy that a checkpoint of the agent would serve, and its critics.
+
+    An agent that only clones has critics that were never trained, so they are left out.
+    """
+    params = agent.ema_params if acts_with_average(agent, rl_config) else agent.policy_params
+    assert params is not None
+    critics = ActingCritics(
+        online=agent.critics.online,
+        temperature=agent.temperature_params,
+        improvement=agent.improvement_params,
+        critic_def=agent.critics.network,
+        temperature_def=agent.temperature_def,
+        improvement_def=agent.improvement_def,
+    )
+    return ActingModel(
+        params=nnx.merge_state(params, agent.frozen_params),
+        critics=critics if agent.algorithm.has_critic else None,
+        policy_def=agent.policy_def,
+        algorithm=agent.algorithm,
+    )
+
+
+class ChosenActions(flax.struct.PyTreeNode):
+    """The chosen chunks, and the candidates that they were chosen from."""
+
+    actions: jax.Array  # [b, T, a]
+    index: jax.Array  # int32 [b]
+    q_values: jax.Array | None  # [b, N]; None without critics
+    candidates: jax.Array  # [b, N, T, a]
+
+
+def candidate_noise(seed: int, num_candidates: int, action_horizon: int, action_dim: int) -> np.ndarray:
+    """The noise [N, T, a] of all candidates of one observation.
+
+    It follows from the seed alone, and candidate i gets the same noise whatever N is.
+    """
+    return np.random.default_rng(seed).standard_normal((num_candidates, action_horizon, action_dim), np.float32)
+
+
+def candidates_and_values(
+    model: ActingModel, observation: Observation, noise: jax.Array, *, num_steps: int
+) -> tuple[jax.Array, jax.Array]:
+    """The candidates of a model with critics for noise [b, N, T, a], and their values by every critic [b, N, E]."""
+    networks, algorithm = model.networks(), model.algorithm
+    observation = networks.policy.preprocess(None, observation, train=False)
+    context = networks.encode(observation)
+    candidates = algorithm.candidates(networks, context, observation, noise, num_steps=num_steps)
+    critics = networks.critics.online_ensemble
+    return candidates, critics(context.features, jnp.asarray(observation.state), algorithm.critic_chunks(candidates))
+
+
+@partial(jax.jit, static_argnames=("num_steps", "exploration"))
+def choose_actions(
+    model: ActingModel,
+    observation: Observation,
+    noise: Any,
+    num_candidates: Any,
+    seeds: Any = None,
+    *,
+    num_steps: int,
+    exploration: BestOfNConfig | None = None,
+) -> ChosenActions:
+    """One of the first `num_candidates` [b] candidates of each observation, for noise [b, N, T, a].
+
+    Without `exploration` it is the candidate of the highest value. With, the choice is drawn as `exploration` says:
+    each observation from its own seed in `seeds`, uint32 [b].
+    """
+    noise = jnp.asarray(noise)
+    if model.critics is None:
+        candidates = model.policy().sample_candidates(
+            jax.random.key(0), observation, noise.shape[1], num_steps=num_steps, noise=noise
+        )
+        return ChosenActions(candidates[:, 0], jnp.zeros(noise.shape[0], jnp.int32), None, candidates)
+    candidates, member_values = candidates_and_values(model, observation, noise, num_steps=num_steps)
+    q_values = model.networks().critics.online_ensemble.aggregate(member_values)
+    allowed = jnp.arange(q_values.shape[1]) < jnp.asarray(num_candidates)[:, None]
+    scores = jnp.where(allowed, q_values, -jnp.inf)
+    if exploration is None:
+        index = jnp.argmax(scores, axis=1)
+    else:
+        index = _explore(model, candidates, scores, jnp.asarray(seeds), exploration)
+    index = index.astype(jnp.int32)
+    actions = jnp.take_along_axis(candidates, index[:, None, None, None], axis=1)[:, 0]
+    return ChosenActions(actions, index, q_values, candidates)
+
+
+def _explore(
+    model: ActingModel, candidates: jax.Array, scores: jax.Array, seeds: jax.Array, config: BestOfNConfig
+) -> jax.Array:
+    """The index [b] of a candidate that is drawn among the best."""
+
+    temperature = model.networks().temperature()
+
+    def select_one(candidates: jax.Array, scores: jax.Array, seed: jax.Array) -> jax.Array:
+        return select(
+            candidates[None],
+            scores[None],
+            rng=jax.random.key(seed),
+            config=config,
+            temperature=temperature,
+            critic_chunks=model.algorithm.critic_chunks(candidates[None]),
+        ).index[0]
+
+    return jax.vmap(select_one)(candidates, scores, seeds)

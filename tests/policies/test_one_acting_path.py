@@ -1,0 +1,144 @@
+"""For equal noise, everything that acts gives equal actions: what is judged is what is served."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_checkpoints import make_agent, pi0_config, quick_compiles, save_run, state_config
+from steering import Steering
+from toy_agent import NORM_STATS
+
+from acrlpd.agents import Agent
+from acrlpd.config import RLTrainConfig
+from acrlpd.evaluation.protocol import EvaluationProtocol
+from acrlpd.execution.base import ChunkPolicy, Columns
+from acrlpd.policies.acting_model import acting_model
+from acrlpd.policies.checkpoint import load_policy, open_checkpoint
+from acrlpd.policies.policy import create_policy
+from acrlpd.serving.export import export_policy
+from acrlpd.serving.serving_policy import create_serving_policy, load_serving_policy
+from acrlpd.training.online.actor import PublishedPolicy
+from acrlpd.training.online.actor_process import publish
+from acrlpd.training.online.phase import SynchronousPlayer
+
+SEEDS = [3, 2**31 + 5]
+PROMPTS = ["go left", "go"]
+STEP = 20
+
+
+def pi0_in_the_toy() -> RLTrainConfig:
+    """The pi0 of the server's tests, with the names of the toy environment."""
+    config = pi0_config()
+    repack = dataclasses.replace(config.data.repack, base_0_rgb="observation.images.side")
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, repack=repack))
+
+
+def steered() -> RLTrainConfig:
+    """An improvement whose own network changes the candidates: it acts with the policy, wherever the policy acts."""
+    return state_config(improvement=Steering())
+
+
+def observations_of(config: RLTrainConfig) -> Columns:
+    rng = np.random.default_rng(0)
+    columns = {"observation.state": rng.standard_normal((2, 3)).astype(np.float32)}
+    if config.model.image_keys:
+        columns["observation.images.side"] = rng.integers(0, 256, (2, 16, 24, 3), np.uint8)
+    return columns
+
+
+def by_evaluation(config: RLTrainConfig, agent: Agent) -> ChunkPolicy:
+    with EvaluationProtocol(config, NORM_STATS, num_workers=0) as protocol:
+        return protocol.policy(agent)
+
+
+def by_a_synchronous_round(config: RLTrainConfig, agent: Agent, directory: pathlib.Path) -> ChunkPolicy:
+    played: list[ChunkPolicy] = []
+    rounds: Any = SimpleNamespace(play=lambda number, policy, step: played.append(policy) or "a round")
+    replay: Any = SimpleNamespace(root=directory)
+    player = SynchronousPlayer(config, rounds, replay, NORM_STATS)
+    player.update_policy(make_agent(config, 9), STEP - 1)
+    player.round(0)
+    player.update_policy(agent, STEP)
+    player.round(1)
+    return played[-1]
+
+
+def by_the_actor(config: RLTrainConfig, agent: Agent, directory: pathlib.Path) -> ChunkPolicy:
+    published = PublishedPolicy(directory, config, NORM_STATS)
+    publish(directory, acting_model(make_agent(config, 9), config), STEP - 1)
+    assert published.newest()[1] == STEP - 1
+    publish(directory, acting_model(agent, config), STEP)
+    policy, step = published.newest()
+    assert step == STEP
+    return policy
+
+
+def replies(policy: Any, config: RLTrainConfig, observations: Columns) -> list[dict[str, Any]]:
+    """What the server answers to the same observations, as clients send them."""
+    requests = []
+    for row, (prompt, seed) in enumerate(zip(PROMPTS, SEEDS, strict=True)):
+        message: dict[str, Any] = {"state": observations["observation.state"][row], "seed": seed}
+        if config.model.image_keys:
+            image = observations["observation.images.side"][row]
+            message |= {"images": {"base_0_rgb": image}, "prompt": prompt}
+        requests.append(policy.prepare(message))
+    return policy.infer(requests)
+
+
+@pytest.mark.parametrize("make_config", [state_config, steered, pi0_in_the_toy])
+def test_everything_that_acts_gives_equal_actions(
+    make_config: Callable[[], RLTrainConfig], tmp_path: pathlib.Path
+) -> None:
+    config = make_config()
+    agent = make_agent(config)
+    observations = observations_of(config)
+    run = save_run(tmp_path / "run", config, {STEP: agent})
+    export_policy(run, tmp_path / "export", critics="all")
+    with quick_compiles():
+        policies = {
+            "evaluation": by_evaluation(config, agent),
+            "round": by_a_synchronous_round(config, agent, tmp_path),
+            "actor": by_the_actor(config, agent, tmp_path),
+            "run": load_policy(open_checkpoint(run)),
+            "export": load_policy(open_checkpoint(tmp_path / "export")),
+        }
+        chunks = {name: policy(observations, PROMPTS, SEEDS) for name, policy in policies.items()}
+        servers = {
+            "server of the agent": create_serving_policy(
+                acting_model(agent, config), config, NORM_STATS, best_of_n=4, num_steps=(2,), max_batch_size=2
+            ),
+            "server of the run": load_serving_policy(open_checkpoint(run), max_batch_size=2),
+            "server of the export": load_serving_policy(open_checkpoint(tmp_path / "export"), max_batch_size=2),
+        }
+        answers = {name: replies(server, config, observations) for name, server in servers.items()}
+    expected = chunks["evaluation"]
+    assert expected.actions.shape == (2, 4, 2) and np.ptp(expected.actions) > 0
+    for name, found in chunks.items():
+        np.testing.assert_allclose(found.actions, expected.actions, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(found.values["q"], expected.values["q"], atol=1e-5, err_msg=name)
+    for name, answer in answers.items():
+        for row, reply in enumerate(answer):
+            np.testing.assert_allclose(reply["actions"], expected.actions[row], atol=1e-5, err_msg=name)
+            assert reply["best_of_n"]["q_value"] == pytest.approx(expected.values["q"][row], abs=1e-5), name
+    # The comparison can fail: another agent acts differently.
+    with quick_compiles():
+        other = by_evaluation(config, make_agent(config, 9))(observations, PROMPTS, SEEDS)
+    assert np.abs(other.actions - expected.actions).max() > 1e-2
+
+
+def test_the_network_of_an_improvement_changes_the_actions() -> None:
+    """Without the network's parameters the comparison above would compare nothing of it."""
+    config = steered()
+    policy = create_policy(acting_model(make_agent(config), config), config, NORM_STATS)
+    critics = policy.model.critics
+    assert critics is not None
+    still = critics.replace(improvement=jax.tree.map(jnp.zeros_like, critics.improvement))
+    unsteered = dataclasses.replace(policy, model=policy.model.replace(critics=still))
+    arguments = (observations_of(config), PROMPTS, SEEDS)
+    assert np.abs(policy(*arguments).actions - unsteered(*arguments).actions).max() > 1e-2
