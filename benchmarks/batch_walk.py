@@ -2,18 +2,20 @@
 
     python benchmarks/batch_walk.py --dataset DIR     # a LeRobot dataset with cameras, such as tests/datasets/aloha_v30
 
-A run of a small pi0 is set up with a frame cache, as a user would have it. Then every Python function of the project
-that runs is recorded, in all threads, while the loader reads and prepares batches, the first update is traced and made,
-and its checkpoint is written. A file counts if one of its functions ran. What happens before (opening the dataset,
-making the agent) and after is not part of a batch's way. Files that only keep the run's books (progress, metrics,
-monitoring) are listed apart.
+A run of a small pi0 is set up with a frame cache, as a user would have it. Every Python function of the project that is
+called is looked at, in all threads, from the opening of the dataset until the first checkpoint is written: reading
+columns, preparing batches, tracing and making the first update, saving; the making of the agent is left out. A file counts if one of its functions was given
+arrays (of numpy or JAX, traced ones included), alone or inside of dicts, sequences, dataclasses and pytrees. Files that
+only keep the run's books (metrics, progress, monitoring) are listed apart.
 """
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -24,7 +26,7 @@ BOOKKEEPING = ("runs", "monitoring", "files.py", "training/progress.py")
 
 
 class Recorder:
-    """Keeps the file of every function of the project that is entered while `is_on`, in every thread."""
+    """Keeps the file of every function of the project that is given arrays while `is_on`, in every thread."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -34,8 +36,32 @@ class Recorder:
 
     def _profile(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if self.is_on and event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name != "<module>":
-            self.files.add(code.co_filename[len(PACKAGE) + 1 :])
+        if not self.is_on or event != "call" or not code.co_filename.startswith(PACKAGE):
+            return
+        file = code.co_filename[len(PACKAGE) + 1 :]
+        if file not in self.files:
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            if any(holds_arrays(frame.f_locals.get(name)) for name in names if name != "self"):
+                self.files.add(file)
+
+
+def holds_arrays(value: Any, depth: int = 3) -> bool:
+    import jax
+    import numpy as np
+
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return True
+    if depth == 0 or isinstance(value, (str, bytes, type)):
+        return False
+    if isinstance(value, Mapping):
+        parts: Any = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    elif dataclasses.is_dataclass(value):
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    else:
+        return False
+    return any(holds_arrays(part, depth - 1) for part in parts[:20])
 
 
 def main() -> None:
@@ -52,14 +78,14 @@ def main() -> None:
     from acrlpd.training.train_run import train_run
     from acrlpd.training.trainer import Trainer
 
-    recorder, train = Recorder(), Trainer.train
+    recorder, initialize = Recorder(), Trainer.initialize
 
-    def recorded_train(self: Trainer) -> None:
-        recorder.is_on = True
-        train(self)
+    def unrecorded_initialize(self: Trainer) -> None:
         recorder.is_on = False
+        initialize(self)
+        recorder.is_on = True
 
-    Trainer.train = recorded_train  # type: ignore[method-assign]
+    Trainer.initialize = unrecorded_initialize  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         source = open_source(str(args.dataset))
@@ -80,7 +106,9 @@ def main() -> None:
         Labels(directory / "labels.json", label_list(source, range(len(source)), [])).save()
         config = apply_config_overrides(get_config("debug"), changes)
         write_norm_stats(config)
+        recorder.is_on = True
         train_run(config, directory / "run")
+        recorder.is_on = False
     files = recorder.files
     books = sorted(file for file in files if file.startswith(BOOKKEEPING))
     way = sorted(files - set(books))
