@@ -16,27 +16,6 @@ from acrlpd.models.siglip import Siglip
 _CONTEXT_ALIGNMENT = 64  # tokens
 
 
-class _PaliGemma(nnx.Module):
-    def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
-        dtype = jnp.dtype(config.dtype)
-        self.llm = Gemma(
-            (config.paligemma, config.action_expert),
-            adaptive=(False, config.pi05),
-            vocab_size=config.vocab_size,
-            dtype=dtype,
-            remat_policy=config.remat_policy,
-            rngs=rngs,
-        )
-        self.img = Siglip(
-            config.siglip,
-            num_tokens=config.tokens_per_image,
-            out_dim=config.paligemma.width,
-            dtype=dtype,
-            remat_policy=config.remat_policy,
-            rngs=rngs,
-        )
-
-
 class Pi0(FlowPolicy):
     """The policy. Its parameter tree has openpi's names and shapes."""
 
@@ -44,7 +23,7 @@ class Pi0(FlowPolicy):
         super().__init__(config)
         self.config = config
         width, action_dim = config.action_expert.width, config.action_dim
-        self.PaliGemma = _PaliGemma(config, rngs)
+        self.PaliGemma = nnx.Dict(llm=Gemma(config, rngs), img=Siglip(config, rngs))
         self.action_in_proj = nnx.Linear(action_dim, width, rngs=rngs)
         if config.pi05:
             self.time_mlp_in = nnx.Linear(width, width, rngs=rngs)
@@ -83,21 +62,18 @@ class Pi0(FlowPolicy):
         pooled = None if out is None else _mean_of_first(out, length)
         return Context(features=pooled, memory=cache.pad_to_multiple(_CONTEXT_ALIGNMENT))
 
-    def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
-        return self._velocity(context, x_t, time, None)
+    def velocity(
+        self, context: Context, x_t: jax.Array, time: jax.Array, layers: list[LayerWeights] | None = None
+    ) -> jax.Array:
+        tokens, condition = self.embed_actions(x_t, time)
+        out, _, _ = self.PaliGemma.llm.run_suffix(tokens, context.memory, condition=condition, layers=layers)
+        return self.action_out_proj(out)
 
     def velocity_fn(self, context: Context) -> Callable[[jax.Array, jax.Array], jax.Array]:
         # Sampling runs the action expert many times. Its weights are laid out once, outside of that loop, unless FSDP
         # splits them: the layout would put the whole expert on every device.
         layers = None if weights_are_split() else self.PaliGemma.llm.unstack(1)
-        return lambda x_t, time: self._velocity(context, x_t, time, layers)
-
-    def _velocity(
-        self, context: Context, x_t: jax.Array, time: jax.Array, layers: list[LayerWeights] | None
-    ) -> jax.Array:
-        tokens, condition = self.embed_actions(x_t, time)
-        out, _, _ = self.PaliGemma.llm.run_suffix(tokens, context.memory, condition=condition, layers=layers)
-        return self.action_out_proj(out)
+        return lambda x_t, time: self.velocity(context, x_t, time, layers)
 
     def embed_prefix(self, observation: Observation) -> tuple[jax.Array, jax.Array]:
         """Image and prompt tokens [b, s, width], and which of them are valid [b, s].
@@ -124,11 +100,7 @@ class Pi0(FlowPolicy):
 
     def embed_actions(self, x_t: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Action tokens [b, n, T, width] for x_t at times [b, n], and pi0.5's adaRMS condition [b, n, width]."""
-        if x_t.shape[-2:] != (self.action_horizon, self.action_dim):
-            raise ValueError(
-                f"action chunks must end in [action_horizon, action_dim] = "
-                f"[{self.action_horizon}, {self.action_dim}]; found shape {x_t.shape}"
-            )
+        self.refuse_other_chunks(x_t)
         tokens = self.action_in_proj(x_t)
         time_embedding = embed_time(time, tokens.shape[-1])
         if self.config.pi05:
