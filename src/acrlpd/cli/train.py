@@ -83,8 +83,8 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
     """Checks everything that can be known before a compile: the config, the files, the memory."""
     import jax
 
+    from acrlpd.cli.plan import print_plan
     from acrlpd.config.plan.plan import make_plan
-    from acrlpd.config.plan.table import print_plan
     from acrlpd.training.throughput import find_device_chip
 
     num_devices = jax.device_count()
