@@ -2,6 +2,8 @@
 
 import os
 
+import jax
+
 from acrlpd.config.plan.chips import MEMORY_FRACTION
 
 
@@ -12,8 +14,6 @@ def claim_device_memory() -> None:
 
 def usable_device_bytes() -> int:
     """Memory that a run may use on one device. CPU devices share the memory of the machine."""
-    import jax
-
     device = jax.local_devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:

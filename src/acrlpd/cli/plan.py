@@ -94,12 +94,18 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     (console or Console()).print(Group(_memory_table(plan), "", _work_table(plan), "", plan.verdict), highlight=False)
 
 
-def _memory_table(plan: Plan) -> Table:
-    where = f"{plan.num_devices} x {plan.chip.name}" if plan.chip else f"{plan.num_devices} device(s)"
-    table = Table(title=f"{plan.config.name} on {where}", title_justify="left", box=None, header_style="bold")
-    table.add_column("per device")
+def _table(heading: str, title: str | None = None) -> Table:
+    """A table with a name, a number and a note in each row."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold")
+    table.add_column(heading)
     table.add_column("", justify="right")
     table.add_column("", style="dim")
+    return table
+
+
+def _memory_table(plan: Plan) -> Table:
+    where = f"{plan.num_devices} x {plan.chip.name}" if plan.chip else f"{plan.num_devices} device(s)"
+    table = _table("per device", title=f"{plan.config.name} on {where}")
     for name, size in dataclasses.asdict(plan.memory).items():
         table.add_row(name, format_bytes(size), _NOTES[name])
     table.add_row("peak", format_bytes(plan.memory.peak), f"of {format_bytes(plan.usable_bytes)}", style="bold")
@@ -107,11 +113,7 @@ def _memory_table(plan: Plan) -> Table:
 
 
 def _work_table(plan: Plan) -> Table:
-    flops = plan.flops
-    table = Table(box=None, header_style="bold")
-    table.add_column("per sample")
-    table.add_column("", justify="right")
-    table.add_column("", style="dim")
+    flops, table = plan.flops, _table("per sample")
     training = f"training it alone would be {_format_flops(flops.train)}"
     table.add_row("policy forward", _format_flops(flops.forward), training)
     table.add_row("one candidate", _format_flops(flops.candidate), "for one observation")

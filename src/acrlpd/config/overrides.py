@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from acrlpd.choice import Choice, find_kind, hint, is_family, kind_name
+from acrlpd.config.run import TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import (
     TYPE_KEY,
@@ -31,18 +32,10 @@ from acrlpd.config.tree import (
 # Short names, and the section names of experiment files, for fields that live elsewhere in the tree.
 # The longest prefix that matches a whole part of the dotted name wins.
 ALIASES = {
-    "offline_steps": "training.offline_steps",
-    "online_steps": "training.online_steps",
-    "eval_frequency": "training.eval_frequency",
-    "log_frequency": "training.log_frequency",
-    "save_frequency": "training.save_frequency",
-    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "early_stopping_patience": "training.early_stopping_patience",
+    **{field.name: f"training.{field.name}" for field in dataclasses.fields(TrainingConfig)},
     "best_of_n_samples": "acrlpd.num_action_samples",
     "bc_weight": "acrlpd.loss_weights.bc_weight",
     "loss_weights": "acrlpd.loss_weights",
-    "acrlpd.actor_loss": "improvement",
-    "acrlpd.awr_weight_clip": "improvement.weight_clip",
     "pi0_lr": "actor_lr_schedule.peak_lr",
     "critic_lr": "critic_lr_schedule.peak_lr",
     "fsdp_devices": "fsdp.fsdp_devices",

@@ -148,23 +148,20 @@ class Gemma(nnx.Module):
 
         def layer(x: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             weights, context_k, context_v = inputs
+            if layers is None:
+                weights = fuse_projections(weights, self.dtype)
             q, k, v, gate = _project(x, weights, config, rope, condition)
             attended = shared_context_attention(q, k, v, (context_k, context_v, context.length))
             return _mix(x, attended, weights, config, gate, condition), (k, v)
 
         x = x.astype(self.dtype)
         if layers is None:
-
-            def fused_layer(x: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-                weights, *rest = inputs
-                return layer(x, (fuse_projections(weights, self.dtype), *rest))
-
-            step = rematerialise(fused_layer, self.remat_policy)
+            step = rematerialise(layer, self.remat_policy)
             x, (k, v) = jax.lax.scan(step, x, (self._expert_weights(1), context.k, context.v))
         else:
             keys_and_values = []
-            for weights, context_k, context_v in zip(layers, context.k, context.v, strict=True):
-                x, kv = layer(x, (weights, context_k, context_v))
+            for inputs in zip(layers, context.k, context.v, strict=True):
+                x, kv = layer(x, inputs)
                 keys_and_values.append(kv)
             k, v = (jnp.stack(side) for side in zip(*keys_and_values, strict=True))
         return rms_norm(x, param_dict(self.final_norm_1), condition)[0], k, v

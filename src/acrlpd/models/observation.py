@@ -143,15 +143,11 @@ def _jitter_colours(rng: jax.Array, image: jax.Array) -> jax.Array:
     brightness = jax.random.uniform(brightness_rng, minval=-_BRIGHTNESS, maxval=_BRIGHTNESS)
     contrast = jax.random.uniform(contrast_rng, minval=-_CONTRAST, maxval=_CONTRAST)
     hue, saturation, value = _rgb_to_hsv(image)
-    value = _adjust_contrast(_adjust_brightness(value, brightness), contrast)
+    # Towards black for a negative change of brightness, towards white for a positive one.
+    value = _adjust_contrast(value * (1.0 - jnp.abs(brightness)) + jnp.maximum(brightness, 0.0), contrast)
     hue = hue + jax.random.uniform(hue_rng, minval=-_HUE, maxval=_HUE)
     jittered = _hsv_to_rgb(hue, saturation, value)
     return jnp.where(jax.random.bernoulli(rng, _JITTER_PROBABILITY), jittered, image)
-
-
-def _adjust_brightness(value: jax.Array, amount: jax.Array) -> jax.Array:
-    """Towards black for a negative amount, towards white for a positive one."""
-    return value * (1.0 - jnp.abs(amount)) + jnp.maximum(amount, 0.0)
 
 
 def _adjust_contrast(value: jax.Array, amount: jax.Array) -> jax.Array:

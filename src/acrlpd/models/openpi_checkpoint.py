@@ -81,10 +81,7 @@ def load_paligemma_weights(path: epath.PathLike, params: nnx.State) -> nnx.State
 
 
 def find_paligemma_file(path: epath.PathLike) -> epath.Path:
-    file = epath.Path(path).expanduser()
-    if not _exists(file):
-        raise OpenPICheckpointError(f"{file} does not exist: expected PaliGemma weights such as pt_224.npz")
-    return file
+    return _find(path, "PaliGemma weights such as pt_224.npz")
 
 
 def _read_paligemma(file: epath.Path) -> dict[str, np.ndarray]:
@@ -137,21 +134,23 @@ def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: PolicyC
     return problems + [f"{name}: the model has no such parameter" for name in sorted(set(stored) - set(targets))]
 
 
-def _exists(path: epath.Path) -> bool:
+def _find(path: epath.PathLike, expected: str) -> epath.Path:
+    found = epath.Path(path).expanduser()
     try:
-        return path.exists()
+        exists = found.exists()
     except ImportError as error:  # gs:// and s3:// need a library of their own
         raise OpenPICheckpointError(
-            f"{path} cannot be read from here: {error}. Install it (for gs:// pip install 'acrlpd[gcs]'), or copy the "
+            f"{found} cannot be read from here: {error}. Install it (for gs:// pip install 'acrlpd[gcs]'), or copy the "
             "checkpoint to this machine and set weight_loader.path to the copy"
         ) from error
+    if not exists:
+        raise OpenPICheckpointError(f"{found} does not exist: expected {expected}")
+    return found
 
 
 def find_params_directory(path: epath.PathLike) -> epath.Path:
     """The `params` directory of an openpi checkpoint; `path` is this directory or the directory around it."""
-    given = epath.Path(path).expanduser()
-    if not _exists(given):
-        raise OpenPICheckpointError(f"{given} does not exist: expected an openpi checkpoint directory")
+    given = _find(path, "an openpi checkpoint directory")
     for candidate in (given, given / "params"):
         if (candidate / "_METADATA").exists():
             return candidate.absolute()
