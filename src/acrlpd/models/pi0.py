@@ -35,13 +35,7 @@ class Pi0(FlowPolicy):
         self.action_out_proj = nnx.Linear(width, action_dim, rngs=rngs)
 
     def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
-        return preprocess_observation(
-            rng,
-            observation,
-            train=train,
-            image_keys=self.config.image_keys,
-            image_resolution=self.config.image_resolution,
-        )
+        return preprocess_observation(rng, observation, self.config, train=train)
 
     @jax.named_scope(ENCODE)
     def encode(self, observation: Observation, *, features: bool = True) -> Context:

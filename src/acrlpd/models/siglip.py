@@ -15,6 +15,11 @@ def _affine(kernel: jax.Array, bias: jax.Array) -> nnx.Dict:
     return nnx.Dict(kernel=nnx.Param(kernel), bias=nnx.Param(bias))
 
 
+def _linear(*shape: int, rngs: nnx.Rngs) -> nnx.Dict:
+    kernel = nnx.initializers.lecun_normal()(rngs.params(), shape, jnp.float32)
+    return _affine(kernel, jnp.zeros(shape[-1:], jnp.float32))
+
+
 def _norm_weights(*shape: int) -> nnx.Dict:
     return nnx.Dict(scale=nnx.Param(jnp.ones(shape, jnp.float32)), bias=nnx.Param(jnp.zeros(shape, jnp.float32)))
 
@@ -52,10 +57,7 @@ class Siglip(nnx.Module):
         self.patch_size = patch
         self.dtype = jnp.dtype(config.dtype)
         self.remat_policy = config.remat_policy
-        self.embedding = _affine(
-            nnx.initializers.lecun_normal()(rngs.params(), (patch, patch, 3, width), jnp.float32),
-            jnp.zeros((width,), jnp.float32),
-        )
+        self.embedding = _linear(patch, patch, 3, width, rngs=rngs)
         # Positions start as large as patches, and the head does not start at zero; a checkpoint replaces both. With
         # openpi's own initial values (width**-0.5 and zero), a policy that starts from scratch does not learn to see:
         # the first norm of the language model turns tokens near zero into one direction, which hides what differs
@@ -64,11 +66,7 @@ class Siglip(nnx.Module):
         positions = init_position(rngs.params(), (1, config.tokens_per_image, width), jnp.float32)
         self.pos_embedding = nnx.Param(positions)
         self.Transformer = nnx.Dict(encoderblock=_create_blocks(config.siglip, rngs), encoder_norm=_norm_weights(width))
-        out_dim = config.paligemma.width
-        self.head = _affine(
-            nnx.initializers.lecun_normal()(rngs.params(), (width, out_dim), jnp.float32),
-            jnp.zeros((out_dim,), jnp.float32),
-        )
+        self.head = _linear(width, config.paligemma.width, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         x = self.embed_patches(images).astype(self.dtype)

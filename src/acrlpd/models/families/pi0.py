@@ -143,15 +143,6 @@ class Pi0Config(PolicyConfig):
             object.__setattr__(self, "max_token_len", 200 if self.pi05 else 48)
         if self.discrete_state_input is None:
             object.__setattr__(self, "discrete_state_input", self.pi05)
-        self._refuse_impossible_sizes()
-
-    def implied_changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Token length and state input follow `pi05` when a config is changed."""
-        if given.get("pi05", self.pi05) == self.pi05:
-            return {}
-        return {"max_token_len": None, "discrete_state_input": None}
-
-    def _refuse_impossible_sizes(self) -> None:
         for name, variant, known in (
             ("paligemma_variant", self.paligemma_variant, GEMMA_VARIANTS),
             ("action_expert_variant", self.action_expert_variant, GEMMA_VARIANTS),
@@ -168,9 +159,14 @@ class Pi0Config(PolicyConfig):
                 )
         if self.siglip.patch_size > min(self.image_resolution):
             raise ValueError(f"image_resolution {self.image_resolution} is smaller than one patch")
-        unknown = [key for key in self.image_keys if key not in IMAGE_KEYS]
-        if unknown or list(self.image_keys) != [key for key in IMAGE_KEYS if key in self.image_keys]:
+        if self.image_keys != tuple(key for key in IMAGE_KEYS if key in self.image_keys):
             raise ValueError(f"image_keys must be a subset of {IMAGE_KEYS} in that order; found {self.image_keys}")
+
+    def implied_changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Token length and state input follow `pi05` when a config is changed."""
+        if given.get("pi05", self.pi05) == self.pi05:
+            return {}
+        return {"max_token_len": None, "discrete_state_input": None}
 
     @property
     def paligemma(self) -> GemmaConfig:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from annotated_types import Ge, MinLen
 from flax import nnx
 
-from acrlpd.models.families.base import PolicyConfig, WorkingMemory
+from acrlpd.models.families.base import PolicyConfig
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import Context, FlowPolicy
 
@@ -30,17 +30,6 @@ class StateFlowPolicyConfig(PolicyConfig):
     def create(self, rng: jax.Array) -> "StateFlowPolicy":
         """A freshly initialised policy."""
         return StateFlowPolicy(self, rngs=nnx.Rngs(rng))
-
-    def working_memory(self, *, freeze_pi0_backbone: bool) -> WorkingMemory:
-        """Two arrays of each hidden layer for the backward pass, two of the widest layer for a candidate."""
-        size = {"bfloat16": 2, "float32": 4}[self.dtype]
-        widest = 2.0 * max(self.hidden_dims) * size
-        return WorkingMemory(
-            kept=2.0 * sum(self.hidden_dims) * size,
-            layer=widest,
-            context=self.hidden_dims[0] * size,
-            candidate=widest,
-        )
 
 
 class StateFlowPolicy(FlowPolicy):
