@@ -19,10 +19,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from acrlpd.agents import train_step
-from acrlpd.cli.machine import claim_device_memory, usable_device_bytes
 from acrlpd.config import get_config
 from acrlpd.config.command_line import Flag
 from acrlpd.config.create_agent import create_agent
+from acrlpd.config.plan.chips import claim_device_memory, usable_device_bytes
 
 PACKAGES = ("acrlpd", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "av", "h5py", "tyro")
 # Package -> the extra of acrlpd that installs it.

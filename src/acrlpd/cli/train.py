@@ -4,9 +4,8 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from acrlpd.cli.machine import claim_device_memory, usable_device_bytes
 from acrlpd.config.command_line import Flag, parse_config_args
-from acrlpd.config.plan.chips import MEMORY_FRACTION
+from acrlpd.config.plan.chips import MEMORY_FRACTION, claim_device_memory, usable_device_bytes
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config

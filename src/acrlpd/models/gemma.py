@@ -67,7 +67,7 @@ def _create_norm(*lead: int, width: int, adaptive: bool) -> nnx.Dict:
 
 def _create_layers(experts: tuple[GemmaConfig, ...], adaptive: tuple[bool, ...], rngs: nnx.Rngs) -> nnx.Dict:
     """Weights of all layers and experts under openpi's names, each leaf with a leading depth axis."""
-    layers = nnx.Dict(attn=nnx.Dict())
+    layers: nnx.Dict = nnx.Dict(attn=nnx.Dict())
     for index, c in enumerate(experts):
         for name, shape, init in (
             ("q_einsum", (c.num_heads, c.width, c.head_dim), lora.lecun_normal(batch_axes=2)),

@@ -63,7 +63,7 @@ def einsum_update(equation: str, x: jax.Array, adapters: Weights, lora: LoRAConf
     The equation "x,w->y" becomes two products, with lora_a and with lora_b. The letter "r" is the rank.
     """
     inputs, w, outputs = re.split(",|->", equation)
-    fan_in, fan_out = w[-2:]
+    fan_in, fan_out = w[-2], w[-1]
     inner = outputs.replace(fan_out, "r")
     update = jnp.einsum(f"{inputs},{w.replace(fan_out, 'r')}->{inner}", x, adapters["lora_a"].astype(x.dtype))
     second = f"{inner},{w.replace(fan_in, 'r')}->{outputs}"
@@ -98,14 +98,9 @@ def merge_adapters(params: nnx.State, experts: Sequence[LoRAConfig | None]) -> n
             weight, a, b = (x.get_value().astype(jnp.float32) for x in (leaf, a, b))
             lora = experts[1 if parents[-1].endswith("_1") else 0]
             assert lora is not None
-            leaf = leaf.replace(weight + _merged_update(parents[-1], name, a, b, lora))
+            if parents[-1].startswith("attn_vec_einsum"):  # [layers, heads, in, rank] and [layers, heads, rank, out]
+                b = jnp.sum(b, axis=1, keepdims=True)
+            update = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+            leaf = leaf.replace(weight + (update * lora.scaling if name == "w" else update))
         merged.append((path, leaf))
     return nnx.from_flat_state(merged)
-
-
-def _merged_update(module: str, name: str, a: jax.Array, b: jax.Array, lora: LoRAConfig) -> jax.Array:
-    """What a pair of adapters adds to its weight."""
-    if module.startswith("attn_vec_einsum"):  # [layers, heads, in, rank] and [layers, heads, rank, out]
-        b = jnp.sum(b, axis=1, keepdims=True)
-    product = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-    return product * lora.scaling if name == "w" else product

@@ -109,14 +109,9 @@ def save_openpi_pi0_checkpoint(params: nnx.State, directory: epath.PathLike, *, 
     target = epath.Path(directory).absolute() / "params"
     if target.exists() and not overwrite:
         raise OpenPICheckpointError(f"{target} exists already; choose another directory or overwrite it")
+    flat = {("params", *name.split("/"), "value"): leaf for name, leaf in _flatten(params).items()}
     with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
-        checkpointer.save(target, openpi_tree(params), force=overwrite)
-
-
-def openpi_tree(params: nnx.State) -> dict[str, Any]:
-    """The tree that openpi saves for `params`: {"params": {..., leaf: {"value": array}}}."""
-    flat = {(*name.split("/"), "value"): leaf for name, leaf in _flatten(params).items()}
-    return {"params": unflatten_dict(flat)}
+        checkpointer.save(target, unflatten_dict(flat), force=overwrite)
 
 
 def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: PolicyConfig) -> list[str]:
@@ -183,11 +178,10 @@ def _mismatches(
     stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any], missing_regex: str | None
 ) -> list[str]:
     """Reasons why the stored leaves cannot fill the targets; leaves without a target are no such reason."""
-    optional = re.compile(missing_regex) if missing_regex else None
     problems = []
     for name, leaf in targets.items():
         if name not in stored:
-            if optional is None or not optional.fullmatch(name):
+            if not re.fullmatch(missing_regex or "", name):
                 problems.append(f"{name}: missing from the checkpoint")
             elif isinstance(leaf, jax.ShapeDtypeStruct):
                 problems.append(f"{name}: missing from the checkpoint, and the model was not initialised")

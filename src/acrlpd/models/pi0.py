@@ -16,6 +16,12 @@ from acrlpd.models.siglip import Siglip
 _CONTEXT_ALIGNMENT = 64  # tokens
 
 
+class _PaliGemma(nnx.Module):
+    def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
+        self.llm = Gemma(config, rngs)
+        self.img = Siglip(config, rngs)
+
+
 class Pi0(FlowPolicy):
     """The policy. Its parameter tree has openpi's names and shapes."""
 
@@ -23,7 +29,7 @@ class Pi0(FlowPolicy):
         super().__init__(config)
         self.config = config
         width, action_dim = config.action_expert.width, config.action_dim
-        self.PaliGemma = nnx.Dict(llm=Gemma(config, rngs), img=Siglip(config, rngs))
+        self.PaliGemma = _PaliGemma(config, rngs)
         self.action_in_proj = nnx.Linear(action_dim, width, rngs=rngs)
         if config.pi05:
             self.time_mlp_in = nnx.Linear(width, width, rngs=rngs)
@@ -74,19 +80,36 @@ class Pi0(FlowPolicy):
 
         Only the cameras in `config.image_keys` are read; their images go through SigLIP together.
         """
-        self._check_observation(observation)
-        keys, batch_size = self.config.image_keys, observation.state.shape[0]
+        self._refuse_other_shapes(observation)
+        keys, prompt = self.config.image_keys, observation.tokenized_prompt
         tokens, masks = [], []
         if keys:
             images = jnp.concatenate([to_float_image(jnp.asarray(observation.images[key])) for key in keys])
             image_tokens = self.PaliGemma.img(images)
             tokens += jnp.split(image_tokens, len(keys))
-            per_image = (batch_size, image_tokens.shape[1])
+            per_image = (observation.state.shape[0], image_tokens.shape[1])
             masks += [jnp.broadcast_to(observation.image_masks[key][:, None], per_image) for key in keys]
-        if observation.tokenized_prompt is not None:
-            tokens.append(self.PaliGemma.llm.embed(jnp.asarray(observation.tokenized_prompt)))
+        if prompt is not None:
+            tokens.append(self.PaliGemma.llm.embed(jnp.asarray(prompt)))
             masks.append(jnp.asarray(observation.tokenized_prompt_mask))
         return jnp.concatenate(tokens, axis=1), jnp.concatenate(masks, axis=1)
+
+    def _refuse_other_shapes(self, observation: Observation) -> None:
+        config = self.config
+        for key in config.image_keys:
+            shape = observation.images[key].shape
+            if shape[1:] != (*config.image_resolution, 3):
+                expected = f"[b, {config.image_resolution[0]}, {config.image_resolution[1]}, 3]"
+                raise ValueError(f"image {key} must be {expected}; found {shape}. Use preprocess_observation")
+        if observation.state.shape[-1] != config.action_dim:
+            raise ValueError(f"state must be padded to action_dim {config.action_dim}; found {observation.state.shape}")
+        prompt = observation.tokenized_prompt
+        if prompt is not None and prompt.shape[-1] != config.max_token_len:
+            raise ValueError(
+                f"tokenized_prompt must have max_token_len = {config.max_token_len} tokens; found {prompt.shape}"
+            )
+        if prompt is None and not config.image_keys:
+            raise ValueError("the observation has neither images nor a prompt: the prefix would be empty")
 
     def embed_state(self, observation: Observation) -> jax.Array:
         """pi0's state token, [b, 1, width]."""
@@ -103,23 +126,6 @@ class Pi0(FlowPolicy):
         time_tokens = jnp.broadcast_to(time_embedding[:, :, None], tokens.shape)
         tokens = self.action_time_mlp_in(jnp.concatenate([tokens, time_tokens], axis=-1))
         return self.action_time_mlp_out(nnx.swish(tokens)), None
-
-    def _check_observation(self, observation: Observation) -> None:
-        config = self.config
-        for key in config.image_keys:
-            shape = observation.images[key].shape
-            if shape[1:] != (*config.image_resolution, 3):
-                expected = f"[b, {config.image_resolution[0]}, {config.image_resolution[1]}, 3]"
-                raise ValueError(f"image {key} must be {expected}; found {shape}. Use preprocess_observation")
-        if observation.state.shape[-1] != config.action_dim:
-            raise ValueError(f"state must be padded to action_dim {config.action_dim}; found {observation.state.shape}")
-        prompt = observation.tokenized_prompt
-        if prompt is not None and prompt.shape[-1] != config.max_token_len:
-            raise ValueError(
-                f"tokenized_prompt must have max_token_len = {config.max_token_len} tokens; found {prompt.shape}"
-            )
-        if prompt is None and not config.image_keys:
-            raise ValueError("the observation has neither images nor a prompt: the prefix would be empty")
 
 
 def embed_time(time: jax.Array, width: int) -> jax.Array:

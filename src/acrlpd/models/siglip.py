@@ -33,7 +33,8 @@ def _create_blocks(config: SiglipConfig, rngs: nnx.Rngs) -> nnx.Dict:
     def kernel(fan_in: int, fan_out: int) -> jax.Array:
         return _xavier(rngs.params(), (depth, fan_in, fan_out), jnp.float32)
 
-    attention, mlp = nnx.Dict(), nnx.Dict()
+    attention: nnx.Dict = nnx.Dict()
+    mlp: nnx.Dict = nnx.Dict()
     for name in ("query", "key", "value"):  # The fans are those of the flat [width, width] projection.
         weights = kernel(width, width).reshape(depth, width, heads, head_dim)
         attention[name] = _affine(weights, jnp.zeros((depth, heads, head_dim), jnp.float32))
