@@ -66,12 +66,12 @@ def main(args: Sequence[str]) -> int:
     if options.json:
         report = [{"name": name, **dataclasses.asdict(check)} for name, check in checks.items()]
         print(json.dumps({"healthy": healthy, "checks": report}, indent=2))
-        return 0 if healthy else 1
-    table = Table(box=None, show_header=False)
-    for name, check in checks.items():
-        table.add_row(name, _MARKS[check.status], escape(check.message))
-    Console().print(table)
-    Console().print(f"\n[bold]{'ready to train' if healthy else 'not ready: see what failed above'}[/]")
+    else:
+        table = Table(box=None, show_header=False)
+        for name, check in checks.items():
+            table.add_row(name, _MARKS[check.status], escape(check.message))
+        Console().print(table)
+        Console().print(f"\n[bold]{'ready to train' if healthy else 'not ready: see what failed above'}[/]")
     return 0 if healthy else 1
 
 

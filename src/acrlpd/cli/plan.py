@@ -10,7 +10,6 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from acrlpd.config.command_line import Flag, parse_config_args
-from acrlpd.config.plan.flops import StepFlops
 from acrlpd.config.plan.plan import GIB, Plan, format_bytes, make_plan
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
@@ -54,10 +53,7 @@ def main(args: Sequence[str]) -> int:
     num_devices = config.fsdp.fsdp_devices if options.devices is None else options.devices
     validate_config(config, num_devices=num_devices).raise_for_errors()
     plan = make_plan(
-        config,
-        num_devices=num_devices,
-        device_memory_gib=options.device_memory,
-        accelerator=options.accelerator,
+        config, num_devices=num_devices, device_memory_gib=options.device_memory, accelerator=options.accelerator
     )
     if options.json:
         print(json.dumps(plan_to_dict(plan), indent=2))
@@ -74,11 +70,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "accelerator": plan.chip and plan.chip.name,
         "device_memory_bytes": int(plan.device_memory_gib * GIB),
         "usable_bytes": int(plan.usable_bytes),
-        "bytes_per_device": {
-            **dataclasses.asdict(plan.memory),
-            "state": plan.memory.state,
-            "peak": plan.memory.peak,
-        },
+        "bytes_per_device": {**dataclasses.asdict(plan.memory), "state": plan.memory.state, "peak": plan.memory.peak},
         "flops_per_sample": {**dataclasses.asdict(plan.flops), "train": plan.flops.train, "total": plan.flops.total},
         "batch_size": plan.config.batch_size,
         "step_seconds": plan.step_seconds,
@@ -117,14 +109,6 @@ def _work_table(plan: Plan) -> Table:
     training = f"training it alone would be {_format_flops(flops.train)}"
     table.add_row("policy forward", _format_flops(flops.forward), training)
     table.add_row("one candidate", _format_flops(flops.candidate), "for one observation")
-    table.add_row("update", _format_flops(flops.total), _parts(flops))
-    if plan.step_seconds is not None:
-        rate = f"{plan.samples_per_second:,.1f} samples/s at batch {plan.config.batch_size}, predicted"
-        table.add_row("step", f"{plan.step_seconds * 1e3:,.0f} ms", rate, style="bold")
-    return table
-
-
-def _parts(flops: StepFlops) -> str:
     parts = {
         "differentiated": flops.backward,
         "recomputed": flops.recompute,
@@ -132,7 +116,12 @@ def _parts(flops: StepFlops) -> str:
         "candidates": flops.candidates,
         "critics": flops.critics,
     }
-    return ", ".join(f"{name} {value / flops.total:.0%}" for name, value in parts.items() if value)
+    shares = ", ".join(f"{name} {value / flops.total:.0%}" for name, value in parts.items() if value)
+    table.add_row("update", _format_flops(flops.total), shares)
+    if plan.step_seconds is not None:
+        rate = f"{plan.samples_per_second:,.1f} samples/s at batch {plan.config.batch_size}, predicted"
+        table.add_row("step", f"{plan.step_seconds * 1e3:,.0f} ms", rate, style="bold")
+    return table
 
 
 def _format_flops(value: float) -> str:

@@ -202,9 +202,7 @@ def check_value(key: str, annotation: Any, value: Any) -> Any:
             return _convert(option, value)
     expected = " or ".join(_describe(option) for option in options)
     choices = [c for o in options if typing.get_origin(o) is typing.Literal for c in typing.get_args(o)]
-    raise ConfigError(
-        f"{key} must be {expected}; found {value!r}{hint(value, choices) if isinstance(value, str) else ''}"
-    )
+    raise ConfigError(f"{key} must be {expected}; found {value!r}{hint(str(value), choices)}")
 
 
 def _convert(option: Any, value: Any) -> Any:

@@ -59,9 +59,8 @@ def validate_config(
         *checks.check_files(config, level),
     ]
     if device_memory_gib is not None and not any(level == "error" for level, _ in findings):
-        plan = make_plan(
-            config, num_devices=num_devices or config.fsdp.fsdp_devices, device_memory_gib=device_memory_gib
-        )
+        devices = num_devices or config.fsdp.fsdp_devices
+        plan = make_plan(config, num_devices=devices, device_memory_gib=device_memory_gib)
         if not plan.fits:
             findings.append(error(plan.verdict))
         elif plan.headroom < 0.05:

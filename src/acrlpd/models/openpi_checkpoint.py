@@ -24,7 +24,6 @@ from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
 
-Path = tuple[str, ...]
 LORA = ".*lora.*"
 
 
@@ -155,7 +154,7 @@ def find_params_directory(path: epath.PathLike) -> epath.Path:
     )
 
 
-def _stored_leaves(directory: epath.Path) -> dict[str, tuple[Path, Any]]:
+def _stored_leaves(directory: epath.Path) -> dict[str, tuple[tuple[str, ...], Any]]:
     """'/'-joined parameter name -> (key path in the file, metadata)."""
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:

@@ -62,7 +62,7 @@ class Plan:
             return f"fits: {needed}"
         if self.suggestion is None:
             return f"does not fit: {needed}, and no change of layout helps; use more or larger devices"
-        flags = " ".join(_flag(key, value) for key, value in self.suggestion.items())
+        flags = " ".join(f"--{key}" if value is True else f"--{key} {value}" for key, value in self.suggestion.items())
         return f"does not fit: {needed}. Smallest change that does: {flags}"
 
 
@@ -168,7 +168,3 @@ def _exact_changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str
 def format_bytes(size: float) -> str:
     """In GiB, or in MiB below 1 GiB."""
     return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / 2**20:,.1f} MiB"
-
-
-def _flag(key: str, value: Any) -> str:
-    return f"--{key}" if value is True else f"--{key} {value}"
