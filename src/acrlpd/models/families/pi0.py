@@ -339,15 +339,18 @@ class _LayerBytes:
     @classmethod
     def of(cls, config: GemmaConfig | SiglipConfig, tokens: int, keys: int, dtype_bytes: int) -> "_LayerBytes":
         """Gemma has one head of keys and values, float32 logits and a gate; SigLIP has none of the three."""
-        width, is_gemma = config.width, isinstance(config, GemmaConfig)
-        heads = (config.num_heads + 2) * config.head_dim if isinstance(config, GemmaConfig) else 3 * width
+        width = config.width
+        if isinstance(config, GemmaConfig):
+            heads, logit_bytes, halves = (config.num_heads + 2) * config.head_dim, _FLOAT32, 2
+        else:
+            heads, logit_bytes, halves = 3 * width, dtype_bytes, 1
         return cls(
             depth=config.depth,
             inputs=tokens * width * dtype_bytes,
             norms=4.0 * tokens * width * _FLOAT32,
             projections=float(tokens * (heads + width) * dtype_bytes),
-            logits=float(tokens * keys * config.num_heads * (_FLOAT32 if is_gemma else dtype_bytes)),
-            hidden=float(tokens * config.mlp_dim * (2 if is_gemma else 1) * dtype_bytes),
+            logits=float(tokens * keys * config.num_heads * logit_bytes),
+            hidden=float(tokens * config.mlp_dim * halves * dtype_bytes),
         )
 
     @property
