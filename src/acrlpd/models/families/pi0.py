@@ -339,16 +339,15 @@ class _LayerBytes:
     @classmethod
     def of(cls, config: GemmaConfig | SiglipConfig, tokens: int, keys: int, dtype_bytes: int) -> "_LayerBytes":
         """Gemma has one head of keys and values, float32 logits and a gate; SigLIP has none of the three."""
-        width = config.width
         if isinstance(config, GemmaConfig):
             heads, logit_bytes, halves = (config.num_heads + 2) * config.head_dim, _FLOAT32, 2
         else:
-            heads, logit_bytes, halves = 3 * width, dtype_bytes, 1
+            heads, logit_bytes, halves = 3 * config.width, dtype_bytes, 1
         return cls(
             depth=config.depth,
-            inputs=tokens * width * dtype_bytes,
-            norms=4.0 * tokens * width * _FLOAT32,
-            projections=float(tokens * (heads + width) * dtype_bytes),
+            inputs=tokens * config.width * dtype_bytes,
+            norms=4.0 * tokens * config.width * _FLOAT32,
+            projections=float(tokens * (heads + config.width) * dtype_bytes),
             logits=float(tokens * keys * config.num_heads * logit_bytes),
             hidden=float(tokens * config.mlp_dim * halves * dtype_bytes),
         )
