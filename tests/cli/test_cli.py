@@ -44,7 +44,7 @@ def test_version_and_no_arguments(capsys):
         (["configs", "lits"], "unknown command 'lits'; did you mean 'list'?"),
         (["train"], "--config is missing"),
         (["train", "--config", "alhoa"], "unknown config 'alhoa'; did you mean 'aloha'?"),
-        (["train", "--config", "missing.yaml"], "config file missing.yaml does not exist"),
+        (["train", "--config", "missing.yaml"], "config file missing.yaml cannot be read: [Errno 2] No such file"),
         (["train", "--config", "debug", "--max_steps", "0"], "--max_steps must be at least 1"),
         (["train", "--config", "debug", "--resume", "--overwrite"], "--resume and --overwrite contradict"),
         (["train", "--config", "debug", "--environment", "prod"], "unknown environment 'prod'"),

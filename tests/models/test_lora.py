@@ -36,8 +36,3 @@ def test_feed_forward_is_not_scaled(scale):
     hidden = jax.nn.gelu(gate + gate_update) * (up + up_update)
     y = hidden @ case["linear"] + lora.linear_update(hidden, case)
     np.testing.assert_allclose(y, case["y"], **TOLERANCE)
-
-
-def test_unsupported_equation_is_named():
-    with pytest.raises(ValueError, match="without the letter r"):
-        lora.einsum_update("btd,dr->btr", jnp.zeros((1, 1, 2)), {}, LoRAConfig(1, 1.0))

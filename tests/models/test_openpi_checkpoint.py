@@ -111,11 +111,10 @@ def test_adapters_are_not_dropped_silently(tmp_path, params):
 
 def test_other_variants_are_refused_by_name(openpi_checkpoints):
     checkpoint = openpi_checkpoints["ema"]
-    assert verify_openpi_checkpoint_compatibility(checkpoint, tiny_config())
+    assert verify_openpi_checkpoint_compatibility(checkpoint, tiny_config()) == []
     pi05 = verify_openpi_checkpoint_compatibility(checkpoint, tiny_config(pi05=True))
-    assert not pi05
-    assert "time_mlp_in/kernel: missing from the checkpoint" in pi05.problems
-    assert "state_proj/kernel: the model has no such parameter" in pi05.problems
+    assert "time_mlp_in/kernel: missing from the checkpoint" in pi05
+    assert "state_proj/kernel: the model has no such parameter" in pi05
     with pytest.raises(OpenPICheckpointError, match=r"input_embedding: shape \(512, 64\) in the checkpoint"):
         load_pi0_weights_from_openpi(checkpoint, fresh(tiny_config(vocab_size=300)))
 
@@ -127,7 +126,7 @@ def test_damaged_checkpoints_are_refused(openpi_checkpoints, tmp_path, params):
     empty.mkdir()
     with pytest.raises(OpenPICheckpointError, match="not a complete openpi checkpoint"):
         load_pi0_weights_from_openpi(empty, params)
-    assert "not a complete" in verify_openpi_checkpoint_compatibility(empty, tiny_config()).problems[0]
+    assert "not a complete" in verify_openpi_checkpoint_compatibility(empty, tiny_config())[0]
     for number, victim in enumerate(("largest", "_METADATA", "manifest.ocdbt")):
         broken = tmp_path / f"broken{number}"
         shutil.copytree(openpi_checkpoints["ema"], broken)
@@ -163,8 +162,6 @@ def test_paligemma_weights_fill_their_part(tmp_path, params):
     for name, value in loaded.items():
         source = golden if f"params/{name.removeprefix('PaliGemma/')}" in paligemma else named(params)
         np.testing.assert_array_equal(value, source[name], err_msg=name)
-    with pytest.raises(OpenPICheckpointError, match="action_in_proj/bias: missing"):
-        load_paligemma_weights(tmp_path / "pt.npz", params, missing_regex="PaliGemma/.*")
 
 
 def test_files_that_are_not_paligemma_are_refused(tmp_path, params):

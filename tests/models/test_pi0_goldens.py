@@ -223,7 +223,7 @@ def outputs(golden: dict) -> dict:
 
 
 def test_experts_of_different_width(monkeypatch, observation, batch):
-    monkeypatch.setitem(GEMMA_VARIANTS, "narrow", GemmaConfig(48, 4, 96, 8, 1, 16))
+    monkeypatch.setitem(GEMMA_VARIANTS, "narrow", GemmaConfig(48, 4, 96, 8, 16))
     golden = load_golden("narrow_pi0_f32")
     changed = {name.removeprefix("params/"): value for name, value in golden.items() if "params/" in name}
     model = with_params(tiny_config(action_expert_variant="narrow"), load_golden("params_pi0") | changed)

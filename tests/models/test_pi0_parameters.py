@@ -44,7 +44,7 @@ def test_full_size_tree_equals_manifest(name):
 
 @pytest.mark.parametrize("case", ["both", "paligemma_only", "expert_only", "rslora_both", "none"])
 def test_freeze_filter(case, monkeypatch):
-    rslora = GemmaConfig(64, 4, 128, 8, 1, 16, LoRAConfig(4, 8.0, rslora=True))
+    rslora = GemmaConfig(64, 4, 128, 8, 16, LoRAConfig(4, 8.0, rslora=True))
     monkeypatch.setitem(GEMMA_VARIANTS, "dummy_rslora", rslora)
     golden = json.loads((GOLDENS / "lora_freeze_filter.json").read_text())[case]
     config = tiny_config(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from model_goldens import load_golden
+from model_goldens import load_golden, tiny_config
 
 from acrlpd.models.families.pi0 import IMAGE_KEYS
 from acrlpd.models.observation import Observation, preprocess_observation, resize_with_pad
@@ -32,9 +32,7 @@ def test_augmentation_matches_openpi(seed):
     golden = load_golden("augment")
     images = {key: golden[f"in_uint8/{key}"] for key in IMAGE_KEYS}
     observation = Observation(images=images, image_masks={}, state=np.zeros((2, 4), np.float32))
-    out = preprocess_observation(
-        jax.random.key(seed), observation, train=True, image_keys=IMAGE_KEYS, image_resolution=(56, 56)
-    )
+    out = preprocess_observation(jax.random.key(seed), observation, tiny_config(image_resolution=(56, 56)), train=True)
     for key in IMAGE_KEYS:
         np.testing.assert_allclose(out.images[key], golden[f"out_seed{seed}/{key}"], atol=2e-5, rtol=1e-5)
         np.testing.assert_array_equal(out.image_masks[key], golden[f"default_masks/{key}"])
@@ -43,4 +41,4 @@ def test_augmentation_matches_openpi(seed):
 def test_missing_camera_is_named():
     observation = Observation(images={}, image_masks={}, state=np.zeros((1, 4), np.float32))
     with pytest.raises(ValueError, match="lacks camera base_0_rgb"):
-        preprocess_observation(None, observation, train=False, image_keys=("base_0_rgb",), image_resolution=(56, 56))
+        preprocess_observation(None, observation, tiny_config(), train=False)

@@ -67,7 +67,7 @@ def test_an_export_has_openpis_layout_and_the_average(run: Path, agent: Agent, t
     assert export_main([str(run), "--output", str(tmp_path / "out")]) == 0
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {"params", "assets", "critic", "acrlpd.json", "README.md"}
-    assert verify_openpi_checkpoint_compatibility(out, pi0_config().model)
+    assert verify_openpi_checkpoint_compatibility(out, pi0_config().model) == []
     exported = flat(read_openpi_params(out))
     average = nnx.to_pure_dict(agent.ema_params)
     assert exported.keys() == flat(average).keys()
@@ -122,7 +122,7 @@ def test_merged_adapters_act_as_adapters(tmp_path: Path) -> None:
     plain = nnx.merge_state(agent.ema_params, agent.frozen_params)
     merged_model, merged_params = config.model.merge_adapters(plain)
     assert merged_model == dataclasses.replace(model, paligemma_variant="dummy", action_expert_variant="dummy")
-    assert verify_openpi_checkpoint_compatibility(tmp_path / "merged", merged_model)
+    assert verify_openpi_checkpoint_compatibility(tmp_path / "merged", merged_model) == []
     # Adapters do change the actions, so that agreement means something.
     without = jax.tree_util.tree_map_with_path(
         lambda path, x: x * 0 if "lora" in jax.tree_util.keystr(path) else x, plain

@@ -68,7 +68,7 @@ def saved(
 
 def test_openpi_finds_its_parameters(saved: tuple[RLTrainConfig, Agent, pathlib.Path]) -> None:
     config, agent, directory = saved
-    assert verify_openpi_checkpoint_compatibility(directory, config.model)
+    assert verify_openpi_checkpoint_compatibility(directory, config.model) == []
     average = config.openpi_compatibility.enable_ema_for_inference and agent.ema_params is not None
     expected = nnx.merge_state(agent.ema_params if average else agent.policy_params, agent.frozen_params)
     found = read_openpi_params(directory)

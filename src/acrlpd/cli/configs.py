@@ -4,6 +4,9 @@ import json
 from typing import Annotated
 
 import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from acrlpd.choice import kind_names
 from acrlpd.config.command_line import find_config
@@ -74,10 +77,6 @@ def diff(first: Name, second: Name, as_json: AsJson = False) -> None:
     if not differences:
         print("no difference")
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, header_style="bold")
     for column in ("field", first, second):
         table.add_column(Text(column), overflow="fold")

@@ -11,10 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import jax
+import optax
 import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from acrlpd.cli.machine import claim_device_memory, usable_device_bytes
+from acrlpd.agents import train_step
+from acrlpd.config import get_config
 from acrlpd.config.command_line import Flag
+from acrlpd.config.create_agent import create_agent
+from acrlpd.config.plan.chips import claim_device_memory, usable_device_bytes
 
 PACKAGES = ("acrlpd", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "av", "h5py", "tyro")
 # Package -> the extra of acrlpd that installs it.
@@ -59,7 +67,11 @@ def main(args: Sequence[str]) -> int:
         report = [{"name": name, **dataclasses.asdict(check)} for name, check in checks.items()]
         print(json.dumps({"healthy": healthy, "checks": report}, indent=2))
     else:
-        _print(checks, healthy)
+        table = Table(box=None, show_header=False)
+        for name, check in checks.items():
+            table.add_row(name, _MARKS[check.status], escape(check.message))
+        Console().print(table)
+        Console().print(f"\n[bold]{'ready to train' if healthy else 'not ready: see what failed above'}[/]")
     return 0 if healthy else 1
 
 
@@ -83,8 +95,6 @@ def check_extras() -> Check:
 
 
 def check_devices() -> Check:
-    import jax
-
     usable, devices = usable_device_bytes(), jax.local_devices()
     found = [{"id": d.id, "platform": d.platform, "kind": d.device_kind, "usable_bytes": usable} for d in devices]
     kinds = ", ".join(sorted({d.device_kind for d in devices}))
@@ -107,11 +117,6 @@ def check_train_step() -> Check:
 
     The losses must be finite, and the critics must change.
     """
-    import jax
-
-    from acrlpd.agents import train_step
-    from acrlpd.config import get_config
-    from acrlpd.config.create_agent import create_agent
     from acrlpd.data.pipeline.loader import create_data_loader
 
     config = get_config("debug")
@@ -123,7 +128,7 @@ def check_train_step() -> Check:
     on_cpu = jax.default_backend() == "cpu"
     options: dict[str, str | bool] = {"xla_backend_optimization_level": "0"} if on_cpu else {}
     step = train_step.lower(agent, batches[0], jax.random.key(0)).compile(compiler_options=options)
-    before = _sum_of_magnitudes(agent.critics.online)
+    before = float(optax.global_norm(agent.critics.online))
     losses: list[float] = []
     for batch in batches:
         agent, info = step(agent, batch, jax.random.key(len(losses)))
@@ -132,7 +137,7 @@ def check_train_step() -> Check:
     details = {"losses": losses, "seconds": seconds}
     if not all(map(math.isfinite, losses)) or int(agent.skipped_updates):
         return Check("failed", f"losses {losses} are not finite", details)
-    if before == _sum_of_magnitudes(agent.critics.online):
+    if before == float(optax.global_norm(agent.critics.online)):
         return Check("failed", "an update did not change the critics", details)
     return Check("ok", f"two updates of a tiny pi0 in {seconds:.1f} s, compile included", details)
 
@@ -160,21 +165,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _sum_of_magnitudes(tree: Any) -> float:
-    import jax
-
-    return float(sum(abs(leaf).sum() for leaf in jax.tree.leaves(tree)))
-
-
-def _print(checks: dict[str, Check], healthy: bool) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False)
-    for name, check in checks.items():
-        table.add_row(name, _MARKS[check.status], escape(check.message))
-    Console().print(table)
-    Console().print(f"\n[bold]{'ready to train' if healthy else 'not ready: see what failed above'}[/]")

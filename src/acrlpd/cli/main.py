@@ -7,7 +7,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from acrlpd.choice import hint
 
@@ -16,30 +16,20 @@ from acrlpd.choice import hint
 USER_ERRORS = (ValueError, OSError, ImportError)
 
 
-class Command(NamedTuple):
-    """One subcommand: what it does, and where it lives.
-
-    The attribute of the module is either a function `main(args) -> exit code or None`, or a dict of typed functions,
-    which become subcommands of their own.
-    """
-
-    summary: str
-    module: str
-    attribute: str = "main"
-
-
+# Name -> what the command does. The module of this name in acrlpd.cli holds either a function
+# `main(args) -> exit code or None`, or a dict COMMANDS of typed functions, which become subcommands of their own.
 COMMANDS = {
-    "train": Command("train a policy: offline, then online", "acrlpd.cli.train"),
-    "configs": Command("list, show and compare configs", "acrlpd.cli.configs", "COMMANDS"),
-    "data": Command("look at, label, convert and prepare datasets", "acrlpd.cli.data", "COMMANDS"),
-    "demos": Command("collect demonstrations with scripted experts", "acrlpd.cli.demos", "COMMANDS"),
-    "eval": Command("judge checkpoints in their environment", "acrlpd.cli.eval"),
-    "export": Command("export a policy for openpi and for serving", "acrlpd.cli.export"),
-    "serve": Command("serve a policy on openpi's protocol", "acrlpd.cli.serve"),
-    "report": Command("a run's report: one HTML file, and Markdown", "acrlpd.cli.report"),
-    "watch": Command("follow a run in the terminal", "acrlpd.cli.watch"),
-    "plan": Command("memory, FLOPs and step time of a config, before it runs", "acrlpd.cli.plan"),
-    "doctor": Command("check this machine and installation", "acrlpd.cli.doctor"),
+    "train": "train a policy: offline, then online",
+    "configs": "list, show and compare configs",
+    "data": "look at, label, convert and prepare datasets",
+    "demos": "collect demonstrations with scripted experts",
+    "eval": "judge checkpoints in their environment",
+    "export": "export a policy for openpi and for serving",
+    "serve": "serve a policy on openpi's protocol",
+    "report": "a run's report: one HTML file, and Markdown",
+    "watch": "follow a run in the terminal",
+    "plan": "memory, FLOPs and step time of a config, before it runs",
+    "doctor": "check this machine and installation",
 }
 
 
@@ -70,16 +60,14 @@ def _run(args: list[str], debug: bool) -> int:
 
         print(f"acrlpd {version('acrlpd')}")
         return 0
-    summaries = {name: command.summary for name, command in COMMANDS.items()}
-    name = _choose("acrlpd", "Reinforcement learning for pi0-family robot policies.", summaries, args)
+    name = _choose("acrlpd", "Reinforcement learning for pi0-family robot policies.", COMMANDS, args)
     if name is None:
         return 0 if args else 2
-    summary, module, attribute = COMMANDS[name]
-    target = getattr(importlib.import_module(module), attribute)
+    module = importlib.import_module(f"acrlpd.cli.{name}")
     rest = args[1:] + (["--logging.debug"] if debug and name == "train" else [])
-    if isinstance(target, Mapping):
-        return _run_group(f"acrlpd {name}", summary.capitalize() + ".", target, rest)
-    return target(rest) or 0
+    if hasattr(module, "COMMANDS"):
+        return _run_group(f"acrlpd {name}", COMMANDS[name].capitalize() + ".", module.COMMANDS, rest)
+    return module.main(rest) or 0
 
 
 def _run_group(prog: str, description: str, functions: Mapping[str, Callable[..., Any]], args: list[str]) -> int:

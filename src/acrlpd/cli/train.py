@@ -4,9 +4,8 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from acrlpd.cli.machine import claim_device_memory, usable_device_bytes
 from acrlpd.config.command_line import Flag, parse_config_args
-from acrlpd.config.plan.chips import MEMORY_FRACTION
+from acrlpd.config.plan.chips import MEMORY_FRACTION, claim_device_memory, usable_device_bytes
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
@@ -83,8 +82,8 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
     """Checks everything that can be known before a compile: the config, the files, the memory."""
     import jax
 
+    from acrlpd.cli.plan import print_plan
     from acrlpd.config.plan.plan import make_plan
-    from acrlpd.config.plan.table import print_plan
     from acrlpd.training.throughput import find_device_chip
 
     num_devices = jax.device_count()

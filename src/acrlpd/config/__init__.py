@@ -25,38 +25,3 @@ from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, config_hash, diff_configs, to_dict
 from acrlpd.config.validation import validate_config
 from acrlpd.config.yaml_files import config_to_yaml, load_config, save_config
-
-__all__ = [
-    "ACRLPDHyperparams",
-    "BestOfNConfig",
-    "CheckpointConfig",
-    "ConfigError",
-    "DataConfig",
-    "DemonstrationsConfig",
-    "EnvConfig",
-    "EvaluationConfig",
-    "FSDPConfig",
-    "LoggingConfig",
-    "LossWeights",
-    "MLPCritics",
-    "OnlineConfig",
-    "OpenPICompatibilityConfig",
-    "QChunkingConfig",
-    "RLTrainConfig",
-    "RepackConfig",
-    "RewardConfig",
-    "TrainingConfig",
-    "WeightLoaderConfig",
-    "apply_config_overrides",
-    "cli",
-    "config_hash",
-    "config_to_yaml",
-    "diff_configs",
-    "get_config",
-    "list_configs",
-    "load_config",
-    "load_training_config",
-    "save_config",
-    "to_dict",
-    "validate_config",
-]

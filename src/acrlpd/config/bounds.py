@@ -5,16 +5,17 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from annotated_types import Ge, Gt, Interval, Le, Lt, MinLen
+from annotated_types import MinLen
 
 from acrlpd.config.tree import field_types, is_section
 from acrlpd.findings import Finding, error
 
+# By the names that the fields of `Ge`, `Gt`, `Le`, `Lt` and `Interval` have.
 _COMPARISONS = {
-    Ge: (operator.ge, "at least"),
-    Gt: (operator.gt, "above"),
-    Le: (operator.le, "at most"),
-    Lt: (operator.lt, "below"),
+    "ge": (operator.ge, "at least"),
+    "gt": (operator.gt, "above"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "below"),
 }
 
 
@@ -37,19 +38,14 @@ def _check_value(name: str, value: Any, metadata: tuple[Any, ...]) -> Iterator[F
     for bound in metadata:
         if isinstance(bound, MinLen) and len(value) < bound.min_length:
             yield error(f"{name} must have at least {bound.min_length} elements; found {shown}")
-        limits = [part for part in (bound if isinstance(bound, Interval) else (bound,)) if type(part) in _COMPARISONS]
-        if not all(_COMPARISONS[type(part)][0](element, _limit(part)) for part in limits for element in elements):
+        limits = {kind: limit for kind in _COMPARISONS if (limit := getattr(bound, kind, None)) is not None}
+        if not all(_COMPARISONS[kind][0](element, limit) for kind, limit in limits.items() for element in elements):
             yield error(f"{name} must {_describe(limits)}; found {shown}")
 
 
-def _describe(limits: list[Any]) -> str:
+def _describe(limits: dict[str, Any]) -> str:
     if len(limits) == 1:
-        return f"be {_COMPARISONS[type(limits[0])][1]} {_limit(limits[0])}"
-    low, high = sorted(limits, key=_limit)
-    opening, closing = "[" if isinstance(low, Ge) else "(", "]" if isinstance(high, Le) else ")"
-    return f"lie in {opening}{_limit(low)}, {_limit(high)}{closing}"
-
-
-def _limit(bound: Any) -> Any:
-    """The number in a bound: annotated_types calls the field of `Ge` `ge`, and so on."""
-    return getattr(bound, type(bound).__name__.lower())
+        [(kind, limit)] = limits.items()
+        return f"be {_COMPARISONS[kind][1]} {limit}"
+    low, high = limits.values()
+    return f"lie in {'[' if 'ge' in limits else '('}{low}, {high}{']' if 'le' in limits else ')'}"

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import operator
 import pathlib
+import re
 import sys
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, TypeVar
@@ -135,13 +136,9 @@ def _given_fields(args: Sequence[str], parsed: RLTrainConfig) -> dict[str, Any]:
 
     A field may be written with the value that it has already. It is still given: no other field may change it.
     """
-    written = {arg.partition("=")[0].removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--")}
-
-    def is_given(name: str) -> bool:
-        section, dot, leaf = name.rpartition(".")
-        return name in written or f"{section}{dot}no_{leaf}" in written
-
-    return {name: value for name, value in flatten(to_dict(parsed)) if is_given(name)}
+    flags = (arg.partition("=")[0].removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--"))
+    written = {re.sub(r"\bno_(?=\w+$)", "", flag) for flag in flags}  # --model.no-pi05 gives model.pi05
+    return {name: value for name, value in flatten(to_dict(parsed)) if name in written}
 
 
 def _flag_changes(config: RLTrainConfig, flags: ConfigFlags) -> dict[str, Any]:

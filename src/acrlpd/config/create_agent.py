@@ -73,10 +73,8 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
 
 
 def _refuse_impossible(rl_config: RLTrainConfig) -> None:
-    """Code that makes an agent gets the same errors as `validate_config` for the sections that make the agent."""
-    findings = list(check_agent(rl_config))
-    for name in ("acrlpd", "qchunking", "critic", "improvement"):
-        findings += check_bounds(getattr(rl_config, name), f"{name}.")
+    """Code that makes an agent gets the errors of `validate_config` that do not need the data."""
+    findings = [*check_bounds(rl_config), *check_agent(rl_config)]
     errors = [message for level, message in findings if level == "error"]
     if errors:
         raise ConfigError("\n".join(errors))

@@ -4,6 +4,7 @@ A section may have a method `implied_changes(given)`: `given` are the fields of 
 result are fields that change with them. A field that is itself in `given` keeps the value from there.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import math
@@ -12,7 +13,8 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from acrlpd.choice import Choice, find_kind, hint, is_family, kind_name
+from acrlpd.choice import Choice, hint, is_family, kind_name
+from acrlpd.config.run import TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import (
     TYPE_KEY,
@@ -31,18 +33,10 @@ from acrlpd.config.tree import (
 # Short names, and the section names of experiment files, for fields that live elsewhere in the tree.
 # The longest prefix that matches a whole part of the dotted name wins.
 ALIASES = {
-    "offline_steps": "training.offline_steps",
-    "online_steps": "training.online_steps",
-    "eval_frequency": "training.eval_frequency",
-    "log_frequency": "training.log_frequency",
-    "save_frequency": "training.save_frequency",
-    "gradient_accumulation_steps": "training.gradient_accumulation_steps",
-    "early_stopping_patience": "training.early_stopping_patience",
+    **{field.name: f"training.{field.name}" for field in dataclasses.fields(TrainingConfig)},
     "best_of_n_samples": "acrlpd.num_action_samples",
     "bc_weight": "acrlpd.loss_weights.bc_weight",
     "loss_weights": "acrlpd.loss_weights",
-    "acrlpd.actor_loss": "improvement",
-    "acrlpd.awr_weight_clip": "improvement.weight_clip",
     "pi0_lr": "actor_lr_schedule.peak_lr",
     "critic_lr": "critic_lr_schedule.peak_lr",
     "fsdp_devices": "fsdp.fsdp_devices",
@@ -170,10 +164,7 @@ def _choose(data: dict[str, Any], family: type[Choice], assignment: Assignment) 
     """The section of the class that was named, with the defaults of that class; the same class keeps its values."""
     if not isinstance(assignment.value, str):
         raise ConfigError(f"{assignment.key} is named by text; found {assignment.value!r}")
-    try:
-        chosen = find_kind(family, assignment.value)
-    except ValueError as error:
-        raise ConfigError(f"{assignment.key} {error}") from error
+    chosen = section_class(family, {TYPE_KEY: assignment.value}, assignment.key)
     name = kind_name(chosen)
     return data if data[TYPE_KEY] == name else {TYPE_KEY: name} | to_dict(chosen())
 
@@ -207,15 +198,11 @@ def check_value(key: str, annotation: Any, value: Any) -> Any:
     """The value as the field wants it (an integer becomes a float, a list stays a list), or ConfigError."""
     options = type_options(annotation)
     for option in options:
-        try:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             return _convert(option, value)
-        except (TypeError, ValueError, OverflowError):
-            continue
     expected = " or ".join(_describe(option) for option in options)
     choices = [c for o in options if typing.get_origin(o) is typing.Literal for c in typing.get_args(o)]
-    raise ConfigError(
-        f"{key} must be {expected}; found {value!r}{hint(value, choices) if isinstance(value, str) else ''}"
-    )
+    raise ConfigError(f"{key} must be {expected}; found {value!r}{hint(str(value), choices)}")
 
 
 def _convert(option: Any, value: Any) -> Any:
@@ -239,9 +226,7 @@ def _describe(option: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, typing.get_args(option)))
     if origin is tuple:
-        args = typing.get_args(option)
-        if args[-1] is Ellipsis:
-            return f"a list of {args[0].__name__}"
-        return f"a list of {len(args)} {args[0].__name__}"
+        element, *others = typing.get_args(option)
+        return f"a list of {'' if Ellipsis in others else f'{1 + len(others)} '}{element.__name__}"
     names = {types.NoneType: "null", int: "an integer", float: "a finite number", bool: "true or false"}
-    return names.get(option, "a string" if option is str else option.__name__)
+    return names.get(option, "a string")

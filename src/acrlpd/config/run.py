@@ -10,9 +10,6 @@ from acrlpd.execution.open_loop import OpenLoop
 
 # Simulators take no larger seed.
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
-WeightKind = Literal["none", "checkpoint", "paligemma"]
-Baseline = Literal["bc", "bc_success_only", "offline_continued"]
-WandbMode = Literal["online", "offline", "disabled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +18,7 @@ class WeightLoaderConfig:
 
     # "none": random; "checkpoint": an openpi checkpoint's `params` (or a step directory); "paligemma":
     # PaliGemma's npz for the vision-language part, random for the rest.
-    kind: WeightKind = "none"
+    kind: Literal["none", "checkpoint", "paligemma"] = "none"
     # Directory or file, local or gs://; every kind but "none" needs it.
     path: str | None = None
 
@@ -135,7 +132,7 @@ class EvaluationConfig:
     num_videos: Annotated[int, Ge(0)] = 0
     # Policies that `acrlpd train` also trains and judges, for comparison: cloning of all episodes, cloning of the
     # successful episodes, and offline RL for as many updates as both phases have. Each takes about as long as a phase.
-    baselines: tuple[Baseline, ...] = ()
+    baselines: tuple[Literal["bc", "bc_success_only", "offline_continued"], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +140,7 @@ class LoggingConfig:
     """Where metrics go. metrics.jsonl is always written."""
 
     # Weights & Biases; "disabled": not used.
-    wandb: WandbMode = "disabled"
+    wandb: Literal["online", "offline", "disabled"] = "disabled"
     project_name: str = "acrlpd_pi0"
     # TensorBoard event files in the run directory.
     tensorboard: bool = False

@@ -15,19 +15,8 @@ from acrlpd.agents.optimizers.base import OptimizerConfig
 from acrlpd.agents.schedules.base import LRSchedule
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.agents.schedules.cosine import CosineDecaySchedule
+from acrlpd.config import run
 from acrlpd.config.data import DataConfig
-from acrlpd.config.run import (
-    CheckpointConfig,
-    EnvConfig,
-    EvaluationConfig,
-    FSDPConfig,
-    LoggingConfig,
-    OnlineConfig,
-    OpenPICompatibilityConfig,
-    Seed,
-    TrainingConfig,
-    WeightLoaderConfig,
-)
 from acrlpd.models.families.base import PolicyConfig
 from acrlpd.models.families.pi0 import Pi0Config
 
@@ -45,14 +34,14 @@ class RLTrainConfig:
     # Name of the run; part of the run directory. Does not change what is computed.
     exp_name: str = "default"
     # Seed of everything random: weights, batches, noise, exploration.
-    seed: Seed = 42
+    seed: run.Seed = 42
     # Windows per update over all devices and micro-batches. Larger: smoother gradients, slower steps.
     batch_size: Annotated[int, Ge(1)] = 32
 
     # The policy network.
     model: PolicyConfig = dataclasses.field(default_factory=Pi0Config)
     # Where the policy's weights start from.
-    weight_loader: WeightLoaderConfig = dataclasses.field(default_factory=WeightLoaderConfig)
+    weight_loader: run.WeightLoaderConfig = dataclasses.field(default_factory=run.WeightLoaderConfig)
     # Train only the action expert and the projections; the image encoder and the 2B expert stay fixed in bfloat16.
     # This saves most of the memory, and the policy cannot learn new visual features.
     freeze_pi0_backbone: bool = False
@@ -73,14 +62,16 @@ class RLTrainConfig:
     temperature_lr_schedule: LRSchedule = dataclasses.field(default_factory=ConstantSchedule)
     temperature_optimizer: OptimizerConfig = dataclasses.field(default_factory=_critic_adamw)
 
-    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
-    env: EnvConfig = dataclasses.field(default_factory=EnvConfig)
-    online: OnlineConfig = dataclasses.field(default_factory=OnlineConfig)
-    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
-    fsdp: FSDPConfig = dataclasses.field(default_factory=FSDPConfig)
-    openpi_compatibility: OpenPICompatibilityConfig = dataclasses.field(default_factory=OpenPICompatibilityConfig)
-    logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
-    checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    training: run.TrainingConfig = dataclasses.field(default_factory=run.TrainingConfig)
+    env: run.EnvConfig = dataclasses.field(default_factory=run.EnvConfig)
+    online: run.OnlineConfig = dataclasses.field(default_factory=run.OnlineConfig)
+    evaluation: run.EvaluationConfig = dataclasses.field(default_factory=run.EvaluationConfig)
+    fsdp: run.FSDPConfig = dataclasses.field(default_factory=run.FSDPConfig)
+    openpi_compatibility: run.OpenPICompatibilityConfig = dataclasses.field(
+        default_factory=run.OpenPICompatibilityConfig
+    )
+    logging: run.LoggingConfig = dataclasses.field(default_factory=run.LoggingConfig)
+    checkpoints: run.CheckpointConfig = dataclasses.field(default_factory=run.CheckpointConfig)
 
     @property
     def num_train_steps(self) -> int:

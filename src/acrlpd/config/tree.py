@@ -6,8 +6,10 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from flax.traverse_util import flatten_dict
 
 from acrlpd.choice import Choice, find_kind, is_family, kind_name, kind_names
 from acrlpd.config.train_config import RLTrainConfig
@@ -109,13 +111,9 @@ def section_class(annotation: Any, data: dict[str, Any], key: str) -> type:
         raise ConfigError(f"{key} {error}") from error
 
 
-def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(data: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     """Dotted name and value of every leaf of nested dicts."""
-    for name, value in data.items():
-        if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return flatten_dict(data, sep=".").items()
 
 
 def diff_configs(old: RLTrainConfig, new: RLTrainConfig) -> dict[str, tuple[Any, Any]]:

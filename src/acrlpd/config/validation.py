@@ -1,14 +1,14 @@
 """Collects what is wrong with a config: bounds of fields, then each part by itself, then parts that must fit."""
 
 import dataclasses
-from collections.abc import Iterator
 
 from acrlpd.config import checks
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.create_agent import check_agent
+from acrlpd.config.plan.plan import make_plan
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
-from acrlpd.findings import Finding, Level, error, warning
+from acrlpd.findings import Level, error, warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +59,13 @@ def validate_config(
         *checks.check_files(config, level),
     ]
     if device_memory_gib is not None and not any(level == "error" for level, _ in findings):
-        findings += _check_memory(config, num_devices or config.fsdp.fsdp_devices, device_memory_gib)
+        devices = num_devices or config.fsdp.fsdp_devices
+        plan = make_plan(config, num_devices=devices, device_memory_gib=device_memory_gib)
+        if not plan.fits:
+            findings.append(error(plan.verdict))
+        elif plan.headroom < 0.05:
+            findings.append(warning(plan.verdict))
     return Validation(
         errors=tuple(message for level, message in findings if level == "error"),
         warnings=tuple(message for level, message in findings if level == "warning"),
     )
-
-
-def _check_memory(config: RLTrainConfig, num_devices: int, device_memory_gib: float) -> Iterator[Finding]:
-    from acrlpd.config.plan.plan import make_plan
-
-    plan = make_plan(config, num_devices=num_devices, device_memory_gib=device_memory_gib)
-    if not plan.fits:
-        yield error(plan.verdict)
-    elif plan.headroom < 0.05:
-        yield warning(plan.verdict)

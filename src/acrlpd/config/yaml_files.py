@@ -11,7 +11,7 @@ Mistakes are reported with file and line.
 
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import yaml
 
@@ -46,8 +46,6 @@ def load_config(path: str | pathlib.Path) -> RLTrainConfig:
     path = pathlib.Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"config file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from error
     return parse_config(text, str(path))
@@ -57,21 +55,21 @@ def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:
     """As `load_config`, from text; `file_name` appears in errors."""
     try:
         node = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{file_name}:{line}: not valid YAML: {error.problem} {error.context or ''}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(_syntax_error(error, file_name)) from error
+        raise ConfigError(f"{file_name} is not valid YAML: {error}") from error
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{file_name} must hold `base_config: <preset>` and sections, or a complete config")
-    assignments = list(_leaves(node, file_name, ""))
-    _refuse_duplicates(assignments)
-    base, assignments = _split_base(assignments, file_name)
-    return assign(base, assignments)
-
-
-def _syntax_error(error: yaml.YAMLError, file_name: str) -> str:
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return f"{file_name} is not valid YAML: {error}"
-    context = f" {error.context}" if error.context else ""
-    return f"{file_name}:{error.problem_mark.line + 1}: not valid YAML: {error.problem}{context}"
+    assignments = list(_leaves(node, file_name))
+    # A field can be written nested, dotted or by a short name. Written twice, it is unclear which value is meant.
+    first: dict[str, Assignment] = {}
+    for assignment in assignments:
+        other = first.setdefault(resolve_alias(assignment.key), assignment)
+        if other is not assignment:
+            raise ConfigError(assignment.error(f"{assignment.key} is given twice: {other.key} at {other.where}"))
+    return assign(*_split_base(assignments, file_name))
 
 
 def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainConfig, list[Assignment]]:
@@ -96,24 +94,17 @@ def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainC
         raise ConfigError(mistake_at.error(str(error))) from error
 
 
-def _leaves(
-    node: yaml.MappingNode, file_name: str, prefix: str, around: tuple[yaml.Node, ...] = ()
-) -> Iterator[Assignment]:
+def _leaves(node: yaml.MappingNode, file_name: str, prefix: str = "", *around: yaml.Node) -> Iterator[Assignment]:
     """Every scalar and list of a mapping, by dotted name, with its line; `around` are the mappings around it."""
-    seen: set[str] = set()
-    around = (*around, node)
     for key_node, value_node in node.value:
         where = f"{file_name}:{key_node.start_mark.line + 1}"
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError(f"{where}: keys must be names")
         key = prefix + key_node.value
-        if key in seen:
-            raise ConfigError(f"{where}: {key} is given twice")
-        seen.add(key)
-        if any(value_node is outer for outer in around):
+        if any(value_node is outer for outer in (node, *around)):
             raise ConfigError(f"{where}: {key} is an alias of a section around it")
         if isinstance(value_node, yaml.MappingNode):
-            yield from _leaves(value_node, file_name, f"{key}.", around)
+            yield from _leaves(value_node, file_name, f"{key}.", node, *around)
         else:
             try:
                 value = _Loader("").construct_object(value_node, deep=True)
@@ -121,12 +112,3 @@ def _leaves(
                 problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
                 raise ConfigError(f"{where}: the value of {key} cannot be read: {problem}") from error
             yield Assignment(key, value, where)
-
-
-def _refuse_duplicates(assignments: Iterable[Assignment]) -> None:
-    """A field can be written nested, dotted or by a short name. Written twice, it is unclear which value is meant."""
-    first: dict[str, Assignment] = {}
-    for assignment in assignments:
-        other = first.setdefault(resolve_alias(assignment.key), assignment)
-        if other is not assignment:
-            raise ConfigError(assignment.error(f"{assignment.key} is given twice: {other.key} at {other.where}"))

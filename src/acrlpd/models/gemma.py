@@ -15,8 +15,14 @@ import numpy as np
 from flax import nnx
 
 from acrlpd.models import lora
-from acrlpd.models.families.pi0 import GemmaConfig, RematPolicy
-from acrlpd.models.layers import multi_query_attention, rematerialise, shared_context_attention, split_by_sample
+from acrlpd.models.families.pi0 import GemmaConfig, Pi0Config
+from acrlpd.models.layers import (
+    multi_query_attention,
+    param_dict,
+    rematerialise,
+    shared_context_attention,
+    split_by_sample,
+)
 
 LayerWeights = dict[str, Any]
 
@@ -51,77 +57,44 @@ def expert_name(name: str, index: int) -> str:
     return name if index == 0 else f"{name}_{index}"
 
 
-class _Attention(nnx.Module):
-    def __init__(self, experts: tuple[GemmaConfig, ...], rngs: nnx.Rngs):
-        for index, c in enumerate(experts):
-            heads, width, head_dim = c.num_heads, c.width, c.head_dim
-            weights = {
-                "q_einsum": ((heads, width, head_dim), lora.lecun_normal(batch_axes=2)),
-                "kv_einsum": ((2, c.num_kv_heads, width, head_dim), lora.lecun_normal(batch_axes=3)),
-                "attn_vec_einsum": (
-                    (heads, head_dim, width),
-                    lora.lecun_normal(batch_axes=1, in_axis=(-3, -2)),
-                ),
-            }
-            for name, (shape, init) in weights.items():
-                module = lora.Einsum(c.depth, shape, init, lora=c.lora, rngs=rngs)
-                setattr(self, expert_name(name, index), module)
-
-
-class _RMSNorm(nnx.Module):
+def _create_norm(*lead: int, width: int, adaptive: bool) -> nnx.Dict:
     """A learned scale around 1, or for adaRMS a projection of the condition to scale, shift and gate."""
-
-    def __init__(self, *lead: int, width: int, adaptive: bool):
-        if adaptive:
-            self.Dense_0 = _ZeroDense(*lead, width=width, out=3 * width)
-        else:
-            self.scale = nnx.Param(jnp.zeros((*lead, width), jnp.float32))
+    if not adaptive:
+        return nnx.Dict(scale=nnx.Param(jnp.zeros((*lead, width), jnp.float32)))
+    kernel, bias = jnp.zeros((*lead, width, 3 * width), jnp.float32), jnp.zeros((*lead, 3 * width), jnp.float32)
+    return nnx.Dict(Dense_0=nnx.Dict(kernel=nnx.Param(kernel), bias=nnx.Param(bias)))
 
 
-class _ZeroDense(nnx.Module):
-    def __init__(self, *lead: int, width: int, out: int):
-        self.kernel = nnx.Param(jnp.zeros((*lead, width, out), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((*lead, out), jnp.float32))
-
-
-class _Layers(nnx.Module):
-    """Weights of all layers and experts, each leaf with a leading depth axis."""
-
-    def __init__(self, experts: tuple[GemmaConfig, ...], adaptive: tuple[bool, ...], rngs: nnx.Rngs):
-        self.attn = _Attention(experts, rngs)
-        for index, (c, ada) in enumerate(zip(experts, adaptive, strict=True)):
-            mlp = lora.FeedForward(c.depth, c.width, c.mlp_dim, lora=c.lora, rngs=rngs)
-            setattr(self, expert_name("mlp", index), mlp)
-            for name in ("pre_attention_norm", "pre_ffw_norm"):
-                setattr(self, expert_name(name, index), _RMSNorm(c.depth, width=c.width, adaptive=ada))
-
-
-class _Embedder(nnx.Module):
-    def __init__(self, vocab_size: int, width: int, rngs: nnx.Rngs):
-        init = nnx.initializers.normal(stddev=0.01)
-        self.input_embedding = nnx.Param(init(rngs.params(), (vocab_size, width), jnp.float32))
+def _create_layers(experts: tuple[GemmaConfig, ...], adaptive: tuple[bool, ...], rngs: nnx.Rngs) -> nnx.Dict:
+    """Weights of all layers and experts under openpi's names, each leaf with a leading depth axis."""
+    layers: nnx.Dict = nnx.Dict(attn=nnx.Dict())
+    for index, c in enumerate(experts):
+        for name, shape, init in (
+            ("q_einsum", (c.num_heads, c.width, c.head_dim), lora.lecun_normal(batch_axes=2)),
+            ("kv_einsum", (2, 1, c.width, c.head_dim), lora.lecun_normal(batch_axes=3)),
+            ("attn_vec_einsum", (c.num_heads, c.head_dim, c.width), lora.lecun_normal(batch_axes=1, in_axis=(-3, -2))),
+        ):
+            layers.attn[expert_name(name, index)] = lora.Einsum(c.depth, shape, init, lora=c.lora, rngs=rngs)
+    for index, (c, ada) in enumerate(zip(experts, adaptive, strict=True)):
+        layers[expert_name("mlp", index)] = lora.FeedForward(c.depth, c.width, c.mlp_dim, lora=c.lora, rngs=rngs)
+        for name in ("pre_attention_norm", "pre_ffw_norm"):
+            layers[expert_name(name, index)] = _create_norm(c.depth, width=c.width, adaptive=ada)
+    return layers
 
 
 class Gemma(nnx.Module):
     """Two experts over one attention."""
 
-    def __init__(
-        self,
-        experts: tuple[GemmaConfig, GemmaConfig],
-        *,
-        adaptive: tuple[bool, bool],
-        vocab_size: int,
-        dtype: jnp.dtype,
-        remat_policy: RematPolicy,
-        rngs: nnx.Rngs,
-    ):
-        self.experts = experts
-        self.dtype = dtype
-        self.remat_policy = remat_policy
-        self.embedder = _Embedder(vocab_size, experts[0].width, rngs)
-        self.layers = _Layers(experts, adaptive, rngs)
-        for index, (c, ada) in enumerate(zip(experts, adaptive, strict=True)):
-            setattr(self, expert_name("final_norm", index), _RMSNorm(width=c.width, adaptive=ada))
+    def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
+        self.experts = (config.paligemma, config.action_expert)
+        self.dtype = jnp.dtype(config.dtype)
+        self.remat_policy = config.remat_policy
+        init = nnx.initializers.normal(stddev=0.01)
+        table = init(rngs.params(), (config.vocab_size, config.paligemma.width), jnp.float32)
+        self.embedder = nnx.Dict(input_embedding=nnx.Param(table))
+        self.layers = _create_layers(self.experts, (False, config.pi05), rngs)
+        self.final_norm = _create_norm(width=config.paligemma.width, adaptive=False)
+        self.final_norm_1 = _create_norm(width=config.action_expert.width, adaptive=config.pi05)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Prompt tokens [b, l] to [b, l, width] in the compute dtype, scaled as Gemma does."""
@@ -152,7 +125,7 @@ class Gemma(nnx.Module):
         step = rematerialise(layer, self.remat_policy)
         x, (k, v) = jax.lax.scan(step, x.astype(self.dtype), (self._expert_weights(0), is_last))
         cache = KVCache(k=k, v=v, length=length)
-        return (None if kv_only else rms_norm(x, self._final_norm(0), None)[0]), cache
+        return (None if kv_only else rms_norm(x, param_dict(self.final_norm), None)[0]), cache
 
     def run_suffix(
         self,
@@ -175,26 +148,23 @@ class Gemma(nnx.Module):
 
         def layer(x: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             weights, context_k, context_v = inputs
+            if layers is None:
+                weights = fuse_projections(weights, self.dtype)
             q, k, v, gate = _project(x, weights, config, rope, condition)
             attended = shared_context_attention(q, k, v, (context_k, context_v, context.length))
             return _mix(x, attended, weights, config, gate, condition), (k, v)
 
         x = x.astype(self.dtype)
         if layers is None:
-
-            def fused_layer(x: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-                weights, *rest = inputs
-                return layer(x, (fuse_projections(weights, self.dtype), *rest))
-
-            step = rematerialise(fused_layer, self.remat_policy)
+            step = rematerialise(layer, self.remat_policy)
             x, (k, v) = jax.lax.scan(step, x, (self._expert_weights(1), context.k, context.v))
         else:
             keys_and_values = []
-            for weights, context_k, context_v in zip(layers, context.k, context.v, strict=True):
-                x, kv = layer(x, (weights, context_k, context_v))
+            for inputs in zip(layers, context.k, context.v, strict=True):
+                x, kv = layer(x, inputs)
                 keys_and_values.append(kv)
             k, v = (jnp.stack(side) for side in zip(*keys_and_values, strict=True))
-        return rms_norm(x, self._final_norm(1), condition)[0], k, v
+        return rms_norm(x, param_dict(self.final_norm_1), condition)[0], k, v
 
     def unstack(self, index: int) -> list[LayerWeights]:
         """An expert's weights layer by layer, ready to multiply with: worth it when many steps reuse them."""
@@ -207,19 +177,12 @@ class Gemma(nnx.Module):
             layers.append(weights | {"gate_up": joined})
         return layers
 
-    def _final_norm(self, index: int) -> LayerWeights:
-        return _params(getattr(self, expert_name("final_norm", index)))
-
     def _expert_weights(self, index: int) -> LayerWeights:
-        layers, attn = self.layers, self.layers.attn
-        return {
-            "q": _params(getattr(attn, expert_name("q_einsum", index))),
-            "kv": _params(getattr(attn, expert_name("kv_einsum", index))),
-            "out": _params(getattr(attn, expert_name("attn_vec_einsum", index))),
-            "mlp": _params(getattr(layers, expert_name("mlp", index))),
-            "pre_attention_norm": _params(getattr(layers, expert_name("pre_attention_norm", index))),
-            "pre_ffw_norm": _params(getattr(layers, expert_name("pre_ffw_norm", index))),
-        }
+        layers = param_dict(self.layers)
+        names = {"q": "q_einsum", "kv": "kv_einsum", "out": "attn_vec_einsum"}
+        attention = {short: layers["attn"][expert_name(name, index)] for short, name in names.items()}
+        rest = ("mlp", "pre_attention_norm", "pre_ffw_norm")
+        return attention | {name: layers[expert_name(name, index)] for name in rest}
 
 
 def fuse_projections(weights: LayerWeights, dtype: jnp.dtype) -> LayerWeights:
@@ -324,7 +287,3 @@ def _apply_rope(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     sin, cos = rope
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
-def _params(module: nnx.Module) -> dict[str, Any]:
-    return nnx.to_pure_dict(nnx.state(module, nnx.Param))

@@ -1,4 +1,4 @@
-"""What SigLIP's and Gemma's layers share: attention, rematerialisation, and the placement of activations on a mesh.
+"""What SigLIP's and Gemma's layers share: weights, rematerialisation, placement of activations on a mesh, attention.
 
 Sequences that can be padded come with their valid tokens first and a length: fused attention kernels take a length
 without materialising a mask.
@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import PartitionSpec
 
 from acrlpd.models.families.pi0 import RematPolicy
@@ -17,7 +18,12 @@ from acrlpd.models.families.pi0 import RematPolicy
 _MASKED = -2.3819763e38
 
 
-# -- rematerialisation and placement
+# -- weights, rematerialisation and placement
+
+
+def param_dict(module: nnx.Module) -> dict[str, Any]:
+    """The parameters of a module as nested dicts of arrays."""
+    return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
 
 def rematerialise(layer: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:

@@ -24,13 +24,7 @@ class Einsum(nnx.Module):
     """
 
     def __init__(
-        self,
-        depth: int,
-        shape: Sequence[int],
-        init: nnx.Initializer,
-        *,
-        lora: LoRAConfig | None,
-        rngs: nnx.Rngs,
+        self, depth: int, shape: Sequence[int], init: nnx.Initializer, *, lora: LoRAConfig | None, rngs: nnx.Rngs
     ):
         self.w = nnx.Param(init(rngs.params(), (depth, *shape), jnp.float32))
         if lora is not None:
@@ -43,20 +37,16 @@ class FeedForward(nnx.Module):
     """A gated feed-forward block's weights, stacked over layers."""
 
     def __init__(self, depth: int, width: int, mlp_dim: int, *, lora: LoRAConfig | None, rngs: nnx.Rngs):
-        init = lecun_normal(batch_axes=1)
-        self.gating_einsum = nnx.Param(
-            lecun_normal(batch_axes=2)(rngs.params(), (depth, 2, width, mlp_dim), jnp.float32)
-        )
-        self.linear = nnx.Param(init(rngs.params(), (depth, mlp_dim, width), jnp.float32))
+        def param(init: nnx.Initializer, *shape: int) -> nnx.Param:
+            return nnx.Param(init(rngs.params(), (depth, *shape), jnp.float32))
+
+        self.gating_einsum = param(lecun_normal(batch_axes=2), 2, width, mlp_dim)
+        self.linear = param(lecun_normal(batch_axes=1), mlp_dim, width)
         if lora is not None:
-
-            def adapter(*shape: int) -> nnx.Param:
-                return nnx.Param(_init_lora(rngs.params(), (depth, *shape), jnp.float32))
-
-            self.gating_einsum_lora_a = adapter(2, width, lora.rank)
-            self.gating_einsum_lora_b = adapter(2, lora.rank, mlp_dim)
-            self.linear_lora_a = adapter(mlp_dim, lora.rank)
-            self.linear_lora_b = adapter(lora.rank, width)
+            self.gating_einsum_lora_a = param(_init_lora, 2, width, lora.rank)
+            self.gating_einsum_lora_b = param(_init_lora, 2, lora.rank, mlp_dim)
+            self.linear_lora_a = param(_init_lora, mlp_dim, lora.rank)
+            self.linear_lora_b = param(_init_lora, lora.rank, width)
 
 
 def lecun_normal(*, batch_axes: int, in_axis: int | Sequence[int] = -2) -> nnx.Initializer:
@@ -68,9 +58,15 @@ Weights = dict[str, jax.Array]
 
 
 def einsum_update(equation: str, x: jax.Array, adapters: Weights, lora: LoRAConfig) -> jax.Array:
-    """What the adapters of an `Einsum` add to `jnp.einsum(equation, x, w)`, in x's dtype."""
-    first, second = _lora_equations(equation)
-    update = jnp.einsum(first, x, adapters["lora_a"].astype(x.dtype))
+    """What the adapters of an `Einsum` add to `jnp.einsum(equation, x, w)`, in x's dtype.
+
+    The equation "x,w->y" becomes two products, with lora_a and with lora_b. The letter "r" is the rank.
+    """
+    inputs, w, outputs = re.split(",|->", equation)
+    fan_in, fan_out = w[-2], w[-1]
+    inner = outputs.replace(fan_out, "r")
+    update = jnp.einsum(f"{inputs},{w.replace(fan_out, 'r')}->{inner}", x, adapters["lora_a"].astype(x.dtype))
+    second = f"{inner},{w.replace(fan_in, 'r')}->{outputs}"
     return jnp.einsum(second, update, adapters["lora_b"].astype(x.dtype)) * lora.scaling
 
 
@@ -83,18 +79,6 @@ def gating_update(x: jax.Array, adapters: Weights) -> tuple[jax.Array, jax.Array
 def linear_update(x: jax.Array, adapters: Weights) -> jax.Array:
     """What the adapters add to the down projection of a `FeedForward`."""
     return (x @ adapters["linear_lora_a"].astype(x.dtype)) @ adapters["linear_lora_b"].astype(x.dtype)
-
-
-def _lora_equations(equation: str) -> tuple[str, str]:
-    """Splits "x,w->y" into the products with lora_a and lora_b; "r" is the rank."""
-    match = re.fullmatch(r"(\w+),(\w+)->(\w+)", equation)
-    if match is None or "r" in equation:
-        raise ValueError(f"expected an einsum 'x,w->y' without the letter r; found {equation!r}")
-    x, w, y = match.groups()
-    fan_in, fan_out = w[-2], w[-1]
-    a, b = w.replace(fan_out, "r"), w.replace(fan_in, "r")
-    inner = y.replace(fan_out, "r")
-    return f"{x},{a}->{inner}", f"{inner},{b}->{y}"
 
 
 def merge_adapters(params: nnx.State, experts: Sequence[LoRAConfig | None]) -> nnx.State:
@@ -114,14 +98,9 @@ def merge_adapters(params: nnx.State, experts: Sequence[LoRAConfig | None]) -> n
             weight, a, b = (x.get_value().astype(jnp.float32) for x in (leaf, a, b))
             lora = experts[1 if parents[-1].endswith("_1") else 0]
             assert lora is not None
-            leaf = leaf.replace(weight + _merged_update(parents[-1], name, a, b, lora))
+            if parents[-1].startswith("attn_vec_einsum"):  # [layers, heads, in, rank] and [layers, heads, rank, out]
+                b = jnp.sum(b, axis=1, keepdims=True)
+            update = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+            leaf = leaf.replace(weight + (update * lora.scaling if name == "w" else update))
         merged.append((path, leaf))
     return nnx.from_flat_state(merged)
-
-
-def _merged_update(module: str, name: str, a: jax.Array, b: jax.Array, lora: LoRAConfig) -> jax.Array:
-    """What a pair of adapters adds to its weight."""
-    if module.startswith("attn_vec_einsum"):  # [layers, heads, in, rank] and [layers, heads, rank, out]
-        b = jnp.sum(b, axis=1, keepdims=True)
-    product = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-    return product * lora.scaling if name == "w" else product

@@ -8,11 +8,15 @@ a key gives openpi's images without that dependency.
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+if TYPE_CHECKING:
+    from acrlpd.models.families.base import PolicyConfig
 
 _CROP_FRACTION = 0.95
 _MAX_ROTATION = math.radians(5)
@@ -46,14 +50,10 @@ def to_float_image(image: Array) -> Array:
 
 
 def preprocess_observation(
-    rng: jax.Array | None,
-    observation: Observation,
-    *,
-    train: bool,
-    image_keys: tuple[str, ...],
-    image_resolution: tuple[int, int],
+    rng: jax.Array | None, observation: Observation, config: "PolicyConfig", *, train: bool
 ) -> Observation:
-    """Float images of the right size for exactly `image_keys`, augmented when `train`; masks filled in."""
+    """Float images of the right size for exactly the policy's cameras, augmented when `train`; masks filled in."""
+    image_keys = config.image_keys
     missing = [key for key in image_keys if key not in observation.images]
     if missing:
         raise ValueError(
@@ -64,8 +64,8 @@ def preprocess_observation(
     images, masks = {}, {}
     for key in image_keys:
         image = jnp.asarray(to_float_image(observation.images[key]))
-        if image.shape[1:3] != image_resolution:
-            image = resize_with_pad(image, *image_resolution)
+        if image.shape[1:3] != config.image_resolution:
+            image = resize_with_pad(image, *config.image_resolution)
         if train:
             if rng is None:
                 raise ValueError("train=True augments images and needs a random key")
@@ -143,15 +143,11 @@ def _jitter_colours(rng: jax.Array, image: jax.Array) -> jax.Array:
     brightness = jax.random.uniform(brightness_rng, minval=-_BRIGHTNESS, maxval=_BRIGHTNESS)
     contrast = jax.random.uniform(contrast_rng, minval=-_CONTRAST, maxval=_CONTRAST)
     hue, saturation, value = _rgb_to_hsv(image)
-    value = _adjust_contrast(_adjust_brightness(value, brightness), contrast)
+    # Towards black for a negative change of brightness, towards white for a positive one.
+    value = _adjust_contrast(value * (1.0 - jnp.abs(brightness)) + jnp.maximum(brightness, 0.0), contrast)
     hue = hue + jax.random.uniform(hue_rng, minval=-_HUE, maxval=_HUE)
     jittered = _hsv_to_rgb(hue, saturation, value)
     return jnp.where(jax.random.bernoulli(rng, _JITTER_PROBABILITY), jittered, image)
-
-
-def _adjust_brightness(value: jax.Array, amount: jax.Array) -> jax.Array:
-    """Towards black for a negative amount, towards white for a positive one."""
-    return value * (1.0 - jnp.abs(amount)) + jnp.maximum(amount, 0.0)
 
 
 def _adjust_contrast(value: jax.Array, amount: jax.Array) -> jax.Array:

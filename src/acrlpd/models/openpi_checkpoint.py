@@ -5,7 +5,6 @@ writes each leaf under one more key, "value". Both forms are read; the form with
 from the files straight into the sharding of the model that receives them.
 """
 
-import dataclasses
 import logging
 import re
 import zipfile
@@ -25,22 +24,11 @@ from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
 
-Path = tuple[str, ...]
 LORA = ".*lora.*"
 
 
 class OpenPICheckpointError(ValueError):
     """A parameter directory cannot be used; the message says why."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CompatibilityReport:
-    """Why a checkpoint does not fit a model; true when the checkpoint fits."""
-
-    problems: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        return not self.problems
 
 
 def load_pi0_weights_from_openpi(
@@ -54,22 +42,26 @@ def load_pi0_weights_from_openpi(
     matches `missing_regex` (by default LoRA adapters); any other missing leaf is an error.
     """
     directory = find_params_directory(path)
-    stored = _stored_leaves(directory)
-    targets = _flatten(params)
-    problems = _mismatches({name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex)
-    if problems:
-        raise OpenPICheckpointError(f"{directory} does not fit the model:\n  " + "\n  ".join(problems))
-    wanted = {name: leaf for name, leaf in targets.items() if name in stored}
-    loaded = _restore(
-        directory,
-        {name: stored[name][0] for name in wanted},
-        {name: ocp.ArrayRestoreArgs(sharding=_sharding(x), dtype=x.dtype) for name, x in wanted.items()},
+    stored, targets = _stored_leaves(directory), _flatten(params)
+    _refuse_mismatches(directory, {name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex)
+    wanted = {stored[name][0]: leaf for name, leaf in targets.items() if name in stored}
+    arguments = ocp.args.PyTreeRestore(
+        item=unflatten_dict(dict.fromkeys(wanted, 0)),
+        restore_args=unflatten_dict(
+            {key: ocp.ArrayRestoreArgs(sharding=_sharding(leaf), dtype=leaf.dtype) for key, leaf in wanted.items()}
+        ),
+        partial_restore=True,
     )
-    _refuse_non_finite(directory, loaded)
-    return _replace(params, loaded)
+    try:
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            restored = flatten_dict(checkpointer.restore(directory, arguments))
+    except Exception as error:  # Orbax raises plain Exception around what tensorstore found
+        reason = str(error).splitlines()[0]
+        raise OpenPICheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
+    return _fill(params, {name: restored[stored[name][0]] for name in targets if name in stored}, directory)
 
 
-def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_regex: str | None = ".*") -> nnx.State:
+def load_paligemma_weights(path: epath.PathLike, params: nnx.State) -> nnx.State:
     """Fills PaliGemma's part of `params` from big_vision's npz (`params/img/...`, `params/llm/...`)."""
     file = find_paligemma_file(path)
     loaded, targets = _read_paligemma(file), _flatten(params)
@@ -78,23 +70,17 @@ def load_paligemma_weights(path: epath.PathLike, params: nnx.State, *, missing_r
             f"{file} has nothing of PaliGemma: expected arrays such as params/img/embedding/kernel, found "
             f"{', '.join(sorted(loaded)[:3]) or 'none under params/'}"
         )
-    problems = _mismatches({name: value.shape for name, value in loaded.items()}, targets, missing_regex)
-    if problems:
-        raise OpenPICheckpointError(f"{file} does not fit the model:\n  " + "\n  ".join(problems))
+    _refuse_mismatches(file, {name: value.shape for name, value in loaded.items()}, targets, missing_regex=".*")
     placed = {
         name: jax.device_put(value.astype(targets[name].dtype), _sharding(targets[name]))
         for name, value in loaded.items()
         if name in targets
     }
-    _refuse_non_finite(file, placed)
-    return _replace(params, placed)
+    return _fill(params, placed, file)
 
 
 def find_paligemma_file(path: epath.PathLike) -> epath.Path:
-    file = epath.Path(path).expanduser()
-    if not _exists(file):
-        raise OpenPICheckpointError(f"{file} does not exist: expected PaliGemma weights such as pt_224.npz")
-    return file
+    return _find(path, "PaliGemma weights such as pt_224.npz")
 
 
 def _read_paligemma(file: epath.Path) -> dict[str, np.ndarray]:
@@ -122,44 +108,43 @@ def save_openpi_pi0_checkpoint(params: nnx.State, directory: epath.PathLike, *, 
     target = epath.Path(directory).absolute() / "params"
     if target.exists() and not overwrite:
         raise OpenPICheckpointError(f"{target} exists already; choose another directory or overwrite it")
+    flat = {("params", *name.split("/"), "value"): leaf for name, leaf in _flatten(params).items()}
     with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
-        checkpointer.save(target, openpi_tree(params), force=overwrite)
+        checkpointer.save(target, unflatten_dict(flat), force=overwrite)
 
 
-def openpi_tree(params: nnx.State) -> dict[str, Any]:
-    """The tree that openpi saves for `params`: {"params": {..., leaf: {"value": array}}}."""
-    flat = {(*name.split("/"), "value"): leaf for name, leaf in _flatten(params).items()}
-    return {"params": unflatten_dict(flat)}
+def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: PolicyConfig) -> list[str]:
+    """What differs between the checkpoint at `path` and the parameters of the model that `config` describes.
 
-
-def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: PolicyConfig) -> CompatibilityReport:
-    """Whether the checkpoint at `path` has exactly the parameters of the model that `config` describes."""
+    The list is empty if the checkpoint has exactly these parameters.
+    """
     abstract = nnx.state(nnx.eval_shape(lambda: config.create(jax.random.key(0))), nnx.Param)
     try:
         stored = _stored_leaves(find_params_directory(path))
     except OpenPICheckpointError as error:
-        return CompatibilityReport((str(error),))
-    shapes = {name: meta.shape for name, (_, meta) in stored.items()}
-    problems = _mismatches(shapes, _flatten(abstract), missing_regex=None)
-    problems += [f"{name}: the model has no such parameter" for name in _unexpected(shapes, _flatten(abstract))]
-    return CompatibilityReport(tuple(dict.fromkeys(problems)))
+        return [str(error)]
+    targets = _flatten(abstract)
+    problems = _mismatches({name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex=None)
+    return problems + [f"{name}: the model has no such parameter" for name in sorted(set(stored) - set(targets))]
 
 
-def _exists(path: epath.Path) -> bool:
+def _find(path: epath.PathLike, expected: str) -> epath.Path:
+    found = epath.Path(path).expanduser()
     try:
-        return path.exists()
+        exists = found.exists()
     except ImportError as error:  # gs:// and s3:// need a library of their own
         raise OpenPICheckpointError(
-            f"{path} cannot be read from here: {error}. Install it (for gs:// pip install 'acrlpd[gcs]'), or copy the "
+            f"{found} cannot be read from here: {error}. Install it (for gs:// pip install 'acrlpd[gcs]'), or copy the "
             "checkpoint to this machine and set weight_loader.path to the copy"
         ) from error
+    if not exists:
+        raise OpenPICheckpointError(f"{found} does not exist: expected {expected}")
+    return found
 
 
 def find_params_directory(path: epath.PathLike) -> epath.Path:
     """The `params` directory of an openpi checkpoint; `path` is this directory or the directory around it."""
-    given = epath.Path(path).expanduser()
-    if not _exists(given):
-        raise OpenPICheckpointError(f"{given} does not exist: expected an openpi checkpoint directory")
+    given = _find(path, "an openpi checkpoint directory")
     for candidate in (given, given / "params"):
         if (candidate / "_METADATA").exists():
             return candidate.absolute()
@@ -169,7 +154,7 @@ def find_params_directory(path: epath.PathLike) -> epath.Path:
     )
 
 
-def _stored_leaves(directory: epath.Path) -> dict[str, tuple[Path, Any]]:
+def _stored_leaves(directory: epath.Path) -> dict[str, tuple[tuple[str, ...], Any]]:
     """'/'-joined parameter name -> (key path in the file, metadata)."""
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
@@ -191,67 +176,49 @@ def _stored_leaves(directory: epath.Path) -> dict[str, tuple[Path, Any]]:
 def _mismatches(
     stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any], missing_regex: str | None
 ) -> list[str]:
-    """Reasons why the stored leaves cannot fill the targets. Extra leaves are dropped, but never adapters."""
-    optional = re.compile(missing_regex) if missing_regex else None
+    """Reasons why the stored leaves cannot fill the targets; leaves without a target are no such reason."""
     problems = []
     for name, leaf in targets.items():
         if name not in stored:
-            if optional is None or not optional.fullmatch(name):
+            if not re.fullmatch(missing_regex or "", name):
                 problems.append(f"{name}: missing from the checkpoint")
             elif isinstance(leaf, jax.ShapeDtypeStruct):
                 problems.append(f"{name}: missing from the checkpoint, and the model was not initialised")
         elif tuple(stored[name]) != tuple(leaf.shape):
             problems.append(f"{name}: shape {tuple(stored[name])} in the checkpoint, {tuple(leaf.shape)} in the model")
-    unexpected = _unexpected(stored, targets)
-    adapters = [name for name in unexpected if re.fullmatch(LORA, name)]
-    problems += [f"{name}: an adapter that the model has no place for; use a LoRA variant" for name in adapters]
-    dropped = [name for name in unexpected if name not in adapters]
-    if dropped and not problems:
-        logger.warning("dropping parameters that the model does not have: %s", ", ".join(dropped))
     return problems
 
 
-def _unexpected(stored: Mapping[str, Any], targets: Mapping[str, Any]) -> list[str]:
-    return sorted(set(stored) - set(targets))
-
-
-def _restore(
-    directory: epath.Path, keys: Mapping[str, Path], args: Mapping[str, ocp.RestoreArgs]
-) -> dict[str, jax.Array]:
-    """Reads the named leaves, each as its restore arguments say."""
-    item = unflatten_dict(dict.fromkeys(keys.values(), 0))
-    restore_args = unflatten_dict({key: args[name] for name, key in keys.items()})
-    try:
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            tree = checkpointer.restore(
-                directory, ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-            )
-    except Exception as error:  # Orbax raises plain Exception around what tensorstore found
-        reason = str(error).splitlines()[0]
-        raise OpenPICheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
-    flat = flatten_dict(tree)
-    return {name: flat[key] for name, key in keys.items()}
+def _refuse_mismatches(
+    source: epath.Path, stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any], missing_regex: str | None
+) -> None:
+    """Raises an error if the stored leaves cannot fill the targets. Extra leaves are dropped, but never adapters."""
+    problems = _mismatches(stored, targets, missing_regex)
+    unexpected = sorted(set(stored) - set(targets))
+    adapters = [name for name in unexpected if re.fullmatch(LORA, name)]
+    problems += [f"{name}: an adapter that the model has no place for; use a LoRA variant" for name in adapters]
+    if problems:
+        raise OpenPICheckpointError(f"{source} does not fit the model:\n  " + "\n  ".join(problems))
+    if unexpected:
+        logger.warning("dropping parameters that the model does not have: %s", ", ".join(unexpected))
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding:
     return getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
-def _refuse_non_finite(source: Any, arrays: Mapping[str, jax.Array]) -> None:
-    finite = jax.device_get(jax.jit(lambda tree: {k: jnp.isfinite(x).all() for k, x in tree.items()})(dict(arrays)))
+def _fill(params: nnx.State, values: Mapping[str, jax.Array], source: epath.Path) -> nnx.State:
+    """A new state with these values, which must be finite; leaves without a new value are taken over."""
+    finite = jax.device_get(jax.jit(lambda tree: {k: jnp.isfinite(x).all() for k, x in tree.items()})(dict(values)))
     broken = [name for name, ok in finite.items() if not ok]
     if broken:
         raise OpenPICheckpointError(f"{source} has NaN or infinite values in {', '.join(broken)}")
-
-
-def _flatten(params: nnx.State) -> dict[str, Any]:
-    return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(params)}
-
-
-def _replace(params: nnx.State, values: Mapping[str, jax.Array]) -> nnx.State:
-    """A new state; leaves without a new value are taken over."""
     leaves = [
         (path, leaf.replace(values.get("/".join(map(str, path)), leaf.get_value())))
         for path, leaf in nnx.to_flat_state(params)
     ]
     return nnx.from_flat_state(leaves)
+
+
+def _flatten(params: nnx.State) -> dict[str, Any]:
+    return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(params)}

@@ -18,23 +18,8 @@ _CONTEXT_ALIGNMENT = 64  # tokens
 
 class _PaliGemma(nnx.Module):
     def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
-        dtype = jnp.dtype(config.dtype)
-        self.llm = Gemma(
-            (config.paligemma, config.action_expert),
-            adaptive=(False, config.pi05),
-            vocab_size=config.vocab_size,
-            dtype=dtype,
-            remat_policy=config.remat_policy,
-            rngs=rngs,
-        )
-        self.img = Siglip(
-            config.siglip,
-            num_tokens=config.tokens_per_image,
-            out_dim=config.paligemma.width,
-            dtype=dtype,
-            remat_policy=config.remat_policy,
-            rngs=rngs,
-        )
+        self.llm = Gemma(config, rngs)
+        self.img = Siglip(config, rngs)
 
 
 class Pi0(FlowPolicy):
@@ -56,13 +41,7 @@ class Pi0(FlowPolicy):
         self.action_out_proj = nnx.Linear(width, action_dim, rngs=rngs)
 
     def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
-        return preprocess_observation(
-            rng,
-            observation,
-            train=train,
-            image_keys=self.config.image_keys,
-            image_resolution=self.config.image_resolution,
-        )
+        return preprocess_observation(rng, observation, self.config, train=train)
 
     @jax.named_scope(ENCODE)
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
@@ -83,62 +62,39 @@ class Pi0(FlowPolicy):
         pooled = None if out is None else _mean_of_first(out, length)
         return Context(features=pooled, memory=cache.pad_to_multiple(_CONTEXT_ALIGNMENT))
 
-    def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
-        return self._velocity(context, x_t, time, None)
+    def velocity(
+        self, context: Context, x_t: jax.Array, time: jax.Array, layers: list[LayerWeights] | None = None
+    ) -> jax.Array:
+        tokens, condition = self.embed_actions(x_t, time)
+        out, _, _ = self.PaliGemma.llm.run_suffix(tokens, context.memory, condition=condition, layers=layers)
+        return self.action_out_proj(out)
 
     def velocity_fn(self, context: Context) -> Callable[[jax.Array, jax.Array], jax.Array]:
         # Sampling runs the action expert many times. Its weights are laid out once, outside of that loop, unless FSDP
         # splits them: the layout would put the whole expert on every device.
         layers = None if weights_are_split() else self.PaliGemma.llm.unstack(1)
-        return lambda x_t, time: self._velocity(context, x_t, time, layers)
-
-    def _velocity(
-        self, context: Context, x_t: jax.Array, time: jax.Array, layers: list[LayerWeights] | None
-    ) -> jax.Array:
-        tokens, condition = self.embed_actions(x_t, time)
-        out, _, _ = self.PaliGemma.llm.run_suffix(tokens, context.memory, condition=condition, layers=layers)
-        return self.action_out_proj(out)
+        return lambda x_t, time: self.velocity(context, x_t, time, layers)
 
     def embed_prefix(self, observation: Observation) -> tuple[jax.Array, jax.Array]:
         """Image and prompt tokens [b, s, width], and which of them are valid [b, s].
 
         Only the cameras in `config.image_keys` are read; their images go through SigLIP together.
         """
-        self._check_observation(observation)
-        keys, batch_size = self.config.image_keys, observation.state.shape[0]
+        self._refuse_other_shapes(observation)
+        keys, prompt = self.config.image_keys, observation.tokenized_prompt
         tokens, masks = [], []
         if keys:
             images = jnp.concatenate([to_float_image(jnp.asarray(observation.images[key])) for key in keys])
             image_tokens = self.PaliGemma.img(images)
             tokens += jnp.split(image_tokens, len(keys))
-            per_image = (batch_size, image_tokens.shape[1])
+            per_image = (observation.state.shape[0], image_tokens.shape[1])
             masks += [jnp.broadcast_to(observation.image_masks[key][:, None], per_image) for key in keys]
-        if observation.tokenized_prompt is not None:
-            tokens.append(self.PaliGemma.llm.embed(jnp.asarray(observation.tokenized_prompt)))
+        if prompt is not None:
+            tokens.append(self.PaliGemma.llm.embed(jnp.asarray(prompt)))
             masks.append(jnp.asarray(observation.tokenized_prompt_mask))
         return jnp.concatenate(tokens, axis=1), jnp.concatenate(masks, axis=1)
 
-    def embed_state(self, observation: Observation) -> jax.Array:
-        """pi0's state token, [b, 1, width]."""
-        return self.state_proj(jnp.asarray(observation.state))[:, None]
-
-    def embed_actions(self, x_t: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Action tokens [b, n, T, width] for x_t at times [b, n], and pi0.5's adaRMS condition [b, n, width]."""
-        if x_t.shape[-2:] != (self.action_horizon, self.action_dim):
-            raise ValueError(
-                f"action chunks must end in [action_horizon, action_dim] = "
-                f"[{self.action_horizon}, {self.action_dim}]; found shape {x_t.shape}"
-            )
-        tokens = self.action_in_proj(x_t)
-        time_embedding = embed_time(time, tokens.shape[-1])
-        if self.config.pi05:
-            condition = nnx.swish(self.time_mlp_in(time_embedding))
-            return tokens, nnx.swish(self.time_mlp_out(condition))
-        time_tokens = jnp.broadcast_to(time_embedding[:, :, None], tokens.shape)
-        tokens = self.action_time_mlp_in(jnp.concatenate([tokens, time_tokens], axis=-1))
-        return self.action_time_mlp_out(nnx.swish(tokens)), None
-
-    def _check_observation(self, observation: Observation) -> None:
+    def _refuse_other_shapes(self, observation: Observation) -> None:
         config = self.config
         for key in config.image_keys:
             shape = observation.images[key].shape
@@ -154,6 +110,22 @@ class Pi0(FlowPolicy):
             )
         if prompt is None and not config.image_keys:
             raise ValueError("the observation has neither images nor a prompt: the prefix would be empty")
+
+    def embed_state(self, observation: Observation) -> jax.Array:
+        """pi0's state token, [b, 1, width]."""
+        return self.state_proj(jnp.asarray(observation.state))[:, None]
+
+    def embed_actions(self, x_t: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Action tokens [b, n, T, width] for x_t at times [b, n], and pi0.5's adaRMS condition [b, n, width]."""
+        self.refuse_other_chunks(x_t)
+        tokens = self.action_in_proj(x_t)
+        time_embedding = embed_time(time, tokens.shape[-1])
+        if self.config.pi05:
+            condition = nnx.swish(self.time_mlp_in(time_embedding))
+            return tokens, nnx.swish(self.time_mlp_out(condition))
+        time_tokens = jnp.broadcast_to(time_embedding[:, :, None], tokens.shape)
+        tokens = self.action_time_mlp_in(jnp.concatenate([tokens, time_tokens], axis=-1))
+        return self.action_time_mlp_out(nnx.swish(tokens)), None
 
 
 def embed_time(time: jax.Array, width: int) -> jax.Array:

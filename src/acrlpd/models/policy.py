@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.families.base import PolicyConfig, WorkingMemory
+from acrlpd.models.families.base import PolicyConfig
 from acrlpd.models.observation import Array, Observation
 
 # Named scopes, by which the plan tells the work of the policy from the work of the critics.
@@ -71,6 +71,14 @@ class FlowPolicy(nnx.Module):
         v_t = self.velocity(context, x_t[:, None], time[:, None])[:, 0]
         return jnp.mean(jnp.square(v_t - (noise - actions)), axis=-1)
 
+    def refuse_other_chunks(self, x_t: jax.Array) -> None:
+        """Raises an error for chunks that are longer, shorter, wider or narrower than this policy's chunks."""
+        if x_t.shape[-2:] != (self.action_horizon, self.action_dim):
+            raise ValueError(
+                f"action chunks must end in [action_horizon, action_dim] = "
+                f"[{self.action_horizon}, {self.action_dim}]; found shape {x_t.shape}"
+            )
+
     @jax.named_scope(DENOISE)
     def denoise(self, context: Context, noise: jax.Array, *, num_steps: int = 10, remat: bool = False) -> jax.Array:
         """Integrates the flow from noise [b, n, T, a] at t = 1 to actions at t = 0 with Euler steps.
@@ -113,9 +121,7 @@ class FlowPolicy(nnx.Module):
         self, rng: jax.Array, observation: Observation, *, num_steps: int = 10, noise: Array | None = None
     ) -> jax.Array:
         """One action chunk per observation, [b, T, a]."""
-        if noise is None:
-            noise = draw_noise(rng, (observation.state.shape[0], self.action_horizon, self.action_dim))
-        noise = jnp.asarray(noise)[:, None]
+        noise = None if noise is None else noise[:, None]
         return self.sample_candidates(rng, observation, 1, num_steps=num_steps, noise=noise)[:, 0]
 
     def sample_candidates(
@@ -144,21 +150,3 @@ def draw_noise(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def draw_time(rng: jax.Array, batch_size: int) -> jax.Array:
     """Flow times of openpi's training: Beta(1.5, 1), squeezed into [0.001, 1]."""
     return jax.random.beta(rng, 1.5, 1, (batch_size,)) * 0.999 + 0.001
-
-
-def trace_working_memory(config: PolicyConfig) -> WorkingMemory:
-    """Memory of a policy's update, read off its traced loss; see `PolicyConfig.working_memory`."""
-    rng = jax.eval_shape(lambda: jax.random.key(0))
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: config.create(jax.random.key(0))))
-
-    def kept(params: nnx.State, rng: jax.Array, observation: Observation, actions: jax.Array) -> Any:
-        return jax.vjp(lambda params: nnx.merge(graphdef, params).compute_loss(rng, observation, actions), params)[1]
-
-    def num_bytes(tree: Any) -> int:
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-    # A batch of any size keeps the parameters, too; the difference between two batches is what a sample adds.
-    one, two = (num_bytes(jax.eval_shape(kept, params, rng, *config.inputs_spec(size))) for size in (1, 2))
-    observation, _ = config.inputs_spec()
-    context = jax.eval_shape(lambda params, seen: nnx.merge(graphdef, params).encode(seen), params, observation)
-    return WorkingMemory(kept=two - one, context=num_bytes(context), candidate=two - one)

@@ -4,118 +4,83 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.families.pi0 import RematPolicy, SiglipConfig
-from acrlpd.models.layers import full_attention, rematerialise, split_by_sample
+from acrlpd.models.families.pi0 import Pi0Config, SiglipConfig
+from acrlpd.models.layers import full_attention, param_dict, rematerialise, split_by_sample
 
 _xavier = nnx.initializers.xavier_uniform(in_axis=-2, out_axis=-1, batch_axis=0)
 _LAYER_NORM_EPS = 1e-6
 
 
-class _Affine(nnx.Module):
-    """kernel and bias, with any leading axes."""
-
-    def __init__(self, kernel: jax.Array, bias: jax.Array):
-        self.kernel = nnx.Param(kernel)
-        self.bias = nnx.Param(bias)
+def _affine(kernel: jax.Array, bias: jax.Array) -> nnx.Dict:
+    return nnx.Dict(kernel=nnx.Param(kernel), bias=nnx.Param(bias))
 
 
-class _LayerNorm(nnx.Module):
-    def __init__(self, *shape: int):
-        self.scale = nnx.Param(jnp.ones(shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(shape, jnp.float32))
+def _linear(*shape: int, rngs: nnx.Rngs) -> nnx.Dict:
+    kernel = nnx.initializers.lecun_normal()(rngs.params(), shape, jnp.float32)
+    return _affine(kernel, jnp.zeros(shape[-1:], jnp.float32))
 
 
-class _MlpBlock(nnx.Module):
-    def __init__(self, config: SiglipConfig, rngs: nnx.Rngs):
-        depth, width, mlp_dim = config.depth, config.width, config.mlp_dim
-        small = nnx.initializers.normal(stddev=1e-6)
-        for name, fan_in, fan_out in (("Dense_0", width, mlp_dim), ("Dense_1", mlp_dim, width)):
-            kernel = _xavier(rngs.params(), (depth, fan_in, fan_out), jnp.float32)
-            setattr(self, name, _Affine(kernel, small(rngs.params(), (depth, fan_out), jnp.float32)))
+def _norm_weights(*shape: int) -> nnx.Dict:
+    return nnx.Dict(scale=nnx.Param(jnp.ones(shape, jnp.float32)), bias=nnx.Param(jnp.zeros(shape, jnp.float32)))
 
 
-class _SelfAttention(nnx.Module):
-    def __init__(self, config: SiglipConfig, rngs: nnx.Rngs):
-        depth, width, heads = config.depth, config.width, config.num_heads
-        head_dim = width // heads
+def _create_blocks(config: SiglipConfig, rngs: nnx.Rngs) -> nnx.Dict:
+    """All layers' weights under openpi's names, stacked on a leading depth axis."""
+    depth, width, heads = config.depth, config.width, config.num_heads
+    head_dim = width // heads
+    small = nnx.initializers.normal(stddev=1e-6)
 
-        def kernel() -> jax.Array:  # fans of the flat [width, width] projection
-            return _xavier(rngs.params(), (depth, width, width), jnp.float32)
+    def kernel(fan_in: int, fan_out: int) -> jax.Array:
+        return _xavier(rngs.params(), (depth, fan_in, fan_out), jnp.float32)
 
-        for name in ("query", "key", "value"):
-            weights = kernel().reshape(depth, width, heads, head_dim)
-            setattr(self, name, _Affine(weights, jnp.zeros((depth, heads, head_dim), jnp.float32)))
-        self.out = _Affine(kernel().reshape(depth, heads, head_dim, width), jnp.zeros((depth, width), jnp.float32))
-
-
-class _EncoderBlock(nnx.Module):
-    """All layers' weights, stacked on a leading depth axis."""
-
-    def __init__(self, config: SiglipConfig, rngs: nnx.Rngs):
-        self.LayerNorm_0 = _LayerNorm(config.depth, config.width)
-        self.LayerNorm_1 = _LayerNorm(config.depth, config.width)
-        self.MultiHeadDotProductAttention_0 = _SelfAttention(config, rngs)
-        self.MlpBlock_0 = _MlpBlock(config, rngs)
-
-
-class _Transformer(nnx.Module):
-    def __init__(self, config: SiglipConfig, rngs: nnx.Rngs):
-        self.encoderblock = _EncoderBlock(config, rngs)
-        self.encoder_norm = _LayerNorm(config.width)
+    attention: nnx.Dict = nnx.Dict()
+    mlp: nnx.Dict = nnx.Dict()
+    for name in ("query", "key", "value"):  # The fans are those of the flat [width, width] projection.
+        weights = kernel(width, width).reshape(depth, width, heads, head_dim)
+        attention[name] = _affine(weights, jnp.zeros((depth, heads, head_dim), jnp.float32))
+    weights = kernel(width, width).reshape(depth, heads, head_dim, width)
+    attention["out"] = _affine(weights, jnp.zeros((depth, width), jnp.float32))
+    for name, fan_in, fan_out in (("Dense_0", width, config.mlp_dim), ("Dense_1", config.mlp_dim, width)):
+        mlp[name] = _affine(kernel(fan_in, fan_out), small(rngs.params(), (depth, fan_out), jnp.float32))
+    return nnx.Dict(
+        LayerNorm_0=_norm_weights(depth, width),
+        LayerNorm_1=_norm_weights(depth, width),
+        MultiHeadDotProductAttention_0=attention,
+        MlpBlock_0=mlp,
+    )
 
 
 class Siglip(nnx.Module):
     """Images [b, h, w, 3] in [-1, 1] to tokens [b, h/patch * w/patch, out_dim]."""
 
-    def __init__(
-        self,
-        config: SiglipConfig,
-        *,
-        num_tokens: int,
-        out_dim: int,
-        dtype: jnp.dtype,
-        remat_policy: RematPolicy,
-        rngs: nnx.Rngs,
-    ):
-        width, patch = config.width, config.patch_size
-        self.config = config
-        self.dtype = dtype
-        self.remat_policy = remat_policy
-        self.embedding = _Affine(
-            nnx.initializers.lecun_normal()(rngs.params(), (patch, patch, 3, width), jnp.float32),
-            jnp.zeros((width,), jnp.float32),
-        )
+    def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
+        width, patch = config.siglip.width, config.siglip.patch_size
+        self.patch_size = patch
+        self.dtype = jnp.dtype(config.dtype)
+        self.remat_policy = config.remat_policy
+        self.embedding = _linear(patch, patch, 3, width, rngs=rngs)
         # Positions start as large as patches, and the head does not start at zero; a checkpoint replaces both. With
         # openpi's own initial values (width**-0.5 and zero), a policy that starts from scratch does not learn to see:
         # the first norm of the language model turns tokens near zero into one direction, which hides what differs
         # between images, and hardly any gradient comes back to the layers here.
         init_position = nnx.initializers.normal(stddev=1.0)
-        self.pos_embedding = nnx.Param(init_position(rngs.params(), (1, num_tokens, width), jnp.float32))
-        self.Transformer = _Transformer(config, rngs)
-        self.head = _Affine(
-            nnx.initializers.lecun_normal()(rngs.params(), (width, out_dim), jnp.float32),
-            jnp.zeros((out_dim,), jnp.float32),
-        )
+        positions = init_position(rngs.params(), (1, config.tokens_per_image, width), jnp.float32)
+        self.pos_embedding = nnx.Param(positions)
+        self.Transformer = nnx.Dict(encoderblock=_create_blocks(config.siglip, rngs), encoder_norm=_norm_weights(width))
+        self.head = _linear(width, config.paligemma.width, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         x = self.embed_patches(images).astype(self.dtype)
-        blocks = nnx.to_pure_dict(nnx.state(self.Transformer.encoderblock, nnx.Param))
+        weights = param_dict(self.Transformer)
         step = rematerialise(lambda x, weights: (encoder_block(x, weights), None), self.remat_policy)
-        x, _ = jax.lax.scan(step, x, blocks)
-        norm = self.Transformer.encoder_norm
-        x = layer_norm(x, norm.scale[...], norm.bias[...])
-        return _dense(x, self.head.kernel[...], self.head.bias[...])
+        x, _ = jax.lax.scan(step, x, weights["encoderblock"])
+        return _dense(layer_norm(x, **weights["encoder_norm"]), **param_dict(self.head))
 
     def embed_patches(self, images: jax.Array) -> jax.Array:
         """Patches in row-major order, projected and placed, in float32: [b, tokens, width]."""
         b, h, w, c = images.shape
-        patch = self.config.patch_size
+        patch = self.patch_size
         rows, columns = h // patch, w // patch
-        if rows * columns != self.pos_embedding.shape[1]:
-            raise ValueError(
-                f"image is {h}x{w}: {rows * columns} patches of {patch}x{patch}, but the position embedding has "
-                f"{self.pos_embedding.shape[1]}; resize the image to the model's image_resolution"
-            )
         # A stride-equals-size convolution is one matrix product over flattened patches.
         x = images[:, : rows * patch, : columns * patch].astype(jnp.float32)
         x = x.reshape(b, rows, patch, columns, patch, c).transpose(0, 1, 3, 2, 4, 5)
@@ -125,7 +90,7 @@ class Siglip(nnx.Module):
 
 
 def encoder_block(x: jax.Array, weights: dict) -> jax.Array:
-    """One pre-norm layer on [b, tokens, width]; `weights` is one layer's slice of `_EncoderBlock`."""
+    """One pre-norm layer on [b, tokens, width]; `weights` is one layer's slice of `_create_blocks`."""
     y = layer_norm(split_by_sample(x), **weights["LayerNorm_0"])
     attention = weights["MultiHeadDotProductAttention_0"]
     q, k, v = (

@@ -136,9 +136,9 @@ def _write(
     (directory / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
     write_readme(directory, open_checkpoint(directory), level)
     if rl_config.model.in_openpi:
-        report = verify_openpi_checkpoint_compatibility(directory, rl_config.model)
-        if not report:
-            raise CheckpointError("openpi would not load the export:\n  " + "\n  ".join(report.problems))
+        problems = verify_openpi_checkpoint_compatibility(directory, rl_config.model)
+        if problems:
+            raise CheckpointError("openpi would not load the export:\n  " + "\n  ".join(problems))
 
 
 def _choose_members(

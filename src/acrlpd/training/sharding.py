@@ -17,7 +17,7 @@ from acrlpd.agents import Agent
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import create_agent
-from acrlpd.config.plan.fsdp import split_axis
+from acrlpd.config.plan.memory import split_axis
 from acrlpd.config.plan.plan import format_bytes
 
 BATCH_AXIS = "batch"

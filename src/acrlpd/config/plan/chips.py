@@ -1,8 +1,11 @@
-"""Accelerators by name, with the vendors' peak numbers, and how much of the peak a step reaches."""
+"""Accelerators by name with the vendors' peak numbers, what a run reaches of them, and the memory of this machine."""
 
 import dataclasses
+import os
 
-from acrlpd.config.overrides import hint
+import jax
+
+from acrlpd.choice import hint
 from acrlpd.config.tree import ConfigError
 
 # Share of the device's memory that XLA may use: `acrlpd train` asks for this share, and the plan counts on it.
@@ -50,6 +53,20 @@ def find_chip(name: str) -> Chip:
     """By name, upper or lower case."""
     by_lower = {known.lower(): chip for known, chip in CHIPS.items()}
     if name.lower() not in by_lower:
-        guess = hint(name.lower(), by_lower)
-        raise ConfigError(f"unknown accelerator {name!r}{guess}\nknown: {', '.join(CHIPS)}")
+        raise ConfigError(f"unknown accelerator {name!r}{hint(name.lower(), by_lower)}\nknown: {', '.join(CHIPS)}")
     return by_lower[name.lower()]
+
+
+def claim_device_memory() -> None:
+    """Makes XLA take the share of a GPU that the plan counts on. Call this before JAX is first used."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
+
+
+def usable_device_bytes() -> int:
+    """Memory that a run may use on one device. CPU devices share the memory of the machine."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(total * MEMORY_FRACTION) // jax.local_device_count()

@@ -5,18 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from acrlpd.config.overrides import apply_config_overrides
-from acrlpd.config.plan.chips import (
-    CANDIDATE_EFFICIENCY,
-    DENSE_EFFICIENCY,
-    MEMORY_FRACTION,
-    Chip,
-    find_chip,
-)
+from acrlpd.config.plan.chips import CANDIDATE_EFFICIENCY, DENSE_EFFICIENCY, MEMORY_FRACTION, Chip, find_chip
 from acrlpd.config.plan.flops import StepFlops, step_flops
 from acrlpd.config.plan.memory import Memory, estimate_memory
 from acrlpd.config.train_config import RLTrainConfig
 
-_GIB = 2**30
+GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +27,7 @@ class Plan:
 
     @property
     def usable_bytes(self) -> float:
-        return self.device_memory_gib * _GIB * MEMORY_FRACTION
+        return self.device_memory_gib * GIB * MEMORY_FRACTION
 
     @property
     def fits(self) -> bool:
@@ -68,7 +62,7 @@ class Plan:
             return f"fits: {needed}"
         if self.suggestion is None:
             return f"does not fit: {needed}, and no change of layout helps; use more or larger devices"
-        flags = " ".join(_flag(key, value) for key, value in self.suggestion.items())
+        flags = " ".join(f"--{key}" if value is True else f"--{key} {value}" for key, value in self.suggestion.items())
         return f"does not fit: {needed}. Smallest change that does: {flags}"
 
 
@@ -173,8 +167,4 @@ def _exact_changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str
 
 def format_bytes(size: float) -> str:
     """In GiB, or in MiB below 1 GiB."""
-    return f"{size / _GIB:,.1f} GiB" if size >= _GIB else f"{size / 2**20:,.1f} MiB"
-
-
-def _flag(key: str, value: Any) -> str:
-    return f"--{key}" if value is True else f"--{key} {value}"
+    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / 2**20:,.1f} MiB"

@@ -10,8 +10,9 @@ from acrlpd.agents.critics.mlp import MLPCritics
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.cosine import CosineDecaySchedule
-from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
-from acrlpd.config.run import FSDPConfig, OpenPICompatibilityConfig, TrainingConfig, WeightLoaderConfig
+from acrlpd.config.data import DataConfig, RewardConfig
+from acrlpd.config.presets import aloha
+from acrlpd.config.run import FSDPConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.robots.aloha import Aloha
@@ -22,18 +23,14 @@ CONFIG = RLTrainConfig(
     name="aloha_fold",
     batch_size=32,
     model=Pi0Config(action_horizon=20),
-    weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_base/params"),
+    weight_loader=aloha.CONFIG.weight_loader,
     critic=MLPCritics(num_critics=10, hidden_dims=(512, 512, 512), dropout_rate=0.1),
     acrlpd=ACRLPDHyperparams(loss_weights=LossWeights(bc_weight=0.05), num_action_samples=4, discount=0.99),
     qchunking=QChunkingConfig(horizon_length=20, action_dim=14, sequence_ratio=0.8),
     data=DataConfig(
         robot=Aloha(),
         asset_id="aloha_fold",
-        repack=RepackConfig(
-            base_0_rgb="observation.images.cam_high",
-            left_wrist_0_rgb="observation.images.cam_left_wrist",
-            right_wrist_0_rgb="observation.images.cam_right_wrist",
-        ),
+        repack=aloha.CONFIG.data.repack,
         rewards=RewardConfig(source="reward_column", reward_column="reward"),
         use_delta_joint_actions=True,
         prompt_from_task=False,
@@ -45,5 +42,5 @@ CONFIG = RLTrainConfig(
     critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
     training=TrainingConfig(offline_steps=20_000, gradient_accumulation_steps=2),
     fsdp=FSDPConfig(fsdp_devices=8),
-    openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_aloha", reset_pose=(0.0, -1.5, 1.5, 0.0, 0.0, 0.0)),
+    openpi_compatibility=aloha.CONFIG.openpi_compatibility,
 )

@@ -1,1 +1,1 @@
-"""Policy families as plain data, one file each. Importing a family imports no network."""
+"""Policy families, one file each: what a config says about a policy. `create` makes the network."""

@@ -9,14 +9,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
 from acrlpd.choice import Choice, kind_name
 from acrlpd.findings import Finding, error
+from acrlpd.models.observation import Observation
 
 if TYPE_CHECKING:
-    import jax
-    from flax import nnx
-
-    from acrlpd.models.observation import Observation
     from acrlpd.models.policy import FlowPolicy
 
 
@@ -34,7 +35,7 @@ class WorkingMemory:
 
 
 class PolicyConfig(Choice, abc.ABC):
-    """A policy as plain data: cheap to import, no network until `create` makes the network.
+    """A policy as plain data: there is no network until `create` makes the network.
 
     A new family needs the fields and `create`. Everything else has a default, which is right for a policy that reads
     states alone, trains all of its parameters and is unknown to openpi.
@@ -83,18 +84,16 @@ class PolicyConfig(Choice, abc.ABC):
     # -- networks
 
     @abc.abstractmethod
-    def create(self, rng: "jax.Array") -> "FlowPolicy":
+    def create(self, rng: jax.Array) -> "FlowPolicy":
         """A freshly initialised policy; under `jax.eval_shape` or `jit` with shardings nothing is copied."""
 
-    def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
+    def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> nnx.filterlib.Filter:
         """Selects the parameters that do not train."""
-        from flax import nnx
-
         if freeze_pi0_backbone:
             raise ValueError(f"freeze_pi0_backbone needs a pi0 model; the {kind_name(self)} policy has no backbone")
         return nnx.Nothing()
 
-    def merge_adapters(self, params: "nnx.State") -> "tuple[PolicyConfig, nnx.State]":
+    def merge_adapters(self, params: nnx.State) -> "tuple[PolicyConfig, nnx.State]":
         """The same policy without LoRA adapters: its config, and parameters into which the adapters are added."""
         raise ValueError(f"there are no adapters to merge: the {kind_name(self)} policy has no LoRA variant")
 
@@ -115,9 +114,20 @@ class PolicyConfig(Choice, abc.ABC):
         The default is traced and cautious: each candidate counts as much as all activations of a training pass. A
         family of large networks should say something more exact.
         """
-        from acrlpd.models.policy import trace_working_memory
+        rng = jax.eval_shape(lambda: jax.random.key(0))
+        graphdef, params = nnx.split(nnx.eval_shape(lambda: self.create(jax.random.key(0))))
 
-        return trace_working_memory(self)
+        def kept(params: nnx.State, *inputs: Any) -> Any:
+            return jax.vjp(lambda params: nnx.merge(graphdef, params).compute_loss(*inputs), params)[1]
+
+        def num_bytes(tree: Any) -> int:
+            return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+        # A batch of any size keeps the parameters, too; the difference between two batches is what a sample adds.
+        one, two = (num_bytes(jax.eval_shape(kept, params, rng, *self.inputs_spec(size))) for size in (1, 2))
+        observation, _ = self.inputs_spec()
+        context = jax.eval_shape(lambda params, seen: nnx.merge(graphdef, params).encode(seen), params, observation)
+        return WorkingMemory(kept=two - one, context=num_bytes(context), candidate=two - one)
 
     def layout_changes(self) -> Iterator[Mapping[str, Any]]:
         """Settings, by dotted name, that need less memory and compute the same updates."""
@@ -139,12 +149,8 @@ class PolicyConfig(Choice, abc.ABC):
 
     # -- examples of inputs
 
-    def fake_obs(self, batch_size: int = 1) -> "Observation":
+    def fake_obs(self, batch_size: int = 1) -> Observation:
         """An observation of ones with float images, for shape checks and compile-time warm-up."""
-        import jax.numpy as jnp
-
-        from acrlpd.models.observation import Observation
-
         prompt = (batch_size, self.prompt_len)
         return Observation(
             images={key: jnp.ones((batch_size, *self.image_resolution, 3), jnp.float32) for key in self.image_keys},
@@ -154,14 +160,10 @@ class PolicyConfig(Choice, abc.ABC):
             tokenized_prompt_mask=jnp.ones(prompt, jnp.bool_) if self.prompt_len else None,
         )
 
-    def fake_act(self, batch_size: int = 1) -> "jax.Array":
+    def fake_act(self, batch_size: int = 1) -> jax.Array:
         """Actions of ones, to go with `fake_obs`."""
-        import jax.numpy as jnp
-
         return jnp.ones((batch_size, self.action_horizon, self.action_dim), jnp.float32)
 
-    def inputs_spec(self, batch_size: int = 1) -> "tuple[Observation, jax.Array]":
+    def inputs_spec(self, batch_size: int = 1) -> tuple[Observation, jax.Array]:
         """Shapes and dtypes of an (observation, actions) pair."""
-        import jax
-
         return jax.eval_shape(lambda: (self.fake_obs(batch_size), self.fake_act(batch_size)))

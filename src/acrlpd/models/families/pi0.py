@@ -1,19 +1,18 @@
-"""pi0 and pi0.5 as plain data: cheap to import, no JAX until the network is made."""
+"""pi0 and pi0.5 as plain data: sizes, frozen parameters, checks, memory, and what openpi calls them."""
 
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import jax
 from annotated_types import Ge
+from flax import nnx
 
 from acrlpd.findings import Finding, error, warning
 from acrlpd.models.families.base import PolicyConfig, WorkingMemory
 
 if TYPE_CHECKING:
-    import jax
-    from flax import nnx
-
     from acrlpd.models.pi0 import Pi0
 
 DType = Literal["bfloat16", "float32"]
@@ -40,15 +39,14 @@ class GemmaConfig:
     width: int
     depth: int
     mlp_dim: int
-    num_heads: int
-    num_kv_heads: int
+    num_heads: int  # of queries; all of them share one head of keys and values
     head_dim: int
     lora: LoRAConfig | None = None  # on attention and feed-forward weights
 
     @property
     def layer_weights(self) -> int:
         """Weights of one layer's matrices, without adapters."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        attention = 2 * (self.num_heads + 1) * self.head_dim
         return self.width * (attention + 3 * self.mlp_dim)
 
 
@@ -64,14 +62,14 @@ class SiglipConfig:
 
 
 GEMMA_VARIANTS: dict[str, GemmaConfig] = {
-    "dummy": GemmaConfig(64, 4, 128, 8, 1, 16),
-    "tiny": GemmaConfig(64, 2, 256, 4, 1, 16),
-    "small": GemmaConfig(256, 6, 1024, 4, 1, 64),
-    "gemma_300m": GemmaConfig(1024, 18, 4096, 8, 1, 256),
-    "gemma_2b": GemmaConfig(2048, 18, 16384, 8, 1, 256),
-    "dummy_lora": GemmaConfig(64, 4, 128, 8, 1, 16, LoRAConfig(4, 8.0)),
-    "gemma_300m_lora": GemmaConfig(1024, 18, 4096, 8, 1, 256, LoRAConfig(32, 32.0)),
-    "gemma_2b_lora": GemmaConfig(2048, 18, 16384, 8, 1, 256, LoRAConfig(16, 16.0)),
+    "dummy": GemmaConfig(64, 4, 128, 8, 16),
+    "tiny": GemmaConfig(64, 2, 256, 4, 16),
+    "small": GemmaConfig(256, 6, 1024, 4, 64),
+    "gemma_300m": GemmaConfig(1024, 18, 4096, 8, 256),
+    "gemma_2b": GemmaConfig(2048, 18, 16384, 8, 256),
+    "dummy_lora": GemmaConfig(64, 4, 128, 8, 16, LoRAConfig(4, 8.0)),
+    "gemma_300m_lora": GemmaConfig(1024, 18, 4096, 8, 256, LoRAConfig(32, 32.0)),
+    "gemma_2b_lora": GemmaConfig(2048, 18, 16384, 8, 256, LoRAConfig(16, 16.0)),
 }
 
 # Names follow big_vision: a size and the patch edge.
@@ -145,15 +143,6 @@ class Pi0Config(PolicyConfig):
             object.__setattr__(self, "max_token_len", 200 if self.pi05 else 48)
         if self.discrete_state_input is None:
             object.__setattr__(self, "discrete_state_input", self.pi05)
-        self._refuse_impossible_sizes()
-
-    def implied_changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Token length and state input follow `pi05` when a config is changed."""
-        if given.get("pi05", self.pi05) == self.pi05:
-            return {}
-        return {"max_token_len": None, "discrete_state_input": None}
-
-    def _refuse_impossible_sizes(self) -> None:
         for name, variant, known in (
             ("paligemma_variant", self.paligemma_variant, GEMMA_VARIANTS),
             ("action_expert_variant", self.action_expert_variant, GEMMA_VARIANTS),
@@ -162,19 +151,22 @@ class Pi0Config(PolicyConfig):
             if variant not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; found {variant!r}")
         first, second = self.paligemma, self.action_expert
-        for field in ("depth", "num_heads", "num_kv_heads", "head_dim"):
+        for field in ("depth", "num_heads", "head_dim"):
             if getattr(first, field) != getattr(second, field):
                 raise ValueError(
                     f"the experts share their attention, so {field} must agree: {self.paligemma_variant} has "
                     f"{getattr(first, field)}, {self.action_expert_variant} has {getattr(second, field)}"
                 )
-        if first.num_kv_heads != 1:
-            raise ValueError(f"num_kv_heads must be 1, as in every released variant; found {first.num_kv_heads}")
         if self.siglip.patch_size > min(self.image_resolution):
             raise ValueError(f"image_resolution {self.image_resolution} is smaller than one patch")
-        unknown = [key for key in self.image_keys if key not in IMAGE_KEYS]
-        if unknown or list(self.image_keys) != [key for key in IMAGE_KEYS if key in self.image_keys]:
+        if self.image_keys != tuple(key for key in IMAGE_KEYS if key in self.image_keys):
             raise ValueError(f"image_keys must be a subset of {IMAGE_KEYS} in that order; found {self.image_keys}")
+
+    def implied_changes(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Token length and state input follow `pi05` when a config is changed."""
+        if given.get("pi05", self.pi05) == self.pi05:
+            return {}
+        return {"max_token_len": None, "discrete_state_input": None}
 
     @property
     def paligemma(self) -> GemmaConfig:
@@ -211,22 +203,17 @@ class Pi0Config(PolicyConfig):
 
     # -- networks
 
-    def create(self, rng: "jax.Array") -> "Pi0":
-        """A freshly initialised model; under `jax.eval_shape` or `jit` with shardings nothing is copied."""
-        from flax import nnx
-
+    def create(self, rng: jax.Array) -> "Pi0":
         from acrlpd.models.pi0 import Pi0
 
         return Pi0(self, rngs=nnx.Rngs(rng))
 
-    def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> "nnx.filterlib.Filter":
+    def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> nnx.filterlib.Filter:
         """Selects the parameters that do not train.
 
         LoRA freezes the language-model weights of the experts that carry adapters; a frozen backbone
         trains the action expert and the projections only.
         """
-        from flax import nnx
-
         llm, action_expert, lora, projections = map(_named, (_LLM, _ACTION_EXPERT, _LORA, _PROJECTIONS))
         frozen: list[nnx.filterlib.Filter] = []
         if self.paligemma.lora:
@@ -237,7 +224,7 @@ class Pi0Config(PolicyConfig):
             frozen.append(nnx.Not(nnx.Any(action_expert, projections)))
         return nnx.Any(*frozen) if frozen else nnx.Nothing()
 
-    def merge_adapters(self, params: "nnx.State") -> "tuple[Pi0Config, nnx.State]":
+    def merge_adapters(self, params: nnx.State) -> "tuple[Pi0Config, nnx.State]":
         """The policy without LoRA adapters; weights that an adapter changed are float32."""
         from acrlpd.models.lora import merge_adapters
 
@@ -285,9 +272,9 @@ class Pi0Config(PolicyConfig):
         image_tokens = len(self.image_keys) * self.tokens_per_image
         prefix = image_tokens + self.prompt_len
         keys = prefix + (not self.pi05) + self.action_horizon
-        images = _LayerBytes.of_siglip(self.siglip, image_tokens, self.tokens_per_image, size)
-        language = _LayerBytes.of_gemma(first, prefix, prefix, size)
-        actions = _LayerBytes.of_gemma(second, self.action_horizon, keys, size)
+        images = _LayerBytes.of(self.siglip, image_tokens, self.tokens_per_image, size)
+        language = _LayerBytes.of(first, prefix, prefix, size)
+        actions = _LayerBytes.of(second, self.action_horizon, keys, size)
         trained = [actions] if freeze_pi0_backbone else [images, language, actions]
         return WorkingMemory(
             kept=sum(layers.kept(self.remat_policy) for layers in trained),
@@ -332,7 +319,7 @@ class Pi0Config(PolicyConfig):
             yield "This policy reads the state in its prompt, which openpi writes there for pi0.5 only."
 
 
-def _named(pattern: str) -> "nnx.filterlib.Predicate":
+def _named(pattern: str) -> nnx.filterlib.Predicate:
     """An nnx filter for parameters whose '/'-joined path matches the whole pattern."""
     compiled = re.compile(pattern)
     return lambda path, _: compiled.fullmatch("/".join(map(str, path))) is not None
@@ -350,26 +337,19 @@ class _LayerBytes:
     hidden: float  # before the activation; both halves of a gated one
 
     @classmethod
-    def of_gemma(cls, config: GemmaConfig, tokens: int, keys: int, dtype_bytes: int) -> "_LayerBytes":
-        queries, width = config.num_heads * config.head_dim, config.width
-        return cls(
-            depth=config.depth,
-            inputs=tokens * width * dtype_bytes,
-            norms=4.0 * tokens * width * _FLOAT32,
-            projections=tokens * (queries + 2 * config.num_kv_heads * config.head_dim + width) * dtype_bytes,
-            logits=float(tokens * keys * config.num_heads * _FLOAT32),
-            hidden=2.0 * tokens * config.mlp_dim * dtype_bytes,
-        )
-
-    @classmethod
-    def of_siglip(cls, config: SiglipConfig, tokens: int, keys: int, dtype_bytes: int) -> "_LayerBytes":
+    def of(cls, config: GemmaConfig | SiglipConfig, tokens: int, keys: int, dtype_bytes: int) -> "_LayerBytes":
+        """Gemma has one head of keys and values, float32 logits and a gate; SigLIP has none of the three."""
+        if isinstance(config, GemmaConfig):
+            heads, logit_bytes, halves = (config.num_heads + 2) * config.head_dim, _FLOAT32, 2
+        else:
+            heads, logit_bytes, halves = 3 * config.width, dtype_bytes, 1
         return cls(
             depth=config.depth,
             inputs=tokens * config.width * dtype_bytes,
             norms=4.0 * tokens * config.width * _FLOAT32,
-            projections=4.0 * tokens * config.width * dtype_bytes,
-            logits=float(tokens * keys * config.num_heads * dtype_bytes),
-            hidden=float(tokens * config.mlp_dim * dtype_bytes),
+            projections=float(tokens * (heads + config.width) * dtype_bytes),
+            logits=float(tokens * keys * config.num_heads * logit_bytes),
+            hidden=float(tokens * config.mlp_dim * halves * dtype_bytes),
         )
 
     @property

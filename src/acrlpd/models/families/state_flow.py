@@ -1,16 +1,16 @@
-"""The state-space flow policy as plain data: cheap to import, no JAX until the network is made."""
+"""The small policy: an MLP vector field over state and action chunk, for low-dimensional tasks."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import jax
+import jax.numpy as jnp
 from annotated_types import Ge, MinLen
+from flax import nnx
 
-from acrlpd.models.families.base import PolicyConfig, WorkingMemory
-
-if TYPE_CHECKING:
-    import jax
-
-    from acrlpd.models.state_flow import StateFlowPolicy
+from acrlpd.models.families.base import PolicyConfig
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import Context, FlowPolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,21 +27,58 @@ class StateFlowPolicyConfig(PolicyConfig):
     # Hidden layers of the vector field.
     hidden_dims: Annotated[tuple[int, ...], MinLen(1), Ge(1)] = (512, 512, 512, 512)
 
-    def create(self, rng: "jax.Array") -> "StateFlowPolicy":
+    def create(self, rng: jax.Array) -> "StateFlowPolicy":
         """A freshly initialised policy."""
-        from flax import nnx
-
-        from acrlpd.models.state_flow import StateFlowPolicy
-
         return StateFlowPolicy(self, rngs=nnx.Rngs(rng))
 
-    def working_memory(self, *, freeze_pi0_backbone: bool) -> WorkingMemory:
-        """Two arrays of each hidden layer for the backward pass, two of the widest layer for a candidate."""
-        size = {"bfloat16": 2, "float32": 4}[self.dtype]
-        widest = 2.0 * max(self.hidden_dims) * size
-        return WorkingMemory(
-            kept=2.0 * sum(self.hidden_dims) * size,
-            layer=widest,
-            context=self.hidden_dims[0] * size,
-            candidate=widest,
+
+class StateFlowPolicy(FlowPolicy):
+    """Flow matching on flattened chunks, conditioned on the state.
+
+    The first layer has one kernel each for state, noisy chunk and flow time, and multiplies with all three at once.
+    The state's share could be computed once for all candidates, but adding it to every candidate and step costs more
+    than the wider product.
+
+    The critics see the state itself, so they get no features (`feature_dim` is 0).
+    """
+
+    sampling_unroll = 10  # a step takes microseconds; one iteration of a loop takes as long
+
+    def __init__(self, config: StateFlowPolicyConfig, rngs: nnx.Rngs):
+        super().__init__(config)
+        self.config = config
+        dtype = jnp.dtype(config.dtype)
+        chunk_dim = config.action_horizon * config.action_dim
+        width = config.hidden_dims[0]
+        # The initial values are those of one layer over all three inputs.
+        fan_in = config.state_dim + chunk_dim + 1
+        init = jax.nn.initializers.normal(fan_in**-0.5)
+        self.state_in = nnx.Linear(config.state_dim, width, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
+        self.time_in = nnx.Linear(1, width, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
+        self.chunk_in = nnx.Linear(chunk_dim, width, kernel_init=init, dtype=dtype, rngs=rngs)
+        self.hidden = nnx.List(
+            nnx.Linear(dim_in, dim_out, dtype=dtype, rngs=rngs)
+            for dim_in, dim_out in zip(config.hidden_dims[:-1], config.hidden_dims[1:], strict=True)
         )
+        self.chunk_out = nnx.Linear(config.hidden_dims[-1], chunk_dim, dtype=dtype, rngs=rngs)
+
+    def encode(self, observation: Observation, *, features: bool = True) -> Context:
+        state = jnp.asarray(observation.state)
+        if state.shape[-1] != self.config.state_dim:
+            raise ValueError(f"state must be [b, {self.config.state_dim}]; found {state.shape}")
+        no_features = jnp.zeros((state.shape[0], 0), jnp.float32) if features else None
+        return Context(features=no_features, memory=state.astype(self.config.dtype))
+
+    def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
+        self.refuse_other_chunks(x_t)
+        b, n, horizon, dim = x_t.shape
+        state = jnp.broadcast_to(context.memory[:, None], (b, n, self.config.state_dim))
+        chunk, time = (x.astype(state.dtype) for x in (x_t.reshape(b, n, horizon * dim), time[..., None]))
+        inputs = jnp.concatenate([state, chunk, time], axis=-1).reshape(b * n, -1)
+        kernel = jnp.concatenate([layer.kernel[...] for layer in (self.state_in, self.chunk_in, self.time_in)])
+        bias = self.chunk_in.bias
+        assert bias is not None
+        x = nnx.gelu(inputs @ kernel.astype(state.dtype) + bias[...].astype(state.dtype))
+        for layer in self.hidden:
+            x = nnx.gelu(layer(x))
+        return self.chunk_out(x).astype(jnp.float32).reshape(x_t.shape)

@@ -168,9 +168,9 @@ class CheckpointWriter:
             metrics = None if score is None else {SCORE: score}
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
             if self._verify and self._rl_config.model.in_openpi:
-                report = verify_openpi_checkpoint_compatibility(self.directory / str(step), self._rl_config.model)
-                if not report:
-                    raise CheckpointError("openpi would not load it:\n  " + "\n  ".join(report.problems))
+                problems = verify_openpi_checkpoint_compatibility(self.directory / str(step), self._rl_config.model)
+                if problems:
+                    raise CheckpointError("openpi would not load it:\n  " + "\n  ".join(problems))
                 self._verify = False  # The names do not change within a run.
 
     def _copy(self, agent: Agent) -> dict[str, Any]:
