@@ -9,7 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import QUICK, assert_trees_identical, make_batch, make_config, quick_jit, random_like, tiny_pi0
+from agent_helpers import (
+    QUICK,
+    assert_trees_identical,
+    compute_part,
+    make_batch,
+    make_config,
+    quick_jit,
+    random_like,
+    tiny_pi0,
+)
 from flax import nnx
 
 from acrlpd.agents import train_step
@@ -118,8 +127,7 @@ def test_layout_of_the_state(name):
         assert frozen and all("llm" in path and "lora" not in path for path in frozen)
     else:
         assert not frozen
-    state = agent.create_openpi_train_state()
-    assert paths(state.params) == paths(whole)
+    assert paths(agent.served_params()) == paths(whole)
 
 
 def test_critic_gradient_reaches_the_policy_only_when_configured():
@@ -127,7 +135,7 @@ def test_critic_gradient_reaches_the_policy_only_when_configured():
         agent, batch = build(config), make_batch(config, 2)
 
         def loss(params):
-            return agent.replace(policy_params=params).compute_critic_loss(batch, KEY)[0]
+            return compute_part(agent.replace(policy_params=params), "critic", batch, KEY)[0]
 
         grads = quick_jit(jax.grad(loss))(agent.policy_params)
         return {"/".join(map(str, path)): float(jnp.max(jnp.abs(leaf[...]))) for path, leaf in nnx.to_flat_state(grads)}
@@ -205,7 +213,7 @@ def test_only_what_is_seen_now_is_augmented_and_only_where_the_config_says():
     config = CONFIGS["pi0_camera"]
     plain = dataclasses.replace(config, data=dataclasses.replace(config.data, augment_images=False))
     batch = make_batch(config, 4, all_valid=True)
-    loss = quick_jit(lambda agent, key: agent.compute_critic_loss(batch, key)[1])
+    loss = quick_jit(lambda agent, key: compute_part(agent, "critic", batch, key)[1])
     augmented, clean = ([loss(build(c), jax.random.key(i)) for i in range(2)] for c in (config, plain))
     assert float(clean[0]["q_mean"]) == float(clean[1]["q_mean"])
     assert len({float(info["q_mean"]) for info in (*augmented, clean[0])}) == 3

@@ -15,7 +15,6 @@ from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.networks import CriticNetworks, Networks, Params
 from acrlpd.agents.optimizers.base import Optimizer
-from acrlpd.agents.train_state import TrainState
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import FlowPolicy, draw_noise
@@ -81,21 +80,9 @@ class Agent(flax.struct.PyTreeNode):
 
     # -- learning: algorithm.py ----------------------------------------------------------------------
 
-    def compute_critic_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """TD loss of the critics at the logged chunks."""
-        return algorithm.compute_loss(self, batch, rng, LossWeights(1.0, 0.0, 0.0, 0.0))
-
-    def compute_actor_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """The loss of the policy improvement."""
-        return algorithm.compute_loss(self, batch, rng, LossWeights(0.0, 1.0, 0.0, 0.0))
-
-    def compute_bc_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """Flow matching on the logged actions."""
-        return algorithm.compute_loss(self, batch, rng, LossWeights(0.0, 0.0, 1.0, 0.0))
-
     def compute_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """The joint loss of an update; equal keys give the same noise as `train_step`."""
-        return algorithm.compute_loss(self, batch, rng, self.loss_weights)
+        """The loss of an update that is not made; equal keys give the same noise as `train_step`."""
+        return algorithm.compute_loss(self, batch, rng)
 
     def train_step(self, batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple["Agent", Info]:
         """One update of everything that learns; see `algorithm.update`."""
@@ -117,18 +104,6 @@ class Agent(flax.struct.PyTreeNode):
 
     # -- acting --------------------------------------------------------------------------------------
 
-    def sample_actions(
-        self,
-        rng: jax.Array,
-        observation: Observation,
-        *,
-        num_samples: int | None = None,
-        num_steps: int | None = None,
-        use_ema: bool = True,
-    ) -> jax.Array:
-        """One action chunk per observation, [b, T, a]: the best of N candidates under the critics."""
-        return self.best_of_n(rng, observation, num_samples=num_samples, num_steps=num_steps, use_ema=use_ema).actions
-
     def best_of_n(
         self,
         rng: jax.Array,
@@ -138,7 +113,7 @@ class Agent(flax.struct.PyTreeNode):
         num_steps: int | None = None,
         use_ema: bool = True,
     ) -> BestOfN:
-        """As `sample_actions`, with all candidates and their values."""
+        """One action chunk per observation: the best of N candidates under the critics, and all candidates."""
         setting, networks = self.algorithm, self.networks(use_ema=use_ema)
         policy = networks.policy
         noise_rng, select_rng = jax.random.split(rng)
@@ -156,12 +131,10 @@ class Agent(flax.struct.PyTreeNode):
             critic_chunks=setting.critic_chunks(candidates),
         )
 
-    # -- openpi's view -------------------------------------------------------------------------------
-
-    def create_openpi_train_state(self) -> TrainState:
-        """What openpi serves: the moving average where there is one."""
+    def served_params(self) -> nnx.State:
+        """The whole policy under openpi's names, as openpi serves it: the moving average where there is one."""
         params = self.policy_params if self.ema_params is None else self.ema_params
-        return TrainState(self.step, nnx.merge_state(params, self.frozen_params), self.policy_def)
+        return nnx.merge_state(params, self.frozen_params)
 
 
 @functools.partial(jax.jit, static_argnames="update_policy", donate_argnames="agent")

@@ -10,9 +10,7 @@ from flax import nnx, traverse_util
 from acrlpd.agents.agent import Agent
 from acrlpd.agents.algorithm import Algorithm
 from acrlpd.agents.networks import CriticNetworks
-from acrlpd.agents.optimizers.adamw import AdamW
-from acrlpd.agents.optimizers.base import Optimizer, create_optimizer
-from acrlpd.agents.schedules.constant import ConstantSchedule
+from acrlpd.agents.optimizers.base import Optimizer
 from acrlpd.agents.temperature import TemperatureModule
 from acrlpd.models.policy import FlowPolicy
 
@@ -22,12 +20,12 @@ def assemble_agent(
     critics: CriticNetworks,
     algorithm: Algorithm,
     *,
-    freeze_filter: nnx.filterlib.Filter | None = None,
-    policy_optimizer: Optimizer | None = None,
-    critic_optimizer: Optimizer | None = None,
-    temperature_optimizer: Optimizer | None = None,
-    improvement_rng: jax.Array | None = None,
-    gradient_accumulation_steps: int = 1,
+    freeze_filter: nnx.filterlib.Filter,
+    policy_optimizer: Optimizer,
+    critic_optimizer: Optimizer,
+    temperature_optimizer: Optimizer,
+    improvement_rng: jax.Array,
+    gradient_accumulation_steps: int,
 ) -> Agent:
     """An agent at step 0 from a policy and critics. Parameters that match `freeze_filter` never change.
 
@@ -35,15 +33,9 @@ def assemble_agent(
     initial parameters of an improvement that has networks of its own.
     """
     acrlpd = algorithm.acrlpd
-    usual = create_optimizer(AdamW(), ConstantSchedule())
-    policy_optimizer, critic_optimizer = policy_optimizer or usual, critic_optimizer or usual
-    temperature_optimizer = temperature_optimizer or usual
-
-    improvement_rng = jax.random.key(0) if improvement_rng is None else improvement_rng
     own_networks = algorithm.improvement.create_networks(policy, algorithm, nnx.Rngs(improvement_rng))
     improvement_def, improvement = (None, nnx.State({})) if own_networks is None else nnx.split(own_networks)
-    policy_def, frozen, *rest = nnx.split(policy, nnx.Nothing() if freeze_filter is None else freeze_filter, ...)
-    [trainable] = rest
+    policy_def, frozen, trainable = nnx.split(policy, freeze_filter, ...)
     frozen = jax.tree.map(lambda x: x.astype(jnp.bfloat16), frozen)
     temperature_def, temperature = nnx.split(TemperatureModule(acrlpd.initial_temperature))
     return Agent(

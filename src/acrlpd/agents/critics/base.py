@@ -38,11 +38,6 @@ class CriticConfig(Choice, abc.ABC):
     def create(self, *, feature_dim: int, state_dim: int, chunk_dim: int, rngs: nnx.Rngs) -> "CriticEnsemble":
         """A freshly initialised ensemble."""
 
-    @property
-    @abc.abstractmethod
-    def widest_layer(self) -> int:
-        """Units of the widest layer, for the plan's estimate of memory."""
-
     def check(self) -> Iterator[Finding]:
         """What is wrong with these critics, beyond the bounds of single fields."""
         subset = self.target_subset_size
@@ -80,7 +75,8 @@ class CriticEnsemble(nnx.Module):
         Casting a kernel takes as long as a product with few rows, so only many rows are worth a cast.
         """
         b, n, _ = chunks.shape
-        ranked = chunks.astype(dtype) if b * n > self.config.widest_layer else chunks
+        widest_layer = max(leaf.shape[-1] for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
+        ranked = chunks.astype(dtype) if b * n > widest_layer else chunks
         return self.aggregate(self(features, state, ranked))
 
     def aggregate(self, q: jax.Array) -> jax.Array:

@@ -48,10 +48,6 @@ class MLPCritics(CriticConfig):
     def create(self, *, feature_dim: int, state_dim: int, chunk_dim: int, rngs: nnx.Rngs) -> "MLPEnsemble":
         return MLPEnsemble(self, feature_dim=feature_dim, state_dim=state_dim, chunk_dim=chunk_dim, rngs=rngs)
 
-    @property
-    def widest_layer(self) -> int:
-        return max(self.hidden_dims)
-
 
 class MLPEnsemble(CriticEnsemble):
     """E perceptrons.
