@@ -10,7 +10,7 @@ from flax import nnx
 
 from acrlpd.agents import algorithm
 from acrlpd.agents.algorithm import Algorithm
-from acrlpd.agents.best_of_n import BestOfN, select
+from acrlpd.agents.best_of_n import BestOfN, select, take_candidate
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.networks import CriticNetworks, Networks, Params
@@ -110,7 +110,6 @@ class Agent(flax.struct.PyTreeNode):
         observation: Observation,
         *,
         num_samples: int | None = None,
-        num_steps: int | None = None,
         use_ema: bool = True,
     ) -> BestOfN:
         """One action chunk per observation: the best of N candidates under the critics, and all candidates."""
@@ -121,15 +120,16 @@ class Agent(flax.struct.PyTreeNode):
         context = networks.encode(observation)
         n = setting.acrlpd.num_action_samples if num_samples is None else num_samples
         noise = draw_noise(noise_rng, (observation.state.shape[0], n, policy.action_horizon, policy.action_dim))
-        candidates = setting.candidates(networks, context, observation, noise, num_steps=num_steps)
-        return select(
-            candidates,
-            setting.values(networks, context, observation, candidates),
+        candidates = setting.candidates(networks, context, observation, noise)
+        q_values = setting.values(networks, context, observation, candidates)
+        index = select(
+            q_values,
             rng=select_rng,
             config=setting.acrlpd.best_of_n,
             temperature=networks.temperature(),
             critic_chunks=setting.critic_chunks(candidates),
         )
+        return BestOfN(take_candidate(candidates, index), index, q_values, candidates)
 
     def served_params(self) -> nnx.State:
         """The whole policy under openpi's names, as openpi serves it: the moving average where there is one."""

@@ -98,38 +98,25 @@ def _leaf_equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def select(
-    candidates: jax.Array,
-    q_values: jax.Array,
-    *,
-    rng: jax.Array,
-    config: BestOfNConfig,
-    temperature: jax.Array,
-    critic_chunks: jax.Array,
-) -> BestOfN:
-    """Chooses one of N candidates [b, N, T, a] by value [b, N].
+    q_values: jax.Array, *, rng: jax.Array, config: BestOfNConfig, temperature: jax.Array, critic_chunks: jax.Array
+) -> jax.Array:
+    """Chooses one of N candidates by their values [b, N]: its index, int32 [b].
 
-    With top_k 1 it is the best. Otherwise one of the k best is drawn, with probabilities
-    softmax(value / temperature). `critic_chunks` [b, N, c] is what the critics saw: the part in which
-    candidates must differ to earn the diversity bonus.
+    With top_k 1 the best candidate is chosen. Otherwise one of the k best is drawn, with probabilities
+    softmax(value / temperature). `critic_chunks` [b, N, c] is the part of the candidates that the critics saw: in this
+    part candidates must differ to earn the diversity bonus.
     """
     scores = q_values
     if config.diversity_weight:
         scores = scores + config.diversity_weight * mean_distance(critic_chunks)
     k = min(config.top_k, q_values.shape[1])
     if k == 1:
-        index = jnp.argmax(scores, axis=1)
-    else:
-        if config.selection_temperature is not None:
-            temperature = jnp.asarray(config.selection_temperature, jnp.float32)
-        best, order = jax.lax.top_k(scores, k)
-        drawn = jax.random.categorical(rng, best / temperature, axis=1)
-        index = jnp.take_along_axis(order, drawn[:, None], axis=1)[:, 0]
-    return BestOfN(
-        actions=take_candidate(candidates, index),
-        index=index.astype(jnp.int32),
-        q_values=q_values,
-        candidates=candidates,
-    )
+        return jnp.argmax(scores, axis=1).astype(jnp.int32)
+    if config.selection_temperature is not None:
+        temperature = jnp.asarray(config.selection_temperature, jnp.float32)
+    best, order = jax.lax.top_k(scores, k)
+    drawn = jax.random.categorical(rng, best / temperature, axis=1)
+    return take_candidate(order, drawn).astype(jnp.int32)
 
 
 def take_candidate(candidates: jax.Array, index: jax.Array) -> jax.Array:

@@ -1,11 +1,10 @@
 """`acrlpd demos`: demonstrations by scripted experts."""
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-JsonFlag = Annotated[bool, tyro.conf.arg(name="json"), tyro.conf.FlagCreatePairsOff]
+from acrlpd.cli.data import JsonFlag
 
 
 def collect(
@@ -37,10 +36,7 @@ def collect(
         codec: H.264, which encodes fast, or AV1 as lerobot writes it.
         num_workers: Processes that play; 0 means this process. Default: one per core.
         timeout: Seconds that an episode may take before its process is restarted.
-        json_: Print JSON.
     """
-    import json
-
     from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
 
     settings = DemonstrationSettings(
@@ -77,13 +73,7 @@ def collect(
 
 
 def list_(json_: JsonFlag = False) -> None:
-    """List the environments that have a scripted expert, and the qualities of the expert.
-
-    Args:
-        json_: Print JSON.
-    """
-    import json
-
+    """List the environments that have a scripted expert, and the qualities of the expert."""
     from acrlpd.experts.expert import list_experts
 
     experts = list_experts()

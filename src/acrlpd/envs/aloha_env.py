@@ -27,11 +27,7 @@ _FILM_SIZE = (240, 320)
 
 
 def make_aloha(
-    name: str,
-    *,
-    cameras: Sequence[str] | None = None,
-    image_size: tuple[int, int],
-    max_episode_steps: int | None = None,
+    name: str, *, cameras: Sequence[str] | None, image_size: tuple[int, int], max_episode_steps: int | None
 ) -> Env:
     """With `cameras=()` observations are joint positions alone, which needs no graphics."""
     choose_backend()

@@ -33,11 +33,7 @@ _DO_NOTHING = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 
 
 def make_libero(
-    name: str,
-    *,
-    cameras: Sequence[str] | None = None,
-    image_size: tuple[int, int],
-    max_episode_steps: int | None = None,
+    name: str, *, cameras: Sequence[str] | None, image_size: tuple[int, int], max_episode_steps: int | None
 ) -> Env:
     """A suite ("libero_spatial") or one of its tasks ("libero_spatial/3")."""
     suite, _, task = name.partition("/")
@@ -46,14 +42,13 @@ def make_libero(
     choose_backend()
     require_rendering(name)
     _write_config(name)
-    limit = _MAX_STEPS[suite]
     return LiberoEnv(
         _Simulator(name, suite, int(task) if task else None, image_size),
         name=name,
         prompt="",
         fps=20,
         cameras=cameras,
-        max_episode_steps=limit if max_episode_steps is None else min(limit, max_episode_steps),
+        max_episode_steps=min(_MAX_STEPS[suite], max_episode_steps or _MAX_STEPS[suite]),
         robot_type="panda",
     )
 

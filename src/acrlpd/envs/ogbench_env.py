@@ -26,11 +26,7 @@ _NAME = re.compile(
 
 
 def make_ogbench(
-    name: str,
-    *,
-    cameras: Sequence[str] | None = None,
-    image_size: tuple[int, int],
-    max_episode_steps: int | None = None,
+    name: str, *, cameras: Sequence[str] | None, image_size: tuple[int, int], max_episode_steps: int | None
 ) -> Env:
     """An environment by OGBench's own name: [visual-]cube-single[-play]-singletask[-task1]-v0."""
     match = _NAME.fullmatch(name)
@@ -50,14 +46,13 @@ def make_ogbench(
     except gymnasium.error.Error as error:
         raise EnvError(f"unknown OGBench environment {name!r}: {error}") from error
     env = _template(name, match["kind"], spec.id, image_size).twin()
-    limits = [steps for steps in (spec.max_episode_steps, max_episode_steps) if steps is not None]
     return OGBenchEnv(
         env,
         name=name,
         prompt=_prompt(match["kind"], env, task),
         fps=20,
         cameras=cameras,
-        max_episode_steps=min(limits, default=None),
+        max_episode_steps=min(spec.max_episode_steps, max_episode_steps or spec.max_episode_steps),
         robot_type="ur5e",
     )
 
