@@ -105,9 +105,7 @@ def cache(
         source, cache_dir, height=height, width=width, cameras=cameras, encoding=format, workers=workers
     )
     reasons = [*(episode.reason for episode in source.skipped), *skipped.values()]
-    _print_summary(
-        "[yellow]skipped[/]", reasons, f"{cache_dir}: {len(source) - len(skipped)} episodes, {len(reasons)} skipped"
-    )
+    _print_summary(f"{cache_dir}: {len(source) - len(skipped)} episodes, {len(reasons)} skipped", reasons)
 
 
 def label(
@@ -182,9 +180,7 @@ def convert(
     source = open_source(dataset, on_bad_episode=on_bad_episode)
     skipped = convert_to_lerobot(source, output, task=task, codec=codec, robot_type=robot_type)
     reasons = [episode.reason for episode in skipped]
-    _print_summary(
-        "[yellow]skipped[/]", reasons, f"{output}: {len(open_source(output))} episodes, {len(reasons)} skipped"
-    )
+    _print_summary(f"{output}: {len(open_source(output))} episodes, {len(reasons)} skipped", reasons)
 
 
 def validate(
