@@ -1,5 +1,6 @@
 """`acrlpd demos`: demonstrations by scripted experts."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Literal
@@ -52,23 +53,14 @@ def collect(
     collection = collect_demonstrations(
         settings, output, num_workers=num_workers, timeout_s=timeout, show_progress=not json_
     )
-    reasons = [failure.reason for failure in collection.failures]
     if json_:
-        facts = {
-            "path": str(collection.path),
-            "episodes": collection.num_episodes,
-            "successes": collection.num_successes,
-            "steps": collection.num_steps,
-            "candidates": collection.num_candidates,
-            "failures": reasons,
-        }
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(dataclasses.asdict(collection), indent=2, default=str))
         return
-    for reason in reasons:
+    for reason in collection.failures:
         print(f"warning: an environment failed and was restarted: {reason}")
     print(
-        f"{output}: {collection.num_episodes} episodes ({collection.num_successes} successes), "
-        f"{collection.num_steps} steps, {collection.num_candidates} episodes tried"
+        f"{output}: {collection.episodes} episodes ({collection.successes} successes), {collection.steps} steps, "
+        f"{collection.candidates} episodes tried"
     )
 
 

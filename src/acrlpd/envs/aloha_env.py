@@ -86,16 +86,13 @@ def _simulator(name: str, task: str, image_size: tuple[int, int]) -> Any:
 
         def render_camera(self, camera: str, size: tuple[int, int] = image_size) -> np.ndarray:
             if size not in self._renderers:
-                self._renderers[size] = self._make_renderer(size)
+                require_rendering(name)
+                try:
+                    self._renderers[size] = mujoco.Renderer(self.physics.model.ptr, *size)
+                except Exception as error:  # PyOpenGL and mujoco raise many kinds of errors
+                    raise rendering_error(name, error) from error
             self._renderers[size].update_scene(self.physics.data.ptr, camera)
             return self._renderers[size].render()
-
-        def _make_renderer(self, size: tuple[int, int]) -> Any:
-            require_rendering(name)
-            try:
-                return mujoco.Renderer(self.physics.model.ptr, *size)
-            except Exception as error:  # PyOpenGL and mujoco raise many kinds of errors
-                raise rendering_error(name, error) from error
 
         def render(self) -> np.ndarray:
             return self.render_camera("angle", _FILM_SIZE)

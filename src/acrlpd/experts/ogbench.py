@@ -1,9 +1,7 @@
 """The scripted expert of OGBench: the benchmark's own oracles, which pursue the task's goal or another goal."""
 
-import contextlib
 import dataclasses
 import importlib
-from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -73,8 +71,12 @@ class OGBenchExpert(Expert):
             self._on_task = self._rng.uniform() < self._quality.goal_probability
         self._goal = (next_goal if self._on_task else random_goal)(self._simulator, self._rng)
         self._oracle = self._make_oracle(self._goal.oracle)
-        with seeded_globally(int(self._rng.integers(2**32))):
+        state = np.random.get_state()  # noqa: NPY002
+        np.random.seed(int(self._rng.integers(2**32)))  # noqa: NPY002 (the oracles draw from numpy's global generator)
+        try:
             self._oracle.reset(None, self._info())
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
 
     def _make_oracle(self, what: str) -> Any:
         kind = self._quality.oracle
@@ -86,14 +88,3 @@ class OGBenchExpert(Expert):
 
     def _info(self) -> dict[str, Any]:
         return self._simulator.compute_ob_info() | self._goal.info(self._simulator)
-
-
-@contextlib.contextmanager
-def seeded_globally(seed: int) -> Iterator[None]:
-    """Seeds numpy's global generator, from which the oracles draw, and restores its state afterwards."""
-    state = np.random.get_state()  # noqa: NPY002
-    np.random.seed(seed)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
