@@ -234,14 +234,13 @@ class JointLoss:
     agent: "Agent"
     subset_rng: jax.Array
     trains_policy: bool
-    trains_critics: bool
 
     @property
     def algorithm(self) -> Algorithm:
         return self.agent.algorithm
 
     def targets(self, params: Params, inputs: tuple[Batch, Draws]) -> Targets | None:
-        if not self.trains_critics:
+        if not self.algorithm.has_critic:
             return None
         return compute_targets(self.algorithm, self.agent.networks(params), *inputs, self.subset_rng)
 
@@ -324,7 +323,7 @@ def prepare(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[tuple[Batch, 
 def compute_loss(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
     """The loss of an update that is not made; equal keys give the same noise as `update`."""
     inputs, subset_rng = prepare(agent, batch, rng)
-    joint = JointLoss(agent, subset_rng, trains_policy=True, trains_critics=agent.algorithm.has_critic)
+    joint = JointLoss(agent, subset_rng, trains_policy=True)
     targets = joint.targets(Params(), inputs)
     loss, (record, weights, norm) = loss_in_one_piece(joint, Params(), inputs, targets)
     alpha = agent.networks().temperature()
@@ -349,7 +348,7 @@ def update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool 
         improvement=agent.improvement_params if improves else None,
     )
     inputs, subset_rng = prepare(agent, batch, rng)
-    joint = JointLoss(agent, subset_rng, update_policy, algorithm.has_critic)
+    joint = JointLoss(agent, subset_rng, trains_policy=update_policy)
     loss, (record, weights, norm), targets, grads = compute_gradients(
         joint, params, inputs, agent.gradient_accumulation_steps
     )

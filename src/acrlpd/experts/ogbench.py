@@ -40,8 +40,7 @@ QUALITIES = {
         "smooth, with the task as every third goal or so", "plan", goal_probability=0.3, decided="per_goal"
     ),
 }
-_PLAN_OPTIONS = {"noise": 0.1, "noise_smoothing": 0.5}
-_MARKOV_OPTIONS = {"min_norm": 0.1}
+_ORACLE_OPTIONS = {"plan": {"noise": 0.1, "noise_smoothing": 0.5}, "markov": {"min_norm": 0.1}}
 
 
 class OGBenchExpert(Expert):
@@ -81,7 +80,7 @@ class OGBenchExpert(Expert):
     def _make_oracle(self, what: str) -> Any:
         kind = self._quality.oracle
         module = importlib.import_module(f"ogbench.manipspace.oracles.{kind}.{what.lower()}_{kind}")
-        options: dict[str, Any] = dict(_PLAN_OPTIONS if kind == "plan" else _MARKOV_OPTIONS)
+        options: dict[str, Any] = dict(_ORACLE_OPTIONS[kind])
         if what == "Button":
             options["gripper_always_closed"] = self._simulator.kind == "puzzle"
         return getattr(module, f"{what}{kind.capitalize()}Oracle")(env=self._simulator, **options)

@@ -96,4 +96,4 @@ class CriticEnsemble(nnx.Module):
         chosen = q[..., members]
         if self.config.q_aggregation == "weighted":
             return chosen @ jax.nn.softmax(self.aggregation_logits[members])
-        return jnp.min(chosen, axis=-1) if self.config.q_aggregation == "min" else jnp.mean(chosen, axis=-1)
+        return self.aggregate(chosen)

@@ -109,9 +109,9 @@ class MLPEnsemble(CriticEnsemble):
         if features is None:
             raise ValueError("these critics were built with policy features; no features were given")
         features = standardize(features)
-        if self.config.feature_fusion_method == "concat":
-            return jnp.concatenate([features, state], axis=-1)[None]
         if self.config.feature_fusion_method == "add":
             return self.feature_in(features[None]) + self.state_in(jnp.asarray(state)[None])
-        both = jnp.concatenate([features, state], axis=-1)
-        return _ACTIVATIONS[self.config.activation](self.fusion(both[None]))
+        both = jnp.concatenate([features, state], axis=-1)[None]
+        if self.config.feature_fusion_method == "concat":
+            return both
+        return _ACTIVATIONS[self.config.activation](self.fusion(both))
