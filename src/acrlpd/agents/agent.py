@@ -23,8 +23,8 @@ from acrlpd.models.policy import FlowPolicy, draw_noise
 class Agent(flax.struct.PyTreeNode):
     """Everything that learns, and how.
 
-    Trainable policy parameters are float32 and have optimizer state and a moving average; frozen ones
-    are bfloat16 and have neither. Static fields are hashable and equal for equal configs.
+    Trainable parameters of the policy are float32 and have optimizer state and a moving average. Frozen parameters are
+    bfloat16, without optimizer state and average. Static fields are hashable and equal for equal configs.
     """
 
     step: jax.Array  # int32 [] updates so far, skipped ones included
@@ -88,11 +88,6 @@ class Agent(flax.struct.PyTreeNode):
         """One update of everything that learns; see `algorithm.update`."""
         return algorithm.update(self, batch, rng, update_policy=update_policy)
 
-    def update_target_networks(self, *, enabled: jax.Array | bool = True) -> "Agent":
-        """Qtarget <- (1 - tau) Qtarget + tau Q."""
-        tau = jnp.where(enabled, self.algorithm.acrlpd.target_update_tau, 0.0)
-        return self.replace(critics=self.critics.soft_update_target_networks(tau))
-
     def update_ema_parameters(self, *, enabled: jax.Array | bool = True) -> "Agent":
         """EMA <- d EMA + (1 - d) policy, if the agent keeps an average."""
         decay = self.algorithm.acrlpd.ema_decay
@@ -146,9 +141,9 @@ def train_step(agent: Agent, batch: Batch, rng: jax.Array, *, update_policy: boo
     return agent.train_step(batch, jax.random.fold_in(rng, agent.step), update_policy=update_policy)
 
 
-# For networks whose kernels take microseconds, on a GPU: cuBLASLt applies bias and GELU to a product while it writes
-# it (after Triton's products, a kernel of its own takes as long again), and what does not depend on each other runs
-# side by side. Other backends know these options and have no use for them.
+# For networks whose kernels take microseconds on a GPU. cuBLASLt applies bias and GELU while it writes a product; after
+# a product of Triton another kernel does this and takes as long again. Independent kernels run side by side. Other
+# backends accept these options and ignore them.
 _SMALL_NETWORK_OPTIONS = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_enable_cublaslt": True,
@@ -165,8 +160,8 @@ _SMALL_NETWORK_OPTIONS = {
 def train_steps(agent: Agent, batches: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple[Agent, Info]:
     """As many updates as `batches` has on its leading axis, in one call; reports the last one.
 
-    For small policies, whose updates are shorter than a dispatch from Python and whose metrics cost as
-    much as their gradients: nobody reads those of the other updates, so they are not computed.
+    For small policies, whose updates are shorter than a dispatch from Python and whose metrics cost as much as their
+    gradients: the metrics of all updates but the last are not computed.
     """
 
     def update(agent: Agent, batch: Batch) -> tuple[Agent, Info]:

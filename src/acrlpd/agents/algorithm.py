@@ -374,7 +374,10 @@ def apply_gradients(agent: "Agent", params: Params, grads: Params) -> tuple["Age
         if learned is not None:
             new, new_state = optimizer.step(getattr(grads, name), opt_state, learned, enabled=finite)
             changed |= {f"{name}_params": new, f"{name}_opt_state": new_state}
-    critics = agent.critics.replace(online=changed.pop("critic_params", agent.critics.online))
+    critics = agent.critics
+    if params.critic is not None:
+        tau = jnp.where(finite, agent.algorithm.acrlpd.target_update_tau, 0.0)
+        critics = critics.replace(online=changed.pop("critic_params")).soft_update_target_networks(tau)
     if params.temperature is not None:
         changed["temperature_params"] = within_bounds(changed["temperature_params"])
     new_agent = agent.replace(
@@ -383,8 +386,6 @@ def apply_gradients(agent: "Agent", params: Params, grads: Params) -> tuple["Age
         critics=critics,
         **changed,
     )
-    if params.critic is not None:
-        new_agent = new_agent.update_target_networks(enabled=finite)
     if params.policy is not None:
         new_agent = new_agent.update_ema_parameters(enabled=finite)
     return new_agent, update_info(agent, new_agent, norms, finite)

@@ -12,12 +12,8 @@ import numpy as np
 from acrlpd.envs.env import STATE, Columns, Env
 from acrlpd.envs.simulators import choose_backend, rendering_error, require, require_rendering, use_fast_settings
 
-# Camera column -> camera of the simulator.
-CAMERAS = {
-    "observation.images.top": "top",
-    "observation.images.left_wrist": "left_wrist",
-    "observation.images.right_wrist": "right_wrist",
-}
+# Cameras of the simulator; the column of each is observation.images.<camera>.
+_CAMERAS = ("top", "left_wrist", "right_wrist")
 _TASKS = {
     "gym_aloha/AlohaTransferCube-v0": ("transfer_cube", "Transfer cube"),
     "gym_aloha/AlohaInsertion-v0": ("insertion", "Insert the peg"),
@@ -52,7 +48,8 @@ class AlohaEnv(Env):
     """Observes joint positions and the wanted cameras."""
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
-        images = {column: self.env.render_camera(camera) for column, camera in CAMERAS.items() if self.wants(column)}
+        columns = {f"observation.images.{camera}": camera for camera in _CAMERAS}
+        images = {column: self.env.render_camera(camera) for column, camera in columns.items() if self.wants(column)}
         return {STATE: raw, **images}
 
 

@@ -94,7 +94,14 @@ class _Simulator:
         return str(self._env.language_instruction)
 
     def reset(self, *, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        self._open(seed % len(self._tasks) if self._fixed_task is None else self._fixed_task)
+        task = seed % len(self._tasks) if self._fixed_task is None else self._fixed_task
+        if task != self._open_task:
+            self.close()
+            height, width = self._size
+            self._env = importlib.import_module("libero.libero.envs").OffScreenRenderEnv(
+                bddl_file_name=str(self._tasks[task]), camera_heights=height, camera_widths=width
+            )
+            self._open_task = task
         self._env.seed(seed)
         self._last = self._env.reset()
         for _ in range(_SETTLE_STEPS):
@@ -112,16 +119,6 @@ class _Simulator:
         if self._env is not None:
             self._env.close()
         self._env = self._open_task = None
-
-    def _open(self, task: int) -> None:
-        if task == self._open_task:
-            return
-        self.close()
-        height, width = self._size
-        self._env = importlib.import_module("libero.libero.envs").OffScreenRenderEnv(
-            bddl_file_name=str(self._tasks[task]), camera_heights=height, camera_widths=width
-        )
-        self._open_task = task
 
 
 def _upright(image: np.ndarray) -> np.ndarray:

@@ -78,22 +78,18 @@ def cube_features(raw: np.ndarray) -> np.ndarray:
     last feature ignores quarter turns. Positions are in units of 10 cm, as in OGBench.
     """
     effector, effector_yaw, gripper = raw[12:15], raw[15] + 1j * raw[16], raw[17:19]
-    features = [effector, _parts(effector_yaw), gripper]
+    features = [effector, [effector_yaw.real, effector_yaw.imag], gripper]
     for cube in raw[19:].reshape(-1, 9):
         position, yaw = cube[:3], cube[7] + 1j * cube[8]
         offset = position - effector
-        quarter_turns = (yaw * effector_yaw.conjugate()) ** 4
-        features += [position, _parts(yaw), offset, np.tanh(3 * offset), _parts(quarter_turns)]
+        turned = (yaw * effector_yaw.conjugate()) ** 4  # the same for all quarter turns
+        features += [position, [yaw.real, yaw.imag], offset, np.tanh(3 * offset), [turned.real, turned.imag]]
     return np.concatenate(features).astype(np.float32)
 
 
 def proprioception(raw: np.ndarray) -> np.ndarray:
     """The state of the arm without the objects: joints (6), effector and its yaw (5), gripper (2)."""
     return np.concatenate([raw[:6], raw[12:19]]).astype(np.float32)
-
-
-def _parts(z: complex) -> np.ndarray:
-    return np.array([z.real, z.imag])
 
 
 def _prompt(kind: str, env: Any, task: str) -> str:

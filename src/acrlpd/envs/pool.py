@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from multiprocessing import connection
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 from acrlpd.envs.env import Env, EnvError, EnvSpec
 from acrlpd.envs.registry import EnvOptions, bind_env
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 300.0
 
 
-class EnvPool:
+class EnvPool(contextlib.AbstractContextManager["EnvPool"]):
     """`num_envs` environments of one kind in `num_workers` processes; with 0 processes they live in this one."""
 
     def __init__(
@@ -82,9 +82,6 @@ class EnvPool:
 
     def close(self) -> None:
         self._backend.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

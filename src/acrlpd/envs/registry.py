@@ -95,5 +95,6 @@ def make_gymnasium(name: str, *, image_size: tuple[int, int] = IMAGE_SIZE, **opt
         create = gymnasium.envs.registration.load_env_creator(create)
     films = "rgb_array" in getattr(create, "metadata", {}).get("render_modes", ())
     env = gymnasium.make(env_id, disable_env_checker=True, **({"render_mode": "rgb_array"} if films else {}))
-    prompt, fps = env_id.rpartition("/")[2].partition("-v")[0], float(env.metadata.get("render_fps", 30))
-    return Env(env, name=name, **({"prompt": prompt, "fps": fps} | options))
+    options.setdefault("prompt", env_id.rpartition("/")[2].partition("-v")[0])
+    options.setdefault("fps", float(env.metadata.get("render_fps", 30)))
+    return Env(env, name=name, **options)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from acrlpd.choice import import_name
-from acrlpd.envs.env import Env, EnvError
+from acrlpd.envs.env import Env, EnvError, Step
 from acrlpd.envs.episodes import Rollout, stack
 from acrlpd.envs.registry import OGBENCH_NAMES, find_by_pattern, import_registration
 
@@ -74,7 +74,8 @@ def demonstrate(env: Env, expert: type[Expert], seed: int, quality: str) -> Roll
     """One episode of an expert, with an observation of every step."""
     env.reset(seed)
     acting = expert(env, quality, np.random.default_rng(seed))
-    observations, actions, steps = [], [], []
+    observations, actions = [], []
+    steps: list[Step] = []
     while not steps or not steps[-1].done:
         observations.append(env.observe())
         actions.append(env.executed(acting.act()))

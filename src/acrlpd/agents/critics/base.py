@@ -15,8 +15,6 @@ from acrlpd.choice import Choice
 from acrlpd.findings import Finding, error, warning
 from acrlpd.models.observation import Array
 
-QAggregation = Literal["min", "mean", "weighted"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig(Choice, abc.ABC):
@@ -28,7 +26,7 @@ class CriticConfig(Choice, abc.ABC):
     num_critics: Annotated[int, Ge(1)] = 10
     # How E values become one, for targets and for selection. "min" is pessimistic, "mean" is not,
     # "weighted" learns a softmax over the members.
-    q_aggregation: QAggregation = "min"
+    q_aggregation: Literal["min", "mean", "weighted"] = "min"
     # Aggregate targets over this many randomly drawn members (REDQ); None: over all. Smaller: less pessimism.
     target_subset_size: int | None = None
     # Whether critics see the policy's pooled prefix features; off: the state alone (cheap, blind to images).
