@@ -78,7 +78,7 @@ def cube_features(raw: np.ndarray) -> np.ndarray:
     last feature ignores quarter turns. Positions are in units of 10 cm, as in OGBench.
     """
     effector, effector_yaw, gripper = raw[12:15], raw[15] + 1j * raw[16], raw[17:19]
-    features = [effector, [effector_yaw.real, effector_yaw.imag], gripper]
+    features: list[Any] = [effector, [effector_yaw.real, effector_yaw.imag], gripper]
     for cube in raw[19:].reshape(-1, 9):
         position, yaw = cube[:3], cube[7] + 1j * cube[8]
         offset = position - effector
