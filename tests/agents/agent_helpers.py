@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from acrlpd.agents import Agent
 from acrlpd.agents.critics.mlp import MLPCritics
-from acrlpd.agents.improvements.base import Improvement
+from acrlpd.agents.improvements.base import Improvement, Info
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.batch import Batch
@@ -142,6 +143,14 @@ def random_like(tree: Any, seed: int = 0, scale: float = 0.3) -> Any:
         return jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype)
 
     return jax.tree.map(values, tree)
+
+
+def compute_part(agent: Agent, part: str, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
+    """One of the losses alone, with weight 1, or the "joint" loss with the agent's own weights."""
+    alone = {"critic": (1.0, 0.0, 0.0, 0.0), "actor": (0.0, 1.0, 0.0, 0.0), "bc": (0.0, 0.0, 1.0, 0.0)}
+    if part != "joint":
+        agent = agent.replace(loss_weights=LossWeights(*alone[part]))
+    return agent.compute_loss(batch, rng)
 
 
 def replace_acrlpd(config: RLTrainConfig, **changes: Any) -> RLTrainConfig:

@@ -108,7 +108,7 @@ def test_weights_survive_extreme_advantages():
     config = make_config()
     batch = make_batch(config, 3, all_valid=True)
     log_weight, size = jnp.asarray([-500.0, -501.0, -900.0]), batch.valid.sum(axis=1)
-    joint = JointLoss(None, None, None, trains_policy=True, trains_critics=True)
+    joint = JointLoss(None, None, trains_policy=True)
     weights = Weights(improvement=SampleWeights(log_weight=log_weight, size=size, kept={}))
     largest, total = joint.normalize((batch, None), weights).improvement
     share = jnp.exp(log_weight - largest) * size / total

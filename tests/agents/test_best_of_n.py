@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from agent_helpers import make_config, quick_jit, random_like, tiny_pi0
 
-from acrlpd.agents.best_of_n import candidate_bytes, candidates_at_once, mean_distance, select
+from acrlpd.agents.best_of_n import candidate_bytes, mean_distance, sample_candidates, select
 from acrlpd.config import BestOfNConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
@@ -52,7 +52,7 @@ def test_strategies_choose_the_same_actions(model, top_k):
         np.testing.assert_allclose(result.actions, expected.actions, rtol=1e-4, atol=1e-5)
 
 
-def test_sample_actions_returns_the_candidate_with_the_largest_value(agent):
+def test_best_of_n_returns_the_candidate_with_the_largest_value(agent):
     agent, observation = agent
     result = quick_jit(lambda a, key: a.best_of_n(key, observation))(agent, jax.random.key(2))
     for b in range(3):
@@ -64,7 +64,7 @@ def test_sample_actions_returns_the_candidate_with_the_largest_value(agent):
 def test_the_moving_average_acts_unless_told_otherwise(agent):
     agent, observation = agent
     sample = quick_jit(
-        lambda agent, options: agent.sample_actions(jax.random.key(2), observation, **dict(options)),
+        lambda agent, options: agent.best_of_n(jax.random.key(2), observation, **dict(options)).actions,
         static_argnames="options",
     )
     average, online = sample(agent, ()), sample(agent, (("use_ema", False),))
@@ -75,6 +75,7 @@ def test_the_moving_average_acts_unless_told_otherwise(agent):
 
 def test_values_are_those_of_the_online_critics_on_the_candidates(agent):
     agent, observation = agent
+    agent = with_best_of_n(agent, diversity_weight=1.0)  # values are reported without the bonus
     result = quick_jit(lambda a: a.best_of_n(jax.random.key(2), observation, num_samples=2))(agent)
     policy = agent.policy(use_ema=True)
     context = policy.encode(policy.preprocess(None, observation, train=False))
@@ -89,9 +90,8 @@ def test_values_are_those_of_the_online_critics_on_the_candidates(agent):
     [("parallel", 1, 12), ("sequential", 12, 1), ("chunked", 12, 12), ("chunked", 5, 4), ("chunked", 1, 1)],
 )
 def test_how_many_at_once(strategy, chunk_size, expected):
-    policy, context, noise = _shapes(n=12)
     config = BestOfNConfig(strategy=strategy, chunk_size=chunk_size)
-    assert candidates_at_once(policy, context, noise, config, data_shards=1) == expected
+    assert candidates_at_once(*_shapes(n=12), config, data_shards=1) == expected
 
 
 def test_auto_stays_within_its_memory_estimate():
@@ -112,15 +112,11 @@ def test_auto_stays_within_its_memory_estimate():
 
 def test_top_k_draws_by_value_and_temperature():
     q = jnp.asarray([[0.0, 2.0, 1.0, -5.0]])
-    candidates = jnp.arange(4.0).reshape(1, 4, 1, 1)
+    chunks = jnp.arange(4.0).reshape(1, 4, 1)
 
     def shares(temperature, learned):
         config = BestOfNConfig(top_k=3, selection_temperature=temperature)
-        draw = jax.vmap(
-            lambda key: select(
-                candidates, q, rng=key, config=config, temperature=learned, critic_chunks=candidates[..., 0]
-            ).index[0]
-        )
+        draw = jax.vmap(lambda key: select(q, rng=key, config=config, temperature=learned, critic_chunks=chunks)[0])
         index = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
         return np.bincount(index, minlength=4) / len(index)
 
@@ -138,18 +134,29 @@ def test_diversity_bonus_prefers_the_outlier():
 
     def choose(weight):
         config = BestOfNConfig(diversity_weight=weight)
-        return select(
-            chunks[..., None],
-            q,
-            rng=jax.random.key(0),
-            config=config,
-            temperature=jnp.ones(()),
-            critic_chunks=chunks,
-        )
+        return select(q, rng=jax.random.key(0), config=config, temperature=jnp.ones(()), critic_chunks=chunks).tolist()
 
-    assert int(choose(0.0).index[0]) == 0
-    assert int(choose(1.0).index[0]) == 2
-    np.testing.assert_array_equal(choose(1.0).q_values, q)  # values are reported without the bonus
+    assert choose(0.0) == [0]
+    assert choose(1.0) == [2]
+
+
+def candidates_at_once(policy, context, noise, config, data_shards):
+    """How many candidates `sample_candidates` hands to the policy together."""
+    sizes = set()
+
+    class Recorder:
+        velocity = policy.velocity
+
+        def denoise(self, context, noise, *, num_steps):
+            sizes.add(noise.shape[1])
+            return noise
+
+    def sample(context, noise):
+        return sample_candidates(Recorder(), context, noise, num_steps=1, config=config, data_shards=data_shards)
+
+    assert jax.eval_shape(sample, context, noise).shape == noise.shape
+    [size] = sizes
+    return size
 
 
 def _shapes(n):

@@ -9,7 +9,7 @@ import pytest
 from agent_helpers import make_config, quick_jit, random_like
 from flax import nnx
 
-from acrlpd.agents import create_critic_networks
+from acrlpd.agents.networks import create_critic_networks
 from acrlpd.config import MLPCritics
 from acrlpd.config.create_agent import create_agent
 

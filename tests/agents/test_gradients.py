@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import assert_trees_close, make_batch, make_config, quick_jit, random_like
+from agent_helpers import assert_trees_close, compute_part, make_batch, make_config, quick_jit, random_like
 from flax import nnx
 
 from acrlpd.agents.draws import Draws, draw
@@ -28,7 +28,7 @@ def gradients(agent, batch, *names):
     """Gradients of losses with respect to everything in the agent that could have one."""
 
     def loss(parts, name):
-        return getattr(agent.replace(**parts), name)(batch, KEY)[0]
+        return compute_part(agent.replace(**parts), name, batch, KEY)[0]
 
     def all_of_them(parts):
         return [jax.grad(loss)(parts, name) for name in names]
@@ -37,7 +37,7 @@ def gradients(agent, batch, *names):
 
 
 def evaluate(agent, batch, name):
-    return quick_jit(lambda agent: getattr(agent, name)(batch, KEY))(agent)
+    return quick_jit(lambda agent: compute_part(agent, name, batch, KEY))(agent)
 
 
 def noise_of(batch, num_samples=4) -> Draws:
@@ -62,7 +62,7 @@ def critic_config():
 
 def test_critic_loss_trains_the_online_critics_alone(critic_config):
     agent, batch = build(critic_config), make_batch(critic_config, 8)
-    [grads] = gradients(agent, batch, "compute_critic_loss")
+    [grads] = gradients(agent, batch, "critic")
     assert largest(grads["critics"].online) > 1e-3
     assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads["critics"].online))
     assert largest(grads["critics"].target) == 0
@@ -73,7 +73,7 @@ def test_critic_loss_trains_the_online_critics_alone(critic_config):
 @pytest.mark.parametrize("kind", ["awr", "best_of_n", "policy_gradient"])
 def test_actor_loss_trains_the_policy_alone(kind):
     config = make_config(improvement=kind)
-    [grads] = gradients(build(config), make_batch(config, 8), "compute_actor_loss")
+    [grads] = gradients(build(config), make_batch(config, 8), "actor")
     assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads["policy_params"]))
     for name in ("critics", "ema_params", "temperature_params"):
         assert largest(grads[name]) == 0, name
@@ -83,14 +83,12 @@ def test_joint_gradient_is_the_weighted_sum_of_the_parts():
     config = make_config()
     agent, batch = build(config), make_batch(config, 8)
     agent = agent.replace(loss_weights=LossWeights(2.0, 3.0, 5.0, 7.0))
-    joint, critic, actor, bc = gradients(
-        agent, batch, "compute_loss", "compute_critic_loss", "compute_actor_loss", "compute_bc_loss"
-    )
+    joint, critic, actor, bc = gradients(agent, batch, "joint", "critic", "actor", "bc")
     for total, a, b in zip(*(jax.tree.leaves(g["policy_params"]) for g in (joint, actor, bc)), strict=True):
         np.testing.assert_allclose(total, 3 * a + 5 * b, rtol=1e-4, atol=1e-6)
     for total, c in zip(*(jax.tree.leaves(g["critics"]) for g in (joint, critic)), strict=True):
         np.testing.assert_allclose(total, 2 * c, rtol=1e-4, atol=1e-6)
-    _, info = evaluate(agent, batch, "compute_critic_loss")
+    _, info = evaluate(agent, batch, "critic")
     expected = 7 * float(info["alpha_value"]) * (float(info["entropy_estimate"]) - agent.algorithm.target_entropy)
     np.testing.assert_allclose(jax.tree.leaves(joint["temperature_params"])[0], expected, rtol=1e-4)
 
@@ -101,9 +99,9 @@ def test_awr_with_equal_advantages_is_cloning():
     agent, batch = build(config), make_batch(config, 8)
     constant = jax.tree.map(jnp.zeros_like, agent.critics.online)
     agent = agent.replace(critics=agent.critics.replace(online=constant))
-    actor, bc = (evaluate(agent, batch, name)[0] for name in ("compute_actor_loss", "compute_bc_loss"))
+    actor, bc = (evaluate(agent, batch, name)[0] for name in ("actor", "bc"))
     np.testing.assert_allclose(actor, bc, rtol=1e-6)
-    grads = gradients(agent, batch, "compute_actor_loss", "compute_bc_loss")
+    grads = gradients(agent, batch, "actor", "bc")
     for a, b in zip(*(jax.tree.leaves(g["policy_params"]) for g in grads), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
 
@@ -132,13 +130,13 @@ def test_awr_is_cloning_weighted_by_exponentiated_advantage():
     assert np.any(weights == 1.5) and np.any(weights < 1.5)
     valid = np.asarray(batch.valid)
     expected = np.sum(weights[:, None] * valid * losses) / np.sum(weights[:, None] * valid)
-    actor, info = evaluate(agent, batch, "compute_actor_loss")
+    actor, info = evaluate(agent, batch, "actor")
     np.testing.assert_allclose(actor, expected, rtol=1e-5)
     np.testing.assert_allclose(info["actor_loss"], expected, rtol=1e-5)
     np.testing.assert_allclose(info["awr_weight_max"], 1.5, rtol=1e-6)
     np.testing.assert_allclose(info["awr_effective_ratio"], weights.mean() ** 2 / (weights**2).mean(), rtol=1e-5)
     important = make_config(improvement=AWR(weight_clip=1.5), bc_importance_weighting=True, bc_importance_clip=1.5)
-    cloning, _ = evaluate(agent.replace(algorithm=build(important).algorithm), batch, "compute_bc_loss")
+    cloning, _ = evaluate(agent.replace(algorithm=build(important).algorithm), batch, "bc")
     np.testing.assert_allclose(cloning, expected, rtol=1e-5)  # the same weights
 
 
@@ -146,7 +144,7 @@ def test_cloning_ignores_steps_outside_the_episode():
     config = make_config()
     agent, batch = build(config), make_batch(config, 8)
     assert 0 < float(jnp.mean(batch.valid)) < 1
-    loss, _ = evaluate(agent, batch, "compute_bc_loss")
+    loss, _ = evaluate(agent, batch, "bc")
 
     def by_hand(agent):
         draws = noise_of(batch)
@@ -157,7 +155,7 @@ def test_cloning_ignores_steps_outside_the_episode():
 
     losses, valid = np.asarray(quick_jit(by_hand)(agent)), np.asarray(batch.valid)
     np.testing.assert_allclose(loss, np.sum(losses * valid) / np.sum(valid), rtol=1e-5)
-    hard, _ = evaluate(build(make_config(bc_difficulty_weighting=True)), batch, "compute_bc_loss")
+    hard, _ = evaluate(build(make_config(bc_difficulty_weighting=True)), batch, "bc")
     weights = np.sum(losses * valid, axis=1, keepdims=True) / np.sum(valid, axis=1, keepdims=True)
     np.testing.assert_allclose(hard, np.sum(weights * losses * valid) / np.sum(weights * valid), rtol=1e-5)
     assert float(hard) > float(loss)
@@ -168,7 +166,7 @@ def test_policy_gradient_matches_finite_differences():
     agent, batch = build(config), make_batch(config, 4)
 
     def loss(params):
-        return agent.replace(policy_params=params).compute_actor_loss(batch, KEY)[0]
+        return compute_part(agent.replace(policy_params=params), "actor", batch, KEY)[0]
 
     params = agent.policy_params
     value = quick_jit(loss)
@@ -199,13 +197,13 @@ def test_best_of_n_clones_the_best_candidate():
         best = jnp.stack([candidates[b, jnp.argmax(q[b])] for b in range(6)])
         return jnp.mean(policy.flow_matching_loss(context, best, draws.actor_noise, draws.actor_time))
 
-    np.testing.assert_allclose(evaluate(agent, batch, "compute_actor_loss")[0], quick_jit(by_hand)(agent), rtol=1e-5)
+    np.testing.assert_allclose(evaluate(agent, batch, "actor")[0], quick_jit(by_hand)(agent), rtol=1e-5)
 
 
 def test_critic_target_uses_the_best_candidate_and_the_target_critics():
     config = make_config()
     agent, batch = build(config), make_batch(config, 6, seed=2)
-    _, info = evaluate(agent, batch, "compute_critic_loss")
+    _, info = evaluate(agent, batch, "critic")
 
     @quick_jit
     def values(agent):
@@ -253,8 +251,7 @@ def test_members_learn_from_their_own_errors_alone():
     mean = mean.replace(policy_params=weighted.policy_params, critics=mean.critics.replace(**plain))
     batch = make_batch(make_config(), 8)
     found, expected = (
-        dict(nnx.to_flat_state(gradients(agent, batch, "compute_critic_loss")[0]["critics"].online))
-        for agent in (weighted, mean)
+        dict(nnx.to_flat_state(gradients(agent, batch, "critic")[0]["critics"].online)) for agent in (weighted, mean)
     )
     assert largest(found.pop(logits)) > 0
     assert_trees_close(found, expected)
@@ -265,7 +262,7 @@ def test_dropout_disturbs_the_critics_that_learn(rate):
     """Without it, what critics say of logged chunks has nothing random in it."""
     config = make_config(critic={"dropout_rate": rate})
     agent, batch = build(config), make_batch(config, 8)
-    value = quick_jit(lambda agent, key: agent.compute_critic_loss(batch, key)[1]["q_mean"])
+    value = quick_jit(lambda agent, key: compute_part(agent, "critic", batch, key)[1]["q_mean"])
     assert (float(value(agent, KEY)) != float(value(agent, jax.random.key(4)))) == (rate > 0)
 
 
@@ -275,14 +272,14 @@ def test_samples_without_a_known_target_do_not_train_the_critic():
     unusable = batch.sequence_mask == 0
     assert bool(jnp.any(unusable))
     garbage = jnp.where(unusable[:, None], 1e6, batch.rewards)
-    loss = quick_jit(lambda agent, batch: agent.compute_critic_loss(batch, KEY)[0])
+    loss = quick_jit(lambda agent, batch: compute_part(agent, "critic", batch, KEY)[0])
     np.testing.assert_array_equal(loss(agent, batch), loss(agent, batch.replace(rewards=garbage)))
 
 
 def test_padded_dims_and_later_steps_do_not_reach_the_critic():
     config = make_config()
     agent, batch = build(config), make_batch(config, 8)
-    loss = quick_jit(lambda agent, batch: agent.compute_critic_loss(batch, KEY)[0])
+    loss = quick_jit(lambda agent, batch: compute_part(agent, "critic", batch, KEY)[0])
     changed = batch.actions.at[:, 3:].add(7.0).at[..., 2:].add(7.0)
     np.testing.assert_array_equal(loss(agent, batch), loss(agent, batch.replace(actions=changed)))
     seen = batch.actions.at[:, 2, 1].add(7.0)

@@ -10,10 +10,9 @@ import optax
 import pytest
 from agent_helpers import assert_trees_identical, make_config, random_like
 
-from acrlpd.agents import create_optimizer
 from acrlpd.agents.metrics import global_norm
 from acrlpd.agents.optimizers.adamw import AdamW
-from acrlpd.agents.optimizers.base import OptimizerConfig
+from acrlpd.agents.optimizers.base import OptimizerConfig, create_optimizer
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.agents.schedules.rsqrt import RsqrtDecaySchedule

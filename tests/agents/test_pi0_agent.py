@@ -2,22 +2,27 @@
 
 import dataclasses
 import functools
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import QUICK, assert_trees_identical, make_batch, make_config, quick_jit, random_like, tiny_pi0
+from agent_helpers import (
+    QUICK,
+    assert_trees_identical,
+    compute_part,
+    make_batch,
+    make_config,
+    quick_jit,
+    random_like,
+    tiny_pi0,
+)
 from flax import nnx
 
 from acrlpd.agents import train_step
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
-
-sys.path.append(str(Path(__file__).parents[1] / "config"))
-from jaxpr_flops import count_flops
+from acrlpd.config.plan.flops import count_flops
 
 KEY = jax.random.key(1)
 LORA = {"paligemma_variant": "dummy_lora", "action_expert_variant": "dummy_lora"}
@@ -118,8 +123,7 @@ def test_layout_of_the_state(name):
         assert frozen and all("llm" in path and "lora" not in path for path in frozen)
     else:
         assert not frozen
-    state = agent.create_openpi_train_state()
-    assert paths(state.params) == paths(whole)
+    assert paths(agent.served_params()) == paths(whole)
 
 
 def test_critic_gradient_reaches_the_policy_only_when_configured():
@@ -127,7 +131,7 @@ def test_critic_gradient_reaches_the_policy_only_when_configured():
         agent, batch = build(config), make_batch(config, 2)
 
         def loss(params):
-            return agent.replace(policy_params=params).compute_critic_loss(batch, KEY)[0]
+            return compute_part(agent.replace(policy_params=params), "critic", batch, KEY)[0]
 
         grads = quick_jit(jax.grad(loss))(agent.policy_params)
         return {"/".join(map(str, path)): float(jnp.max(jnp.abs(leaf[...]))) for path, leaf in nnx.to_flat_state(grads)}
@@ -164,9 +168,9 @@ def test_nothing_is_computed_twice(name):
         return agent.policy().denoise(context, noise, num_steps=config.acrlpd.sampling_steps)
 
     context = jax.eval_shape(encode, agent, batch)
-    parts = count_flops(clone, agent, batch) + count_flops(encode, agent, batch)
-    parts += 2 * count_flops(candidates, agent, context, noise)
-    joint = count_flops(lambda agent, batch: agent.train_step(batch, KEY), agent, batch)
+    parts = count_flops(clone, agent, batch).total() + count_flops(encode, agent, batch).total()
+    parts += 2 * count_flops(candidates, agent, context, noise).total()
+    joint = count_flops(lambda agent, batch: agent.train_step(batch, KEY), agent, batch).total()
     assert parts < joint < 1.01 * parts  # the critics are that small
 
 
@@ -205,7 +209,7 @@ def test_only_what_is_seen_now_is_augmented_and_only_where_the_config_says():
     config = CONFIGS["pi0_camera"]
     plain = dataclasses.replace(config, data=dataclasses.replace(config.data, augment_images=False))
     batch = make_batch(config, 4, all_valid=True)
-    loss = quick_jit(lambda agent, key: agent.compute_critic_loss(batch, key)[1])
+    loss = quick_jit(lambda agent, key: compute_part(agent, "critic", batch, key)[1])
     augmented, clean = ([loss(build(c), jax.random.key(i)) for i in range(2)] for c in (config, plain))
     assert float(clean[0]["q_mean"]) == float(clean[1]["q_mean"])
     assert len({float(info["q_mean"]) for info in (*augmented, clean[0])}) == 3

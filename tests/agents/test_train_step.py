@@ -19,10 +19,7 @@ from agent_helpers import (
     replace_acrlpd,
 )
 
-from acrlpd.agents import (
-    train_step,
-    train_steps,
-)
+from acrlpd.agents import train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
 from acrlpd.agents.algorithm import JointLoss
 from acrlpd.agents.draws import draw
@@ -183,7 +180,7 @@ def test_accumulated_gradients_equal_the_large_batch(changes):
 
     @functools.partial(quick_jit, static_argnums=1)
     def gradients(params, parts):
-        joint = JointLoss(agent, agent.loss_weights, KEY, trains_policy=True, trains_critics=True)
+        joint = JointLoss(agent, KEY, trains_policy=True)
         loss, whole, targets, grads = compute_gradients(joint, params, (batch, draws), parts)
         return loss, loss_info(agent.algorithm, batch, *whole, targets, jnp.ones(())), grads
 
@@ -277,11 +274,10 @@ def test_without_actor_loss_nothing_of_it_is_computed(batch):
     assert flops(LossWeights(actor_weight=0.0, bc_weight=1.0)) < 0.6 * flops(LossWeights(actor_weight=1.0))
 
 
-def test_train_state_for_openpi(agent):
+def test_openpi_is_served_the_moving_average(agent):
     agent = agent.replace(ema_params=jax.tree.map(lambda x: x + 1, agent.policy_params))
-    served = agent.create_openpi_train_state()
-    assert_trees_identical(served.params, agent.ema_params)
-    assert_trees_identical(replace_without_average(agent).create_openpi_train_state().params, agent.policy_params)
+    assert_trees_identical(agent.served_params(), agent.ema_params)
+    assert_trees_identical(replace_without_average(agent).served_params(), agent.policy_params)
 
 
 def replace_without_average(agent):

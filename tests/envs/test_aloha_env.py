@@ -5,7 +5,6 @@ import pytest
 from sim_marks import needs_aloha, needs_egl
 
 from acrlpd.envs import Env, make_env
-from acrlpd.envs.aloha_env import CAMERAS
 
 TRANSFER = "gym_aloha/AlohaTransferCube-v0"
 pytestmark = needs_aloha
@@ -53,11 +52,13 @@ def test_three_cameras_are_rendered_only_for_an_observation(monkeypatch: pytest.
     assert not rendered
     observation = env.observe()
     assert rendered == ["top", "left_wrist", "right_wrist"]
-    assert all(observation[camera].shape == (48, 64, 3) for camera in CAMERAS)
+    cameras = env.spec.cameras
+    assert cameras == tuple(f"observation.images.{camera}" for camera in rendered)
+    assert all(observation[camera].shape == (48, 64, 3) for camera in cameras)
     top = observation["observation.images.top"].astype(int)
     assert (top[..., 0] - top[..., 1]).max() > 100  # the cube is red
     env.reset(0)
     env.step(action)
-    for camera in CAMERAS:
+    for camera in cameras:
         np.testing.assert_array_equal(env.observe()[camera], observation[camera])
     env.close()

@@ -194,7 +194,7 @@ def test_the_expert_of_a_users_own_environment(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(expert, "_EXPERTS", dict(expert._EXPERTS))  # what this test registers is forgotten again
     settings = DemonstrationSettings("my_bench:bench", 2)
     collection = collect_demonstrations(settings, tmp_path / "demos", num_workers=1, show_progress=False)
-    assert (collection.num_episodes, collection.num_successes) == (2, 2)
+    assert (collection.episodes, collection.successes) == (2, 2)
     with pytest.raises(EnvError, match="my_bench:make_bench must be a class that inherits from"):
         collect(tmp_path / "others", env="my_bench:lost")
 
@@ -220,14 +220,14 @@ def test_ogbench_demonstrations_train_the_quick_start(tmp_path: Path) -> None:
     name = "cube-single-play-singletask-v0"
     settings = DemonstrationSettings(name, 4, {"expert": 1.0, "mixed": 1.0}, max_episode_steps=80)
     collection = collect_demonstrations(settings, tmp_path / "cube", num_workers=1, show_progress=False)
-    assert collection.num_successes >= 2 and collection.failures == ()
+    assert collection.successes >= 2 and collection.failures == ()
     config = apply_config_overrides(
         get_config("quickstart"),
         {"data.data_dir": str(tmp_path / "cube"), "data.assets_dir": str(tmp_path / "assets")},
     )
     write_norm_stats(config)
     dataset = open_dataset(config)
-    assert dataset.rewards.success.sum() == collection.num_successes
+    assert dataset.rewards.success.sum() == collection.successes
     assert set(np.unique(dataset.rewards.rewards)) == {-1.0, 0.0}
     assert dataset.norm_stats is not None and dataset.norm_stats["state"].dim == 20
     assert dataset.prompts.tolist() == ["cube"]

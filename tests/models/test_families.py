@@ -77,7 +77,7 @@ def test_an_own_family_trains_and_acts(config):
     assert np.isfinite(float(info["total_loss"]))
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(agent.policy_params), strict=True):
         assert np.abs(old - new).max() > 0
-    actions = jax.jit(lambda agent, seen: agent.sample_actions(jax.random.key(2), seen))(
+    actions = jax.jit(lambda agent, seen: agent.best_of_n(jax.random.key(2), seen).actions)(
         agent, config.model.fake_obs(5)
     )
     assert actions.shape == (5, 4, 3)

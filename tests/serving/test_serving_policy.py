@@ -105,9 +105,10 @@ def test_the_choice_is_the_agents(agent: Agent, policy: ServingPolicy) -> None:
     request = policy.prepare(pi0_observation(return_candidates=True))
     key = jax.random.key(3)
     observation = jax.tree.map(lambda x: x[None], request.observation)
-    expected = jax.jit(lambda a, o: a.best_of_n(key, o, num_samples=6, num_steps=2))(agent, observation)
+    expected = jax.jit(lambda a, o: a.best_of_n(key, o, num_samples=6))(agent, observation)
     noise = jax.random.normal(jax.random.split(key)[0], (1, *request.noise.shape))
-    found = choose_actions(policy.policy.model, observation, noise, np.array([6]), num_steps=2)
+    num_steps = agent.algorithm.acrlpd.sampling_steps
+    found = choose_actions(policy.policy.model, observation, noise, np.array([6]), num_steps=num_steps)
     np.testing.assert_allclose(found.candidates, expected.candidates, atol=1e-5)
     np.testing.assert_allclose(found.q_values, expected.q_values, atol=1e-5)
     np.testing.assert_array_equal(found.index, expected.index)

@@ -10,12 +10,11 @@ from flax import nnx
 
 from acrlpd.agents import algorithm
 from acrlpd.agents.algorithm import Algorithm
-from acrlpd.agents.best_of_n import BestOfN, select
+from acrlpd.agents.best_of_n import BestOfN, select, take_candidate
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.networks import CriticNetworks, Networks, Params
 from acrlpd.agents.optimizers.base import Optimizer
-from acrlpd.agents.train_state import TrainState
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import FlowPolicy, draw_noise
@@ -24,8 +23,8 @@ from acrlpd.models.policy import FlowPolicy, draw_noise
 class Agent(flax.struct.PyTreeNode):
     """Everything that learns, and how.
 
-    Trainable policy parameters are float32 and have optimizer state and a moving average; frozen ones
-    are bfloat16 and have neither. Static fields are hashable and equal for equal configs.
+    Trainable parameters of the policy are float32 and have optimizer state and a moving average. Frozen parameters are
+    bfloat16, without optimizer state and average. Static fields are hashable and equal for equal configs.
     """
 
     step: jax.Array  # int32 [] updates so far, skipped ones included
@@ -81,30 +80,13 @@ class Agent(flax.struct.PyTreeNode):
 
     # -- learning: algorithm.py ----------------------------------------------------------------------
 
-    def compute_critic_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """TD loss of the critics at the logged chunks."""
-        return algorithm.compute_loss(self, batch, rng, LossWeights(1.0, 0.0, 0.0, 0.0))
-
-    def compute_actor_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """The loss of the policy improvement."""
-        return algorithm.compute_loss(self, batch, rng, LossWeights(0.0, 1.0, 0.0, 0.0))
-
-    def compute_bc_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """Flow matching on the logged actions."""
-        return algorithm.compute_loss(self, batch, rng, LossWeights(0.0, 0.0, 1.0, 0.0))
-
     def compute_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """The joint loss of an update; equal keys give the same noise as `train_step`."""
-        return algorithm.compute_loss(self, batch, rng, self.loss_weights)
+        """The loss of an update that is not made; equal keys give the same noise as `train_step`."""
+        return algorithm.compute_loss(self, batch, rng)
 
     def train_step(self, batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple["Agent", Info]:
         """One update of everything that learns; see `algorithm.update`."""
         return algorithm.update(self, batch, rng, update_policy=update_policy)
-
-    def update_target_networks(self, *, enabled: jax.Array | bool = True) -> "Agent":
-        """Qtarget <- (1 - tau) Qtarget + tau Q."""
-        tau = jnp.where(enabled, self.algorithm.acrlpd.target_update_tau, 0.0)
-        return self.replace(critics=self.critics.soft_update_target_networks(tau))
 
     def update_ema_parameters(self, *, enabled: jax.Array | bool = True) -> "Agent":
         """EMA <- d EMA + (1 - d) policy, if the agent keeps an average."""
@@ -117,28 +99,15 @@ class Agent(flax.struct.PyTreeNode):
 
     # -- acting --------------------------------------------------------------------------------------
 
-    def sample_actions(
-        self,
-        rng: jax.Array,
-        observation: Observation,
-        *,
-        num_samples: int | None = None,
-        num_steps: int | None = None,
-        use_ema: bool = True,
-    ) -> jax.Array:
-        """One action chunk per observation, [b, T, a]: the best of N candidates under the critics."""
-        return self.best_of_n(rng, observation, num_samples=num_samples, num_steps=num_steps, use_ema=use_ema).actions
-
     def best_of_n(
         self,
         rng: jax.Array,
         observation: Observation,
         *,
         num_samples: int | None = None,
-        num_steps: int | None = None,
         use_ema: bool = True,
     ) -> BestOfN:
-        """As `sample_actions`, with all candidates and their values."""
+        """One action chunk per observation: the best of N candidates under the critics, and all candidates."""
         setting, networks = self.algorithm, self.networks(use_ema=use_ema)
         policy = networks.policy
         noise_rng, select_rng = jax.random.split(rng)
@@ -146,22 +115,21 @@ class Agent(flax.struct.PyTreeNode):
         context = networks.encode(observation)
         n = setting.acrlpd.num_action_samples if num_samples is None else num_samples
         noise = draw_noise(noise_rng, (observation.state.shape[0], n, policy.action_horizon, policy.action_dim))
-        candidates = setting.candidates(networks, context, observation, noise, num_steps=num_steps)
-        return select(
-            candidates,
-            setting.values(networks, context, observation, candidates),
+        candidates = setting.candidates(networks, context, observation, noise)
+        q_values = setting.values(networks, context, observation, candidates)
+        index = select(
+            q_values,
             rng=select_rng,
             config=setting.acrlpd.best_of_n,
             temperature=networks.temperature(),
             critic_chunks=setting.critic_chunks(candidates),
         )
+        return BestOfN(take_candidate(candidates, index), index, q_values, candidates)
 
-    # -- openpi's view -------------------------------------------------------------------------------
-
-    def create_openpi_train_state(self) -> TrainState:
-        """What openpi serves: the moving average where there is one."""
+    def served_params(self) -> nnx.State:
+        """The whole policy under openpi's names, as openpi serves it: the moving average where there is one."""
         params = self.policy_params if self.ema_params is None else self.ema_params
-        return TrainState(self.step, nnx.merge_state(params, self.frozen_params), self.policy_def)
+        return nnx.merge_state(params, self.frozen_params)
 
 
 @functools.partial(jax.jit, static_argnames="update_policy", donate_argnames="agent")
@@ -173,9 +141,9 @@ def train_step(agent: Agent, batch: Batch, rng: jax.Array, *, update_policy: boo
     return agent.train_step(batch, jax.random.fold_in(rng, agent.step), update_policy=update_policy)
 
 
-# For networks whose kernels take microseconds, on a GPU: cuBLASLt applies bias and GELU to a product while it writes
-# it (after Triton's products, a kernel of its own takes as long again), and what does not depend on each other runs
-# side by side. Other backends know these options and have no use for them.
+# For networks whose kernels take microseconds on a GPU. cuBLASLt applies bias and GELU while it writes a product; after
+# a product of Triton another kernel does this and takes as long again. Independent kernels run side by side. Other
+# backends accept these options and ignore them.
 _SMALL_NETWORK_OPTIONS = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_enable_cublaslt": True,
@@ -192,8 +160,8 @@ _SMALL_NETWORK_OPTIONS = {
 def train_steps(agent: Agent, batches: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple[Agent, Info]:
     """As many updates as `batches` has on its leading axis, in one call; reports the last one.
 
-    For small policies, whose updates are shorter than a dispatch from Python and whose metrics cost as
-    much as their gradients: nobody reads those of the other updates, so they are not computed.
+    For small policies, whose updates are shorter than a dispatch from Python and whose metrics cost as much as their
+    gradients: the metrics of all updates but the last are not computed.
     """
 
     def update(agent: Agent, batch: Batch) -> tuple[Agent, Info]:

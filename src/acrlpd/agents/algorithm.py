@@ -26,7 +26,7 @@ import optax
 from acrlpd.agents.accumulation import compute_gradients, loss_in_one_piece
 from acrlpd.agents.best_of_n import sample_candidates, take_candidate
 from acrlpd.agents.draws import Draws, draw
-from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.agents.improvements.awr import AWR, log_awr_weight
 from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
 from acrlpd.agents.metrics import SampleRecord, global_norm, loss_info, update_info
@@ -232,17 +232,15 @@ class JointLoss:
     """L = critic_weight L_critic + actor_weight L_actor + bc_weight L_BC + alpha_weight L_alpha, as a `BatchLoss`."""
 
     agent: "Agent"
-    loss_weights: LossWeights
     subset_rng: jax.Array
     trains_policy: bool
-    trains_critics: bool
 
     @property
     def algorithm(self) -> Algorithm:
         return self.agent.algorithm
 
     def targets(self, params: Params, inputs: tuple[Batch, Draws]) -> Targets | None:
-        if not self.trains_critics:
+        if not self.algorithm.has_critic:
             return None
         return compute_targets(self.algorithm, self.agent.networks(params), *inputs, self.subset_rng)
 
@@ -269,24 +267,24 @@ class JointLoss:
     def loss(
         self, view: View, targets: Targets | None, weights: Weights, norm: Normalizers
     ) -> tuple[jax.Array, SampleRecord]:
-        algorithm, batch = self.algorithm, view.batch
+        algorithm, batch, loss_weights = self.algorithm, view.batch, self.agent.loss_weights
         total, record = jnp.zeros((), jnp.float32), SampleRecord()
         if targets is not None:
             q, td = critic_loss(view, targets.value)
-            total += self.loss_weights.critic_weight * jnp.sum(td * batch.sequence_mask) / norm.critic
+            total += loss_weights.critic_weight * jnp.sum(td * batch.sequence_mask) / norm.critic
             record = record.replace(q=q, td_loss=td)
         if targets is not None and algorithm.acrlpd.learnable_temperature:
             alpha_loss = view.networks.temperature.alpha_loss(targets.entropy, algorithm.target_entropy)
-            total += self.loss_weights.alpha_weight * jnp.sum(alpha_loss) / norm.samples
+            total += loss_weights.alpha_weight * jnp.sum(alpha_loss) / norm.samples
         if weights.cloning is not None:
             losses = jnp.sum(view.flow_losses * batch.valid, axis=1)
             weighted = _weight(weights.cloning, norm.cloning) * losses
-            total += self.loss_weights.bc_weight * jnp.sum(weighted)
+            total += loss_weights.bc_weight * jnp.sum(weighted)
             record = record.replace(cloning=weighted)
         if weights.improvement is not None:
             losses = algorithm.improvement.losses(view, weights.improvement)
             weighted = _weight(weights.improvement, norm.improvement) * losses
-            total += self.loss_weights.actor_weight * jnp.sum(weighted)
+            total += loss_weights.actor_weight * jnp.sum(weighted)
             record = record.replace(improvement=weighted)
         return total, record
 
@@ -322,10 +320,10 @@ def prepare(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[tuple[Batch, 
     return (batch, draw(draw_rng, batch, agent.algorithm.acrlpd.num_action_samples)), subset_rng
 
 
-def compute_loss(agent: "Agent", batch: Batch, rng: jax.Array, loss_weights: LossWeights) -> tuple[jax.Array, Info]:
+def compute_loss(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
     """The loss of an update that is not made; equal keys give the same noise as `update`."""
     inputs, subset_rng = prepare(agent, batch, rng)
-    joint = JointLoss(agent, loss_weights, subset_rng, trains_policy=True, trains_critics=agent.algorithm.has_critic)
+    joint = JointLoss(agent, subset_rng, trains_policy=True)
     targets = joint.targets(Params(), inputs)
     loss, (record, weights, norm) = loss_in_one_piece(joint, Params(), inputs, targets)
     alpha = agent.networks().temperature()
@@ -350,7 +348,7 @@ def update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool 
         improvement=agent.improvement_params if improves else None,
     )
     inputs, subset_rng = prepare(agent, batch, rng)
-    joint = JointLoss(agent, agent.loss_weights, subset_rng, update_policy, algorithm.has_critic)
+    joint = JointLoss(agent, subset_rng, trains_policy=update_policy)
     loss, (record, weights, norm), targets, grads = compute_gradients(
         joint, params, inputs, agent.gradient_accumulation_steps
     )
@@ -376,7 +374,10 @@ def apply_gradients(agent: "Agent", params: Params, grads: Params) -> tuple["Age
         if learned is not None:
             new, new_state = optimizer.step(getattr(grads, name), opt_state, learned, enabled=finite)
             changed |= {f"{name}_params": new, f"{name}_opt_state": new_state}
-    critics = agent.critics.replace(online=changed.pop("critic_params", agent.critics.online))
+    critics = agent.critics
+    if params.critic is not None:
+        tau = jnp.where(finite, agent.algorithm.acrlpd.target_update_tau, 0.0)
+        critics = critics.replace(online=changed.pop("critic_params")).soft_update_target_networks(tau)
     if params.temperature is not None:
         changed["temperature_params"] = within_bounds(changed["temperature_params"])
     new_agent = agent.replace(
@@ -385,8 +386,6 @@ def apply_gradients(agent: "Agent", params: Params, grads: Params) -> tuple["Age
         critics=critics,
         **changed,
     )
-    if params.critic is not None:
-        new_agent = new_agent.update_target_networks(enabled=finite)
     if params.policy is not None:
         new_agent = new_agent.update_ema_parameters(enabled=finite)
     return new_agent, update_info(agent, new_agent, norms, finite)

@@ -1,6 +1,6 @@
 """Layers of all members of an ensemble at once, and how their products are kept fast.
 
-Nothing here belongs to the algorithm: these are the kernels' concerns.
+Nothing here belongs to the algorithm: this module is about the speed of kernels.
 """
 
 import jax
@@ -57,7 +57,7 @@ def standardize(x: jax.Array) -> jax.Array:
 
 
 def ensemble_dropout(x: jax.Array, keys: jax.Array, layer: int, rate: float) -> jax.Array:
-    """Inverted dropout on [E, b * n, h]; each of the b samples has a key of its own: micro-batches change nothing."""
+    """Inverted dropout on [E, b * n, h]. Each of the b samples has its own key, so micro-batches change nothing."""
     shape = (x.shape[0], x.shape[1] // keys.shape[0], x.shape[2])
     keep = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, layer), 1 - rate, shape))(keys)
     return jnp.where(jnp.moveaxis(keep, 0, 1).reshape(x.shape), x / (1 - rate), 0.0)

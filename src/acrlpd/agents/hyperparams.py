@@ -117,7 +117,7 @@ class ACRLPDHyperparams:
             yield from self._check_cloning()
 
     def _check_cloning(self) -> Iterator[Finding]:
-        """Without critics, nobody can be asked for a value."""
+        """Without critics there are no values, so nothing may need a value."""
         without = "acrlpd.loss_weights.critic_weight 0 trains no critic"
         if self.loss_weights.actor_weight > 0:
             yield error(f"{without}, which a policy improvement needs: set acrlpd.loss_weights.actor_weight 0")

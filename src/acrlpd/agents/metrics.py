@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SampleRecord(flax.struct.PyTreeNode):
-    """Results of each sample, from which losses and metrics are reported; None: not computed."""
+    """Results of each sample, from which losses and metrics are reported. None means that a result was not computed."""
 
     q: jax.Array | None = None  # [b, E] at the logged chunk
     td_loss: jax.Array | None = None  # [b]

@@ -1,4 +1,7 @@
-"""The commands of `acrlpd data`: typed functions whose signatures become the command line."""
+"""The commands of `acrlpd data`: typed functions whose signatures become the command line.
+
+A command imports its work when it runs, so that help does not wait for the import.
+"""
 
 import dataclasses
 import json
@@ -6,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from rich.console import Console
+from rich.markup import escape
 
-# Imports of the work itself happen inside the functions: help should not wait for them.
-
-Dataset = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET")]
-JsonFlag = Annotated[bool, tyro.conf.arg(name="json"), tyro.conf.FlagCreatePairsOff]
-OnBadEpisode = Literal["error", "skip"]
+Dataset = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET", help="Directory or hub id.")]
+JsonFlag = Annotated[bool, tyro.conf.arg(name="json", help="Print JSON."), tyro.conf.FlagCreatePairsOff]
+OnBadEpisode = Annotated[
+    Literal["error", "skip"], tyro.conf.arg(help="Stop at a broken episode, or leave the episode out and list it.")
+]
 
 
 def inspect(
@@ -23,13 +28,8 @@ def inspect(
     """Show what a dataset holds: episodes, features, success, rewards, action ranges, and warnings.
 
     Args:
-        dataset: Directory or hub id.
         contact_sheet: PNG file to write, with first, middle and last frames of some episodes.
-        on_bad_episode: Stop at a broken episode, or leave it out and list it.
-        json_: Print JSON.
     """
-    from rich.console import Console
-
     from acrlpd.data.sources.source import open_source
     from acrlpd.data.tools.inspect import contact_sheet as make_contact_sheet
     from acrlpd.data.tools.inspect import inspect_source, print_report
@@ -60,8 +60,6 @@ def stats(
         asset_id: Name under which the statistics are kept; wins over the config's.
         on_bad_episode: Stop at a broken episode, or leave it out; wins over the config's.
     """
-    from rich.console import Console
-
     from acrlpd.config.command_line import find_config
     from acrlpd.config.overrides import apply_config_overrides
     from acrlpd.data.pipeline.dataset import write_norm_stats
@@ -74,10 +72,9 @@ def stats(
     }
     overrides = {key: value for key, value in given.items() if value is not None}
     directory, norm_stats = write_norm_stats(apply_config_overrides(find_config(config), overrides))
-    console = Console()
     for name, values in norm_stats.items():
-        console.print(f"{name}: {values.dim} dims")
-    console.print(f"wrote {directory / 'norm_stats.json'}", markup=False)
+        print(f"{name}: {values.dim} dims")
+    print(f"wrote {directory / 'norm_stats.json'}")
 
 
 def cache(
@@ -93,18 +90,13 @@ def cache(
     """Decode all frames once, at the model's resolution; run it again to go on after an interruption.
 
     Args:
-        dataset: Directory or hub id.
         cache_dir: Directory of the cache, empty or with the begun cache of this dataset.
         height: Height of the model's images.
         width: Width of the model's images.
         cameras: Cameras to keep; all by default.
         format: Raw is fastest; jpeg is about seven times smaller.
         workers: Threads; one per core by default.
-        on_bad_episode: Stop at a broken episode, or leave it out of the cache and list it.
     """
-    from rich.console import Console
-    from rich.markup import escape
-
     from acrlpd.data.frames.cache_builder import build_frame_cache
     from acrlpd.data.sources.source import open_source
 
@@ -112,11 +104,8 @@ def cache(
     skipped = build_frame_cache(
         source, cache_dir, height=height, width=width, cameras=cameras, encoding=format, workers=workers
     )
-    console = Console()
-    reasons = [episode.reason for episode in source.skipped] + list(skipped.values())
-    for reason in reasons:
-        console.print(f"[yellow]skipped[/] {escape(reason)}")
-    console.print(f"{cache_dir}: {len(source) - len(skipped)} episodes, {len(reasons)} skipped", markup=False)
+    reasons = [*(episode.reason for episode in source.skipped), *skipped.values()]
+    _print_summary(f"{cache_dir}: {len(source) - len(skipped)} episodes, {len(reasons)} skipped", reasons)
 
 
 def label(
@@ -133,7 +122,6 @@ def label(
     """Write down which episodes succeeded, in a file next to the dataset.
 
     Args:
-        dataset: Directory or hub id.
         success: Episodes that succeeded, for example 0-9,12.
         failure: Episodes that failed.
         reward: Reward of the last step of labelled episodes, for example 0-4=0.5,7=2, instead of the usual.
@@ -141,10 +129,7 @@ def label(
         interactive: Show first and last frame of each episode without a label, and ask.
         camera: The camera to show; the first by default.
         labels_file: Where to write; `<dataset>.labels.json` by default.
-        on_bad_episode: Stop at a broken episode, or leave it without a label.
     """
-    from rich.console import Console
-
     from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
     from acrlpd.data.sources.source import DatasetError, open_source
     from acrlpd.data.tools import label as tools
@@ -184,25 +169,18 @@ def convert(
     """Convert ALOHA or DROID HDF5 episodes to a LeRobot v3.0 dataset, in bounded memory.
 
     Args:
-        dataset: Directory with the HDF5 episodes.
         output: Directory of the new dataset.
         task: What the robot does, for episodes that do not say it themselves.
         robot_type: Name of the robot in the new dataset.
         codec: AV1 as lerobot writes it, or H.264, which encodes faster.
-        on_bad_episode: Stop at a broken episode, or leave it out and list it.
     """
-    from rich.console import Console
-    from rich.markup import escape
-
     from acrlpd.data.sources.source import open_source
     from acrlpd.data.tools.convert import convert_to_lerobot
 
     source = open_source(dataset, on_bad_episode=on_bad_episode)
     skipped = convert_to_lerobot(source, output, task=task, codec=codec, robot_type=robot_type)
-    console = Console()
-    for episode in skipped:
-        console.print(f"[yellow]skipped[/] {escape(episode.reason)}")
-    console.print(f"{output}: {len(open_source(output))} episodes, {len(skipped)} skipped", markup=False)
+    reasons = [episode.reason for episode in skipped]
+    _print_summary(f"{output}: {len(open_source(output))} episodes, {len(reasons)} skipped", reasons)
 
 
 def validate(
@@ -214,14 +192,9 @@ def validate(
     """Check every episode, and list all that is wrong; exit code 1 if anything is.
 
     Args:
-        dataset: Directory or hub id.
         cache_dir: A frame cache of the dataset whose checksums to check as well.
         frames: Which frames to decode: none, the first and last of every episode and camera, or all.
-        json_: Print JSON.
     """
-    from rich.console import Console
-    from rich.markup import escape
-
     from acrlpd.data.sources.source import open_source
     from acrlpd.data.tools.validate import validate_cache, validate_source
 
@@ -232,11 +205,16 @@ def validate(
     if json_:
         print(json.dumps({"episodes": len(source), "problems": problems}, indent=2))
     else:
-        console = Console()
-        for problem in problems:
-            console.print(f"[red]broken[/] {escape(problem)}")
-        console.print(f"{dataset}: {len(source)} episodes, {len(problems)} problems", markup=False)
+        _print_summary(f"{dataset}: {len(source)} episodes, {len(problems)} problems", problems, "[red]broken[/]")
     return 1 if problems else 0
+
+
+def _print_summary(summary: str, reasons: list[str], word: str = "[yellow]skipped[/]") -> None:
+    """Prints a line for every episode that is skipped or broken, and a last line."""
+    console = Console()
+    for reason in reasons:
+        console.print(f"{word} {escape(reason)}")
+    console.print(summary, markup=False)
 
 
 COMMANDS = {

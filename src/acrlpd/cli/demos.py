@@ -1,11 +1,11 @@
 """`acrlpd demos`: demonstrations by scripted experts."""
 
+import dataclasses
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-JsonFlag = Annotated[bool, tyro.conf.arg(name="json"), tyro.conf.FlagCreatePairsOff]
+from acrlpd.cli.data import JsonFlag
 
 
 def collect(
@@ -37,10 +37,7 @@ def collect(
         codec: H.264, which encodes fast, or AV1 as lerobot writes it.
         num_workers: Processes that play; 0 means this process. Default: one per core.
         timeout: Seconds that an episode may take before its process is restarted.
-        json_: Print JSON.
     """
-    import json
-
     from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
 
     settings = DemonstrationSettings(
@@ -56,34 +53,19 @@ def collect(
     collection = collect_demonstrations(
         settings, output, num_workers=num_workers, timeout_s=timeout, show_progress=not json_
     )
-    reasons = [failure.reason for failure in collection.failures]
     if json_:
-        facts = {
-            "path": str(collection.path),
-            "episodes": collection.num_episodes,
-            "successes": collection.num_successes,
-            "steps": collection.num_steps,
-            "candidates": collection.num_candidates,
-            "failures": reasons,
-        }
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(dataclasses.asdict(collection), indent=2, default=str))
         return
-    for reason in reasons:
+    for reason in collection.failures:
         print(f"warning: an environment failed and was restarted: {reason}")
     print(
-        f"{output}: {collection.num_episodes} episodes ({collection.num_successes} successes), "
-        f"{collection.num_steps} steps, {collection.num_candidates} episodes tried"
+        f"{output}: {collection.episodes} episodes ({collection.successes} successes), {collection.steps} steps, "
+        f"{collection.candidates} episodes tried"
     )
 
 
 def list_(json_: JsonFlag = False) -> None:
-    """List the environments that have a scripted expert, and the qualities of the expert.
-
-    Args:
-        json_: Print JSON.
-    """
-    import json
-
+    """List the environments that have a scripted expert, and the qualities of the expert."""
     from acrlpd.experts.expert import list_experts
 
     experts = list_experts()

@@ -4,19 +4,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import nnx, traverse_util
 
 from acrlpd.agents.agent import Agent
 from acrlpd.agents.algorithm import Algorithm
-from acrlpd.agents.create import assemble_agent, load_policy_params
-from acrlpd.agents.networks import create_critic_networks
+from acrlpd.agents.networks import CriticNetworks, create_critic_networks
 from acrlpd.agents.optimizers.base import create_optimizer
 from acrlpd.agents.temperature import TemperatureModule
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.findings import Finding
+from acrlpd.models.policy import FlowPolicy
 
 
 def create_agent(
@@ -38,7 +39,7 @@ def create_agent(
     model = rl_config.model
     policy = model.create(policy_rng)
     if policy_params is not None:
-        load_policy_params(policy, policy_params)
+        _load_policy_params(policy, policy_params)
     algorithm = Algorithm(
         rl_config.acrlpd, rl_config.qchunking, rl_config.improvement, rl_config.data.augment_images, data_shards
     )
@@ -49,17 +50,63 @@ def create_agent(
         state_dim=model.state_dim,
         chunk_dim=algorithm.critic_action_horizon * rl_config.qchunking.action_dim,
     )
-    return assemble_agent(
-        policy,
-        critics,
-        algorithm,
-        freeze_filter=model.get_freeze_filter(freeze_pi0_backbone=rl_config.freeze_pi0_backbone),
-        policy_optimizer=create_optimizer(rl_config.actor_optimizer, rl_config.actor_lr_schedule),
-        critic_optimizer=create_optimizer(rl_config.critic_optimizer, rl_config.critic_lr_schedule),
-        temperature_optimizer=create_optimizer(rl_config.temperature_optimizer, rl_config.temperature_lr_schedule),
-        improvement_rng=jax.random.fold_in(critic_rng, 1),
+    improvement = rl_config.improvement.create_networks(policy, algorithm, nnx.Rngs(jax.random.fold_in(critic_rng, 1)))
+    return _assemble_agent(rl_config, algorithm, policy, critics, improvement)
+
+
+def _assemble_agent(
+    rl_config: RLTrainConfig,
+    algorithm: Algorithm,
+    policy: FlowPolicy,
+    critics: CriticNetworks,
+    own_networks: nnx.Module | None,  # the improvement's
+) -> Agent:
+    """The networks with their optimizers. A donating step uses up the arrays of the networks."""
+    acrlpd = rl_config.acrlpd
+    policy_optimizer = create_optimizer(rl_config.actor_optimizer, rl_config.actor_lr_schedule)
+    critic_optimizer = create_optimizer(rl_config.critic_optimizer, rl_config.critic_lr_schedule)
+    temperature_optimizer = create_optimizer(rl_config.temperature_optimizer, rl_config.temperature_lr_schedule)
+    freeze_filter = rl_config.model.get_freeze_filter(freeze_pi0_backbone=rl_config.freeze_pi0_backbone)
+    policy_def, frozen, *[trainable] = nnx.split(policy, freeze_filter, ...)
+    temperature_def, temperature = nnx.split(TemperatureModule(acrlpd.initial_temperature))
+    improvement_def, improvement = (None, nnx.State({})) if own_networks is None else nnx.split(own_networks)
+    return Agent(
+        step=jnp.zeros((), jnp.int32),
+        skipped_updates=jnp.zeros((), jnp.int32),
+        policy_params=trainable,
+        frozen_params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), frozen),
+        ema_params=None if acrlpd.ema_decay is None else jax.tree.map(jnp.copy, trainable),
+        policy_opt_state=policy_optimizer.tx.init(trainable),
+        critics=critics,
+        critic_opt_state=critic_optimizer.tx.init(critics.online),
+        temperature_params=temperature,
+        temperature_opt_state=temperature_optimizer.tx.init(temperature),
+        improvement_params=improvement,
+        improvement_opt_state=() if own_networks is None else critic_optimizer.tx.init(improvement),
+        loss_weights=jax.tree.map(lambda weight: jnp.asarray(weight, jnp.float32), acrlpd.loss_weights),
+        policy_def=policy_def,
+        temperature_def=temperature_def,
+        improvement_def=improvement_def,
+        algorithm=algorithm,
+        policy_optimizer=policy_optimizer,
+        critic_optimizer=critic_optimizer,
+        temperature_optimizer=temperature_optimizer,
         gradient_accumulation_steps=rl_config.training.gradient_accumulation_steps,
     )
+
+
+def _load_policy_params(policy: FlowPolicy, params: Mapping[str, Any]) -> None:
+    """Overwrites initial parameters of a policy; the given ones must exist there with the same shape."""
+    state = nnx.state(policy)
+    known = dict(nnx.to_flat_state(state))
+    for path, value in traverse_util.flatten_dict(dict(params)).items():
+        name = "/".join(map(str, path))
+        if path not in known:
+            raise ValueError(f"policy_params names {name}, which the policy does not have")
+        if known[path].shape != value.shape:
+            raise ValueError(f"policy_params {name} must have shape {known[path].shape}; found {value.shape}")
+        known[path] = known[path].replace(jnp.asarray(value, known[path].dtype))
+    nnx.update(policy, nnx.from_flat_state(known))
 
 
 def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ Importing this package imports neither JAX nor a simulator: the processes of par
 simulator is imported when one of its environments is made.
 """
 
-from acrlpd.envs.env import Env, EnvError, EnvSpec, Step
+from acrlpd.envs.env import Env, EnvError, EnvSpec
 from acrlpd.envs.episodes import Rollout, rollout_features
 from acrlpd.envs.pool import EnvFailure, EnvPool
 from acrlpd.envs.registry import make_env, make_gymnasium, register_env
@@ -19,7 +19,6 @@ __all__ = [
     "EnvPool",
     "EnvSpec",
     "Rollout",
-    "Step",
     "make_env",
     "make_gymnasium",
     "register_env",

@@ -12,12 +12,8 @@ import numpy as np
 from acrlpd.envs.env import STATE, Columns, Env
 from acrlpd.envs.simulators import choose_backend, rendering_error, require, require_rendering, use_fast_settings
 
-# Camera column -> camera of the simulator.
-CAMERAS = {
-    "observation.images.top": "top",
-    "observation.images.left_wrist": "left_wrist",
-    "observation.images.right_wrist": "right_wrist",
-}
+# Cameras of the simulator; the column of each is observation.images.<camera>.
+_CAMERAS = ("top", "left_wrist", "right_wrist")
 _TASKS = {
     "gym_aloha/AlohaTransferCube-v0": ("transfer_cube", "Transfer cube"),
     "gym_aloha/AlohaInsertion-v0": ("insertion", "Insert the peg"),
@@ -27,11 +23,7 @@ _FILM_SIZE = (240, 320)
 
 
 def make_aloha(
-    name: str,
-    *,
-    cameras: Sequence[str] | None = None,
-    image_size: tuple[int, int],
-    max_episode_steps: int | None = None,
+    name: str, *, cameras: Sequence[str] | None, image_size: tuple[int, int], max_episode_steps: int | None
 ) -> Env:
     """With `cameras=()` observations are joint positions alone, which needs no graphics."""
     choose_backend()
@@ -56,7 +48,8 @@ class AlohaEnv(Env):
     """Observes joint positions and the wanted cameras."""
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
-        images = {column: self.env.render_camera(camera) for column, camera in CAMERAS.items() if self.wants(column)}
+        columns = {f"observation.images.{camera}": camera for camera in _CAMERAS}
+        images = {column: self.env.render_camera(camera) for column, camera in columns.items() if self.wants(column)}
         return {STATE: raw, **images}
 
 
@@ -90,16 +83,13 @@ def _simulator(name: str, task: str, image_size: tuple[int, int]) -> Any:
 
         def render_camera(self, camera: str, size: tuple[int, int] = image_size) -> np.ndarray:
             if size not in self._renderers:
-                self._renderers[size] = self._make_renderer(size)
+                require_rendering(name)
+                try:
+                    self._renderers[size] = mujoco.Renderer(self.physics.model.ptr, *size)
+                except Exception as error:  # PyOpenGL and mujoco raise many kinds of errors
+                    raise rendering_error(name, error) from error
             self._renderers[size].update_scene(self.physics.data.ptr, camera)
             return self._renderers[size].render()
-
-        def _make_renderer(self, size: tuple[int, int]) -> Any:
-            require_rendering(name)
-            try:
-                return mujoco.Renderer(self.physics.model.ptr, *size)
-            except Exception as error:  # PyOpenGL and mujoco raise many kinds of errors
-                raise rendering_error(name, error) from error
 
         def render(self) -> np.ndarray:
             return self.render_camera("angle", _FILM_SIZE)

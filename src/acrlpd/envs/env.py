@@ -59,10 +59,7 @@ class Step:
 
 def success_from_info(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool | None:
     """Success under the keys that gymnasium environments usually have."""
-    for key in ("success", "is_success"):
-        if key in info:
-            return bool(info[key])
-    return None
+    return info.get("success", info.get("is_success"))
 
 
 class Env:

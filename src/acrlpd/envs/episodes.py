@@ -42,13 +42,11 @@ class Rollout:
 
     def columns(self, action_column: str = "action") -> Columns:
         """All recorded columns as a dataset has them: column -> [L, ...], cameras included."""
-        done = np.zeros(self.length, bool)
-        done[-1] = True
         return {
             **self.observations,
             action_column: self.actions,
             "next.reward": self.rewards,
-            "next.done": done,
+            "next.done": np.arange(1, self.length + 1) == self.length,
             "next.success": self.success,
         }
 

@@ -33,11 +33,7 @@ _DO_NOTHING = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 
 
 def make_libero(
-    name: str,
-    *,
-    cameras: Sequence[str] | None = None,
-    image_size: tuple[int, int],
-    max_episode_steps: int | None = None,
+    name: str, *, cameras: Sequence[str] | None, image_size: tuple[int, int], max_episode_steps: int | None
 ) -> Env:
     """A suite ("libero_spatial") or one of its tasks ("libero_spatial/3")."""
     suite, _, task = name.partition("/")
@@ -46,14 +42,13 @@ def make_libero(
     choose_backend()
     require_rendering(name)
     _write_config(name)
-    limit = _MAX_STEPS[suite]
     return LiberoEnv(
         _Simulator(name, suite, int(task) if task else None, image_size),
         name=name,
         prompt="",
         fps=20,
         cameras=cameras,
-        max_episode_steps=limit if max_episode_steps is None else min(limit, max_episode_steps),
+        max_episode_steps=min(_MAX_STEPS[suite], max_episode_steps or _MAX_STEPS[suite]),
         robot_type="panda",
     )
 
@@ -99,7 +94,14 @@ class _Simulator:
         return str(self._env.language_instruction)
 
     def reset(self, *, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        self._open(seed % len(self._tasks) if self._fixed_task is None else self._fixed_task)
+        task = seed % len(self._tasks) if self._fixed_task is None else self._fixed_task
+        if task != self._open_task:
+            self.close()
+            height, width = self._size
+            self._env = importlib.import_module("libero.libero.envs").OffScreenRenderEnv(
+                bddl_file_name=str(self._tasks[task]), camera_heights=height, camera_widths=width
+            )
+            self._open_task = task
         self._env.seed(seed)
         self._last = self._env.reset()
         for _ in range(_SETTLE_STEPS):
@@ -117,16 +119,6 @@ class _Simulator:
         if self._env is not None:
             self._env.close()
         self._env = self._open_task = None
-
-    def _open(self, task: int) -> None:
-        if task == self._open_task:
-            return
-        self.close()
-        height, width = self._size
-        self._env = importlib.import_module("libero.libero.envs").OffScreenRenderEnv(
-            bddl_file_name=str(self._tasks[task]), camera_heights=height, camera_widths=width
-        )
-        self._open_task = task
 
 
 def _upright(image: np.ndarray) -> np.ndarray:

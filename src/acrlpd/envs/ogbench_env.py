@@ -26,11 +26,7 @@ _NAME = re.compile(
 
 
 def make_ogbench(
-    name: str,
-    *,
-    cameras: Sequence[str] | None = None,
-    image_size: tuple[int, int],
-    max_episode_steps: int | None = None,
+    name: str, *, cameras: Sequence[str] | None, image_size: tuple[int, int], max_episode_steps: int | None
 ) -> Env:
     """An environment by OGBench's own name: [visual-]cube-single[-play]-singletask[-task1]-v0."""
     match = _NAME.fullmatch(name)
@@ -50,14 +46,13 @@ def make_ogbench(
     except gymnasium.error.Error as error:
         raise EnvError(f"unknown OGBench environment {name!r}: {error}") from error
     env = _template(name, match["kind"], spec.id, image_size).twin()
-    limits = [steps for steps in (spec.max_episode_steps, max_episode_steps) if steps is not None]
     return OGBenchEnv(
         env,
         name=name,
         prompt=_prompt(match["kind"], env, task),
         fps=20,
         cameras=cameras,
-        max_episode_steps=min(limits, default=None),
+        max_episode_steps=min(spec.max_episode_steps, max_episode_steps or spec.max_episode_steps),
         robot_type="ur5e",
     )
 
@@ -83,22 +78,18 @@ def cube_features(raw: np.ndarray) -> np.ndarray:
     last feature ignores quarter turns. Positions are in units of 10 cm, as in OGBench.
     """
     effector, effector_yaw, gripper = raw[12:15], raw[15] + 1j * raw[16], raw[17:19]
-    features = [effector, _parts(effector_yaw), gripper]
+    features: list[Any] = [effector, [effector_yaw.real, effector_yaw.imag], gripper]
     for cube in raw[19:].reshape(-1, 9):
         position, yaw = cube[:3], cube[7] + 1j * cube[8]
         offset = position - effector
-        quarter_turns = (yaw * effector_yaw.conjugate()) ** 4
-        features += [position, _parts(yaw), offset, np.tanh(3 * offset), _parts(quarter_turns)]
+        turned = (yaw * effector_yaw.conjugate()) ** 4  # the same for all quarter turns
+        features += [position, [yaw.real, yaw.imag], offset, np.tanh(3 * offset), [turned.real, turned.imag]]
     return np.concatenate(features).astype(np.float32)
 
 
 def proprioception(raw: np.ndarray) -> np.ndarray:
     """The state of the arm without the objects: joints (6), effector and its yaw (5), gripper (2)."""
     return np.concatenate([raw[:6], raw[12:19]]).astype(np.float32)
-
-
-def _parts(z: complex) -> np.ndarray:
-    return np.array([z.real, z.imag])
 
 
 def _prompt(kind: str, env: Any, task: str) -> str:

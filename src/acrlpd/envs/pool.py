@@ -13,13 +13,13 @@ import os
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing import connection
-from typing import Any, Self
+from typing import Any, Unpack
 
 from acrlpd.envs.env import Env, EnvError, EnvSpec
-from acrlpd.envs.registry import IMAGE_SIZE, bind_env
-from acrlpd.envs.worker import Call, EnvSlots, work
+from acrlpd.envs.registry import EnvOptions, bind_env
+from acrlpd.envs.worker import Call, EnvFailure, EnvSlots, work
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +27,7 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 300.0
 
 
-@dataclasses.dataclass(frozen=True)
-class EnvFailure:
-    """A slot lost its episode."""
-
-    slot: int
-    reason: str
-
-
-class EnvPool:
+class EnvPool(contextlib.AbstractContextManager["EnvPool"]):
     """`num_envs` environments of one kind in `num_workers` processes; with 0 processes they live in this one."""
 
     def __init__(
@@ -44,10 +36,8 @@ class EnvPool:
         num_envs: int,
         *,
         num_workers: int | None = None,
-        cameras: Sequence[str] | None = None,
-        image_size: tuple[int, int] = IMAGE_SIZE,
-        max_episode_steps: int | None = None,
         timeout_s: float = 60.0,
+        **options: Unpack[EnvOptions],
     ) -> None:
         """`num_workers` None means one process per core, but at most one per environment.
 
@@ -59,7 +49,7 @@ class EnvPool:
             raise EnvError(f"num_workers must be at least 0, which means this process; found {num_workers}")
         if not timeout_s > 0:
             raise EnvError(f"a time-out must be above 0 seconds; found {timeout_s:g}")
-        make = bind_env(name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)
+        make = bind_env(name, **options)
         self.name = name
         self.num_envs = num_envs
         self.num_workers = min(num_envs, (os.cpu_count() or 1) if num_workers is None else num_workers)
@@ -67,7 +57,7 @@ class EnvPool:
         self._backend = (
             _Processes(name, make, num_envs, self.num_workers, timeout_s)
             if self.num_workers
-            else _InProcess(make, num_envs)
+            else EnvSlots(make, list(range(num_envs)))
         )
         self.spec: EnvSpec = self._backend.spec
 
@@ -93,29 +83,8 @@ class EnvPool:
     def close(self) -> None:
         self._backend.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class _InProcess:
-    """Executes a call when its result is asked for."""
-
-    def __init__(self, make: Callable[[], Env], num_envs: int) -> None:
-        self._envs = EnvSlots(make, list(range(num_envs)))
-        self.spec = self._envs.spec
-        self.close = self._envs.close
-        self._queue: deque[tuple[int, Call]] = deque()
-
-    def submit(self, slot: int, call: Call) -> None:
-        self._queue.append((slot, call))
-
-    def next_result(self) -> tuple[int, Any]:
-        slot, call = self._queue.popleft()
-        result, error = self._envs.run(slot, call)
-        return slot, result if error is None else EnvFailure(slot, error)
 
 
 @dataclasses.dataclass
@@ -193,15 +162,17 @@ class _Processes:
 
     def _receive(self, worker: _Worker) -> None:
         try:
-            slot, result, error = worker.connection.recv()
+            slot, result = worker.connection.recv()
         except (EOFError, OSError):
             worker.process.join(5)
             self._restart(worker, f"its process died (exit code {worker.process.exitcode}) and was restarted")
             return
         worker.pending.discard(slot)
         worker.waiting_since = time.monotonic()
-        reason = self._lost.pop(slot, error)
-        self._results.append((slot, result if error is None else EnvFailure(slot, reason or error)))
+        reason = self._lost.pop(slot, None)
+        if reason is not None and isinstance(result, EnvFailure):
+            result = EnvFailure(slot, reason)
+        self._results.append((slot, result))
 
     def _restart(self, worker: _Worker, reason: str) -> None:
         """Starts a new process. The calls of the old one have failed, and its other slots lost their episodes."""
@@ -227,7 +198,7 @@ class _Processes:
         if not worker.connection.poll(_START_TIMEOUT_S):
             raise EnvError(f"environment {self._name!r} was not ready after {_START_TIMEOUT_S:g} s")
         try:
-            kind, content, package_is_missing = worker.connection.recv()
+            spec = worker.connection.recv()
         except EOFError:
             worker.process.join(5)
             raise EnvError(
@@ -235,9 +206,9 @@ class _Processes:
                 f"{worker.process.exitcode}); its output above says why. A script that uses parallel "
                 "environments needs `if __name__ == '__main__':` around its main part"
             ) from None
-        if kind == "failed":
-            raise ImportError(content) if package_is_missing else EnvError(content)
-        return content
+        if isinstance(spec, Exception):
+            raise spec
+        return spec
 
     def close(self) -> None:
         for worker in self._workers:

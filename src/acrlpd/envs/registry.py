@@ -3,7 +3,7 @@
 import fnmatch
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from acrlpd.choice import import_module, import_name
 from acrlpd.envs.env import Env, EnvError
@@ -34,37 +34,33 @@ def register_env(name: str, make: MakeFn) -> None:
     _REGISTERED[name] = make
 
 
-def make_env(
-    name: str,
-    *,
-    cameras: Sequence[str] | None = None,
-    image_size: tuple[int, int] = IMAGE_SIZE,
-    max_episode_steps: int | None = None,
-) -> Env:
-    """An environment by its registered name or gymnasium id.
+class EnvOptions(TypedDict, total=False):
+    """What is asked of an environment when it is made."""
 
-    `cameras` are the camera columns to observe; None means all that the environment has. `max_episode_steps` cuts
-    episodes sooner than the environment's own limit.
-    """
-    return bind_env(name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)()
+    cameras: Sequence[str] | None  # camera columns to observe; None means all that the environment has
+    image_size: tuple[int, int]  # height and width of observed images
+    max_episode_steps: int | None  # cuts episodes sooner than the environment's own limit
 
 
-def bind_env(
-    name: str,
-    *,
-    cameras: Sequence[str] | None,
-    image_size: tuple[int, int],
-    max_episode_steps: int | None,
-) -> Callable[[], Env]:
+def make_env(name: str, **options: Unpack[EnvOptions]) -> Env:
+    """An environment by its registered name or gymnasium id."""
+    return bind_env(name, **options)()
+
+
+def bind_env(name: str, **options: Unpack[EnvOptions]) -> Callable[[], Env]:
     """`make_env` for later or for another process; the name and the numbers are checked now."""
-    if min(image_size) < 1:
-        raise EnvError(f"image_size must be height and width in pixels, at least 1; found {list(image_size)}")
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise EnvError(f"max_episode_steps must be at least 1; found {max_episode_steps}")
+    options = {"cameras": None, "image_size": IMAGE_SIZE, "max_episode_steps": None, **options}
+    if min(options["image_size"]) < 1:
+        raise EnvError(
+            f"image_size must be height and width in pixels, at least 1; found {list(options['image_size'])}"
+        )
+    limit = options["max_episode_steps"]
+    if limit is not None and limit < 1:
+        raise EnvError(f"max_episode_steps must be at least 1; found {limit}")
     make = find_by_pattern(_REGISTERED, import_registration(name)) or make_gymnasium
     if isinstance(make, str):
         make = import_name(make)
-    return functools.partial(make, name, cameras=cameras, image_size=image_size, max_episode_steps=max_episode_steps)
+    return functools.partial(make, name, **options)
 
 
 def import_registration(name: str) -> str:
@@ -83,14 +79,7 @@ def find_by_pattern(registered: dict[str, Any], name: str) -> Any:
     return registered.get(name, registered[patterns[-1]] if patterns else None)
 
 
-def make_gymnasium(
-    name: str,
-    *,
-    cameras: Sequence[str] | None = None,
-    image_size: tuple[int, int] = IMAGE_SIZE,
-    max_episode_steps: int | None = None,
-    **options: Any,
-) -> Env:
+def make_gymnasium(name: str, *, image_size: tuple[int, int] = IMAGE_SIZE, **options: Any) -> Env:
     """Any gymnasium id; `options` go to `Env`. Images keep the size that the environment gives them."""
     gymnasium = require("gymnasium", env=name)
     env_id = import_registration(name)
@@ -106,10 +95,6 @@ def make_gymnasium(
         create = gymnasium.envs.registration.load_env_creator(create)
     films = "rgb_array" in getattr(create, "metadata", {}).get("render_modes", ())
     env = gymnasium.make(env_id, disable_env_checker=True, **({"render_mode": "rgb_array"} if films else {}))
-    defaults: dict[str, Any] = {
-        "prompt": env_id.rpartition("/")[2].partition("-v")[0],
-        "fps": float(env.metadata.get("render_fps", 30)),
-        "cameras": cameras,
-        "max_episode_steps": max_episode_steps,
-    }
-    return Env(env, name=name, **(defaults | options))
+    options.setdefault("prompt", env_id.rpartition("/")[2].partition("-v")[0])
+    options.setdefault("fps", float(env.metadata.get("render_fps", 30)))
+    return Env(env, name=name, **options)

@@ -5,7 +5,7 @@ squares, and interpolates between them.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,13 @@ _JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_r
 _OPEN, _CLOSED = 1.0, 0.0
 _CUBE_HEIGHT = 0.02  # of the centre of a cube that lies on the table
 _MEETING_POINT = np.array([0.0, 0.5, 0.3])
-_PITCH_DOWN = np.deg2rad(60.0)  # of the right gripper
+# Heading, pitch and roll of the grippers: the right one looks down, the left one is turned onto its side.
+_GRIPPER_ANGLES = {"left": (0.0, 0.0, np.pi / 2), "right": (np.pi, np.deg2rad(60.0), 0.0)}
 # Angles of the wrists from which the search for poses starts. The right wrist starts bent, opposite to its angle at
 # rest. A search that passes the straight wrist turns the forearm over for some cubes and not for their neighbours, and
 # demonstrations that jump between neighbouring cubes are hard to imitate.
 _WRIST_BEND = {"left": -0.3, "right": 0.6}
+_MAX_ITERATIONS = 200
 _MAX_STEP = 0.2  # radians per iteration of the inverse kinematics
 _DAMPING = 1e-2
 _TOLERANCE = 1e-4
@@ -53,13 +55,11 @@ QUALITIES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Waypoint:
-    """The pose of the fingers of one arm at a step, and how open they are."""
+class Waypoint(NamedTuple):
+    """Where the fingers of one arm are at a step, and how open they are."""
 
     step: int
     position: np.ndarray  # [3] metres
-    rotation: np.ndarray  # [3, 3]; its columns are forward, left and up of the gripper
     opening: float
 
 
@@ -94,30 +94,28 @@ class TransferExpert(Expert):
 
 def right_waypoints(cube: np.ndarray, drift: np.ndarray) -> list[Waypoint]:
     """High above the cube and `drift` [2] beside it, just above it, down, close, up to the meeting point, let go."""
-    down = gripper_rotation(heading=np.pi, pitch=_PITCH_DOWN, roll=0.0)
     return [
-        Waypoint(45, cube + np.array([*drift, 0.1]), down, _OPEN),
-        Waypoint(62, cube + np.array([0.0, 0.0, 0.06]), down, _OPEN),
-        Waypoint(78, cube, down, _OPEN),
-        Waypoint(95, cube, down, _CLOSED),
-        Waypoint(135, _MEETING_POINT, down, _CLOSED),
-        Waypoint(190, _MEETING_POINT, down, _CLOSED),
-        Waypoint(205, _MEETING_POINT, down, _OPEN),
-        Waypoint(235, _MEETING_POINT + np.array([0.1, 0.0, 0.0]), down, _OPEN),
+        Waypoint(45, cube + np.array([*drift, 0.1]), _OPEN),
+        Waypoint(62, cube + np.array([0.0, 0.0, 0.06]), _OPEN),
+        Waypoint(78, cube, _OPEN),
+        Waypoint(95, cube, _CLOSED),
+        Waypoint(135, _MEETING_POINT, _CLOSED),
+        Waypoint(190, _MEETING_POINT, _CLOSED),
+        Waypoint(205, _MEETING_POINT, _OPEN),
+        Waypoint(235, _MEETING_POINT + np.array([0.1, 0.0, 0.0]), _OPEN),
     ]
 
 
 def left_waypoints() -> list[Waypoint]:
     """Beside the meeting point with fingers above and below, in, close."""
-    rolled = gripper_rotation(heading=0.0, pitch=0.0, roll=np.pi / 2)
     beside = _MEETING_POINT - np.array([0.12, 0.0, 0.0])
     return [
-        Waypoint(100, beside, rolled, _OPEN),
-        Waypoint(135, beside, rolled, _OPEN),
-        Waypoint(170, _MEETING_POINT, rolled, _OPEN),
-        Waypoint(190, _MEETING_POINT, rolled, _CLOSED),
-        Waypoint(205, _MEETING_POINT, rolled, _CLOSED),
-        Waypoint(235, beside, rolled, _CLOSED),
+        Waypoint(100, beside, _OPEN),
+        Waypoint(135, beside, _OPEN),
+        Waypoint(170, _MEETING_POINT, _OPEN),
+        Waypoint(190, _MEETING_POINT, _CLOSED),
+        Waypoint(205, _MEETING_POINT, _CLOSED),
+        Waypoint(235, beside, _CLOSED),
     ]
 
 
@@ -128,7 +126,10 @@ def direction(rng: np.random.Generator) -> np.ndarray:
 
 
 def gripper_rotation(heading: float, pitch: float, roll: float) -> np.ndarray:
-    """A gripper turned about the vertical, then tilted down, then turned about its own axis."""
+    """A gripper turned about the vertical, then tilted down, then turned about its own axis: [3, 3].
+
+    The columns are forward, left and up of the gripper.
+    """
     (ch, cp, cr), (sh, sp, sr) = np.cos([heading, pitch, roll]), np.sin([heading, pitch, roll])
     turn = np.array([[ch, -sh, 0], [sh, ch, 0], [0, 0, 1]])
     tilt = np.array([[cp, 0, sp], [0, 1, 0], [-sp, 0, cp]])
@@ -150,6 +151,7 @@ class Arm:
         self._low, self._high = np.array([joint.range for joint in joints]).T
         self._body = model.body(f"vx300s_{side}/gripper_link").id
         self._wrist_bend = _WRIST_BEND[side]
+        self._rotation = gripper_rotation(*_GRIPPER_ANGLES[side])
 
     def plan(self, data: Any, waypoints: list[Waypoint], pace: float) -> np.ndarray:
         """Joint positions and opening [steps, 7] from the present pose of the arm through all waypoints."""
@@ -157,7 +159,7 @@ class Arm:
         joints, openings = [self._data.qpos[self._qpos].copy()], [_CLOSED]
         self._data.qpos[self._qpos[_JOINTS.index("wrist_angle")]] = self._wrist_bend
         for waypoint in waypoints:
-            joints.append(self.solve(waypoint.position, waypoint.rotation))
+            joints.append(self.solve(waypoint.position))
             openings.append(waypoint.opening)
         times = pace * np.array([0, *(waypoint.step for waypoint in waypoints)])
         steps = np.arange(1, int(times[-1]) + 1)
@@ -168,18 +170,20 @@ class Arm:
         columns = [*np.transpose(joints), openings]
         return np.stack([np.interp(position, np.arange(len(times)), column) for column in columns], axis=1)
 
-    def solve(self, position: np.ndarray, rotation: np.ndarray, iterations: int = 200) -> np.ndarray:
-        """Joint positions [6] that bring the fingertips to a pose; the search starts from the last solution."""
+    def solve(self, position: np.ndarray) -> np.ndarray:
+        """Joint positions [6] that bring the fingertips to a position; the search starts from the last solution."""
         import mujoco
 
         model, data = self._model, self._data
-        jacobian = np.empty((6, model.nv))
-        for _ in range(iterations):
+        jacobian, quaternion, error = np.empty((6, model.nv)), np.empty(4), np.empty(6)
+        for _ in range(_MAX_ITERATIONS):
             mujoco.mj_kinematics(model, data)
             mujoco.mj_comPos(model, data)
             turned = data.xmat[self._body].reshape(3, 3)
             tip = data.xpos[self._body] + turned @ FINGERTIP
-            error = np.concatenate([position - tip, rotation_vector(rotation @ turned.T)])
+            error[:3] = position - tip
+            mujoco.mju_mat2Quat(quaternion, (self._rotation @ turned.T).ravel())
+            mujoco.mju_quat2Vel(error[3:], quaternion, 1.0)  # axis times angle of the rotation that is left
             if np.linalg.norm(error) < _TOLERANCE:
                 break
             mujoco.mj_jac(model, data, jacobian[:3], jacobian[3:], tip, self._body)
@@ -188,13 +192,3 @@ class Arm:
             change *= min(1.0, _MAX_STEP / (np.abs(change).max() + 1e-12))
             data.qpos[self._qpos] = np.clip(data.qpos[self._qpos] + change, self._low, self._high)
         return data.qpos[self._qpos].copy()
-
-
-def rotation_vector(rotation: np.ndarray) -> np.ndarray:
-    """Axis times angle of a rotation matrix."""
-    import mujoco
-
-    quaternion, vector = np.empty(4), np.empty(3)
-    mujoco.mju_mat2Quat(quaternion, rotation.ravel())
-    mujoco.mju_quat2Vel(vector, quaternion, 1.0)
-    return vector

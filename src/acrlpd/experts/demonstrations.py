@@ -18,7 +18,7 @@ from typing import IO, Annotated
 
 import numpy as np
 from annotated_types import Ge, Interval
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TextColumn
 
 from acrlpd.config.bounds import check_bounds
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
@@ -82,14 +82,14 @@ class DemonstrationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """What was collected."""
+    """What was collected, in numbers."""
 
     path: Path
-    num_episodes: int
-    num_successes: int
-    num_steps: int
-    num_candidates: int
-    failures: tuple[EnvFailure, ...]
+    episodes: int
+    successes: int
+    steps: int
+    candidates: int
+    failures: tuple[str, ...]  # why episodes were lost
 
 
 def collect_demonstrations(
@@ -115,33 +115,38 @@ def collect_demonstrations(
             max_episode_steps=settings.max_episode_steps,
             timeout_s=timeout_s,
         ) as envs:
+            spec = envs.spec
+            writing = output.with_name(output.name + ".writing")
+            shutil.rmtree(writing, ignore_errors=True)
             # The writer refuses features that a dataset cannot hold, before anything is played or stored.
-            writer = _create_writer(output, settings, envs.spec)
+            writer = LeRobotWriter(
+                writing, fps=spec.fps, features=rollout_features(spec), robot_type=spec.robot_type, codec=settings.codec
+            )
             partial = _PartialCollection(directory, settings)
             _play(envs, expert, partial, show_progress)
         with writer:
             for rollout in partial.episodes():
-                write_rollout(writer, rollout, envs.spec)
+                write_rollout(writer, rollout, spec)
         if output.exists():
             output.rmdir()  # the directory is empty; others were refused above
-        writer.root.replace(output)
+        writing.replace(output)
         shutil.rmtree(directory)
     return Collection(
         output,
-        num_episodes=len(partial.kept),
-        num_successes=partial.num_successes,
-        num_steps=sum(length for _, length in partial.kept.values()),
-        num_candidates=partial.next_candidate,
-        failures=tuple(envs.failures),
+        episodes=len(partial.kept),
+        successes=partial.num_successes,
+        steps=sum(length for _, length in partial.kept.values()),
+        candidates=partial.next_candidate,
+        failures=tuple(failure.reason for failure in envs.failures),
     )
 
 
-def write_rollout(writer: LeRobotWriter, rollout: Rollout, spec: EnvSpec) -> int:
-    """Appends a recorded episode to a dataset with the features `rollout_features(spec)`; returns its index."""
+def write_rollout(writer: LeRobotWriter, rollout: Rollout, spec: EnvSpec) -> None:
+    """Appends a recorded episode to a dataset with the features `rollout_features(spec)`."""
     columns = rollout.columns(spec.action_column)
     cameras = {name: columns.pop(name) for name in spec.cameras}
     writer.add_steps(columns, cameras)
-    return writer.end_episode(rollout.prompt)
+    writer.end_episode(rollout.prompt)
 
 
 @contextlib.contextmanager
@@ -157,15 +162,6 @@ def _partial_directory(output: Path) -> Iterator[Path]:
         finally:
             if directory.exists() and all(path.name == LOCK for path in directory.iterdir()):
                 shutil.rmtree(directory)
-
-
-def _create_writer(output: Path, settings: DemonstrationSettings, spec: EnvSpec) -> LeRobotWriter:
-    """A writer into a directory beside `output`; the directory appears with the first episode."""
-    writing = output.with_name(output.name + ".writing")
-    shutil.rmtree(writing, ignore_errors=True)
-    return LeRobotWriter(
-        writing, fps=spec.fps, features=rollout_features(spec), robot_type=spec.robot_type, codec=settings.codec
-    )
 
 
 class _PartialCollection:
@@ -234,21 +230,15 @@ class _PartialCollection:
 
 def _play(envs: EnvPool, expert: type[Expert], partial: _PartialCollection, show_progress: bool) -> None:
     """Plays candidates until the collection is complete, with a progress bar."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[successes]} successes of {task.fields[candidates]} tried"),
-        TimeRemainingColumn(),
-    )
     settings = partial.settings
     played = _candidates(envs, expert, settings, partial.next_candidate)
-    with Progress(*columns, disable=not show_progress) as bar:
-        task = bar.add_task(settings.env, total=settings.num_episodes, successes=0, candidates=0)
+    numbers = TextColumn("{task.completed} episodes, {task.fields[successes]} successes, {task.fields[tried]} tried")
+    with Progress(*Progress.get_default_columns(), numbers, disable=not show_progress) as bar:
+        task = bar.add_task(settings.env, total=settings.num_episodes, successes=0, tried=0)
         while not partial.complete:
             partial.add(*next(played))
-            successes, candidates = partial.num_successes, partial.next_candidate
-            bar.update(task, completed=len(partial.kept), successes=successes, candidates=candidates)
+            successes, tried = partial.num_successes, partial.next_candidate
+            bar.update(task, completed=len(partial.kept), successes=successes, tried=tried)
 
 
 def _candidates(

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from acrlpd.choice import import_name
-from acrlpd.envs.env import Env, EnvError
-from acrlpd.envs.episodes import Executed, Rollout, execute_chunk, stack, start_episode
+from acrlpd.envs.env import Env, EnvError, Step
+from acrlpd.envs.episodes import Rollout, stack
 from acrlpd.envs.registry import OGBENCH_NAMES, find_by_pattern, import_registration
 
 
@@ -72,18 +72,20 @@ def list_experts() -> dict[str, Mapping[str, str]]:
 
 def demonstrate(env: Env, expert: type[Expert], seed: int, quality: str) -> Rollout:
     """One episode of an expert, with an observation of every step."""
-    observations = [start_episode(env, seed, film=False).observation]
+    env.reset(seed)
     acting = expert(env, quality, np.random.default_rng(seed))
-    parts: list[Executed] = []
-    while not parts or not parts[-1].done:
-        parts.append(execute_chunk(env, acting.act()[None], record=True, film=False))
-        observations += parts[-1].observations
+    observations, actions = [], []
+    steps: list[Step] = []
+    while not steps or not steps[-1].done:
+        observations.append(env.observe())
+        actions.append(env.executed(acting.act()))
+        steps.append(env.step(actions[-1]))
     return Rollout(
         seed=seed,
         prompt=env.prompt,
-        actions=np.concatenate([part.actions for part in parts]),
-        rewards=np.concatenate([part.rewards for part in parts]),
-        success=np.concatenate([part.success for part in parts]),
-        terminated=parts[-1].terminated,
+        actions=np.stack(actions),
+        rewards=np.array([step.reward for step in steps], np.float32),
+        success=np.array([step.success for step in steps]),
+        terminated=steps[-1].terminated,
         observations=stack(observations),
     )

@@ -1,9 +1,7 @@
 """The scripted expert of OGBench: the benchmark's own oracles, which pursue the task's goal or another goal."""
 
-import contextlib
 import dataclasses
 import importlib
-from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -42,8 +40,7 @@ QUALITIES = {
         "smooth, with the task as every third goal or so", "plan", goal_probability=0.3, decided="per_goal"
     ),
 }
-_PLAN_OPTIONS = {"noise": 0.1, "noise_smoothing": 0.5}
-_MARKOV_OPTIONS = {"min_norm": 0.1}
+_ORACLE_OPTIONS = {"plan": {"noise": 0.1, "noise_smoothing": 0.5}, "markov": {"min_norm": 0.1}}
 
 
 class OGBenchExpert(Expert):
@@ -73,27 +70,20 @@ class OGBenchExpert(Expert):
             self._on_task = self._rng.uniform() < self._quality.goal_probability
         self._goal = (next_goal if self._on_task else random_goal)(self._simulator, self._rng)
         self._oracle = self._make_oracle(self._goal.oracle)
-        with seeded_globally(int(self._rng.integers(2**32))):
+        state = np.random.get_state()  # noqa: NPY002
+        np.random.seed(int(self._rng.integers(2**32)))  # noqa: NPY002 (the oracles draw from numpy's global generator)
+        try:
             self._oracle.reset(None, self._info())
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
 
     def _make_oracle(self, what: str) -> Any:
         kind = self._quality.oracle
         module = importlib.import_module(f"ogbench.manipspace.oracles.{kind}.{what.lower()}_{kind}")
-        options: dict[str, Any] = dict(_PLAN_OPTIONS if kind == "plan" else _MARKOV_OPTIONS)
+        options: dict[str, Any] = dict(_ORACLE_OPTIONS[kind])
         if what == "Button":
             options["gripper_always_closed"] = self._simulator.kind == "puzzle"
         return getattr(module, f"{what}{kind.capitalize()}Oracle")(env=self._simulator, **options)
 
     def _info(self) -> dict[str, Any]:
         return self._simulator.compute_ob_info() | self._goal.info(self._simulator)
-
-
-@contextlib.contextmanager
-def seeded_globally(seed: int) -> Iterator[None]:
-    """Seeds numpy's global generator, from which the oracles draw, and restores its state afterwards."""
-    state = np.random.get_state()  # noqa: NPY002
-    np.random.seed(seed)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(state)  # noqa: NPY002

@@ -78,7 +78,7 @@ def next_goal(simulator: Any, rng: np.random.Generator) -> Goal:
     """The next step of the task; a random goal where nothing is left to do and the episode has not ended yet."""
     kind = simulator.kind
     goal = {"cube": _next_cube, "puzzle": _next_press, "scene": _next_in_scene}[kind](simulator, rng)
-    return goal if goal is not None else random_goal(simulator, rng)
+    return goal or random_goal(simulator, rng)
 
 
 def random_goal(simulator: Any, rng: np.random.Generator) -> Goal:
@@ -121,8 +121,7 @@ def _next_cube(simulator: Any, rng: np.random.Generator) -> Goal | None:
     todo.sort(key=lambda i: goals[i][2])
     for cube in todo:
         below = [i for i in todo if goals[i][2] < goals[cube][2] - 0.01 and _same_spot(goals[i], goals[cube])]
-        others = [i for i in range(len(now)) if i != cube]
-        taken = [i for i in others if np.linalg.norm(now[i] - goals[cube]) < _CUBE_SIZE]
+        taken = [i for i in range(len(now)) if i != cube and np.linalg.norm(now[i] - goals[cube]) < _CUBE_SIZE]
         if not below and not taken and not _covered(simulator, cube):
             return CubeGoal(cube, goals[cube], 0.0)
     free = [cube for cube in todo if not _covered(simulator, cube)]
@@ -166,22 +165,19 @@ def _next_press(simulator: Any, rng: np.random.Generator) -> Goal | None:
 def solve_lights_out(wrong: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """The buttons to press so that exactly the `wrong` ones [rows * columns] flip: linear equations modulo 2."""
     size = rows * columns
-    effect = np.eye(size, dtype=np.int64)
-    for i in range(size):
-        for j in range(size):
-            distance = abs(i // columns - j // columns) + abs(i % columns - j % columns)
-            effect[i, j] |= distance == 1
-    system = np.concatenate([effect, np.reshape(wrong, (-1, 1)) % 2], axis=1)
+    row, column = np.divmod(np.arange(size), columns)
+    distance = abs(row[:, None] - row) + abs(column[:, None] - column)
+    system = np.column_stack([distance <= 1, wrong % 2]).astype(np.int64)
     pivots: list[int] = []
-    for column in range(size):
-        row = len(pivots)
-        candidates = np.flatnonzero(system[row:, column]) + row
+    for button in range(size):
+        first = len(pivots)
+        candidates = np.flatnonzero(system[first:, button]) + first
         if not len(candidates):
             continue
-        system[[row, candidates[0]]] = system[[candidates[0], row]]
-        others = np.flatnonzero(system[:, column])
-        system[others[others != row]] ^= system[row]
-        pivots.append(column)
+        system[[first, candidates[0]]] = system[[candidates[0], first]]
+        others = np.flatnonzero(system[:, button])
+        system[others[others != first]] ^= system[first]
+        pivots.append(button)
     if system[len(pivots) :, -1].any():
         raise ValueError(f"no presses turn {np.asarray(wrong).tolist()} off on a board of {rows} x {columns}")
     presses = np.zeros(size, np.int64)

@@ -154,12 +154,11 @@ def _explore(
 
     def select_one(candidates: jax.Array, scores: jax.Array, seed: jax.Array) -> jax.Array:
         return select(
-            candidates[None],
             scores[None],
             rng=jax.random.key(seed),
             config=config,
             temperature=temperature,
             critic_chunks=model.algorithm.critic_chunks(candidates[None]),
-        ).index[0]
+        )[0]
 
     return jax.vmap(select_one)(candidates, scores, seeds)

@@ -47,7 +47,7 @@ def collect_missing_demonstrations(rl_config: RLTrainConfig, *, dry_run: bool = 
                 max_episode_steps=wanted.max_episode_steps,
             )
             found = collect_demonstrations(settings, directory)
-            print(f"{found.num_episodes} episodes, {found.num_successes} of them successes, {found.num_steps} steps")
+            print(f"{found.episodes} episodes, {found.successes} of them successes, {found.steps} steps")
         if data.norm_stats_path is not None and not data.norm_stats_path.is_file():
             write_norm_stats(rl_config)
     barrier("demonstrations", _TIMEOUT_S)

@@ -15,8 +15,6 @@ from acrlpd.choice import Choice
 from acrlpd.findings import Finding, error, warning
 from acrlpd.models.observation import Array
 
-QAggregation = Literal["min", "mean", "weighted"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig(Choice, abc.ABC):
@@ -28,7 +26,7 @@ class CriticConfig(Choice, abc.ABC):
     num_critics: Annotated[int, Ge(1)] = 10
     # How E values become one, for targets and for selection. "min" is pessimistic, "mean" is not,
     # "weighted" learns a softmax over the members.
-    q_aggregation: QAggregation = "min"
+    q_aggregation: Literal["min", "mean", "weighted"] = "min"
     # Aggregate targets over this many randomly drawn members (REDQ); None: over all. Smaller: less pessimism.
     target_subset_size: int | None = None
     # Whether critics see the policy's pooled prefix features; off: the state alone (cheap, blind to images).
@@ -37,11 +35,6 @@ class CriticConfig(Choice, abc.ABC):
     @abc.abstractmethod
     def create(self, *, feature_dim: int, state_dim: int, chunk_dim: int, rngs: nnx.Rngs) -> "CriticEnsemble":
         """A freshly initialised ensemble."""
-
-    @property
-    @abc.abstractmethod
-    def widest_layer(self) -> int:
-        """Units of the widest layer, for the plan's estimate of memory."""
 
     def check(self) -> Iterator[Finding]:
         """What is wrong with these critics, beyond the bounds of single fields."""
@@ -80,7 +73,8 @@ class CriticEnsemble(nnx.Module):
         Casting a kernel takes as long as a product with few rows, so only many rows are worth a cast.
         """
         b, n, _ = chunks.shape
-        ranked = chunks.astype(dtype) if b * n > self.config.widest_layer else chunks
+        widest_layer = max(leaf.shape[-1] for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
+        ranked = chunks.astype(dtype) if b * n > widest_layer else chunks
         return self.aggregate(self(features, state, ranked))
 
     def aggregate(self, q: jax.Array) -> jax.Array:
@@ -100,4 +94,4 @@ class CriticEnsemble(nnx.Module):
         chosen = q[..., members]
         if self.config.q_aggregation == "weighted":
             return chosen @ jax.nn.softmax(self.aggregation_logits[members])
-        return jnp.min(chosen, axis=-1) if self.config.q_aggregation == "min" else jnp.mean(chosen, axis=-1)
+        return self.aggregate(chosen)

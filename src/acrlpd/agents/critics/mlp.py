@@ -48,10 +48,6 @@ class MLPCritics(CriticConfig):
     def create(self, *, feature_dim: int, state_dim: int, chunk_dim: int, rngs: nnx.Rngs) -> "MLPEnsemble":
         return MLPEnsemble(self, feature_dim=feature_dim, state_dim=state_dim, chunk_dim=chunk_dim, rngs=rngs)
 
-    @property
-    def widest_layer(self) -> int:
-        return max(self.hidden_dims)
-
 
 class MLPEnsemble(CriticEnsemble):
     """E perceptrons.
@@ -113,9 +109,9 @@ class MLPEnsemble(CriticEnsemble):
         if features is None:
             raise ValueError("these critics were built with policy features; no features were given")
         features = standardize(features)
-        if self.config.feature_fusion_method == "concat":
-            return jnp.concatenate([features, state], axis=-1)[None]
         if self.config.feature_fusion_method == "add":
             return self.feature_in(features[None]) + self.state_in(jnp.asarray(state)[None])
-        both = jnp.concatenate([features, state], axis=-1)
-        return _ACTIVATIONS[self.config.activation](self.fusion(both[None]))
+        both = jnp.concatenate([features, state], axis=-1)[None]
+        if self.config.feature_fusion_method == "concat":
+            return both
+        return _ACTIVATIONS[self.config.activation](self.fusion(both))

@@ -35,10 +35,6 @@ class AdamW(OptimizerConfig):
 def _scale_by_adam(config: AdamW) -> optax.GradientTransformationExtraArgs:
     """optax's Adam, with optax's state, which stands still where it is not enabled."""
 
-    def init(params: Any) -> optax.ScaleByAdamState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params))
-
     def update(
         grads: Any, state: optax.ScaleByAdamState, params: Any = None, *, enabled: jax.Array | bool = True, **_: Any
     ) -> tuple[Any, optax.ScaleByAdamState]:
@@ -53,4 +49,4 @@ def _scale_by_adam(config: AdamW) -> optax.GradientTransformationExtraArgs:
         updates = jax.tree.map(lambda m, v: (m / first) / (jnp.sqrt(v / second) + config.eps), mu, nu)
         return updates, optax.ScaleByAdamState(jnp.where(enabled, count, state.count), mu, nu)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)

@@ -60,10 +60,9 @@ def create_optimizer(config: OptimizerConfig, lr_schedule: LRSchedule) -> Optimi
     """
     schedule = lr_schedule.create()
     steps = config.transformations()
-    steps = tuple(steps) if config.stands_still else tuple(map(_standing_still, steps))
-    tx = optax.chain(
-        optax.clip_by_global_norm(config.clip_gradient_norm), optax.chain(*steps, _scale_by_schedule(schedule))
-    )
+    steps = steps if config.stands_still else map(_standing_still, steps)
+    scale = _standing_still(optax.scale_by_schedule(lambda count: -schedule(count)))
+    tx = optax.chain(optax.clip_by_global_norm(config.clip_gradient_norm), optax.chain(*steps, scale))
     return Optimizer(tx=tx, schedule=schedule)
 
 
@@ -78,24 +77,3 @@ def _standing_still(inner: optax.GradientTransformation) -> optax.GradientTransf
         return updates, jax.tree.map(lambda n, o: jnp.where(enabled, n, o), new, state)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
-
-
-def _scale_by_schedule(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
-    """Minus the learning rate, or 0."""
-
-    def init(params: Any) -> optax.ScaleByScheduleState:
-        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
-
-    def update(
-        updates: Any,
-        state: optax.ScaleByScheduleState,
-        params: Any = None,
-        *,
-        enabled: jax.Array | bool = True,
-        **_: Any,
-    ) -> tuple[Any, optax.ScaleByScheduleState]:
-        step_size = jnp.where(enabled, -schedule(state.count), 0.0)
-        count = jnp.where(enabled, optax.safe_increment(state.count), state.count)
-        return jax.tree.map(lambda u: step_size * u, updates), optax.ScaleByScheduleState(count)
-
-    return optax.GradientTransformationExtraArgs(init, update)
