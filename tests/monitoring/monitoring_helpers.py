@@ -112,7 +112,7 @@ def train(
             trainer.initialize()
         if compiled := _COMPILED.get(_computation(config)):
             trainer._train_steps = compiled
-            trainer.writer.prepare(trainer.arrays())
+            trainer.writer.prepare(trainer.agent)
         trainer.train()
         _COMPILED[_computation(config)] = trainer._train_steps
         trainer.close()

@@ -16,9 +16,7 @@ from acrlpd.monitoring.step_time import (
     Segment,
     attribute_time,
     innermost,
-    parts_of_instructions,
     read_program,
-    scope_of,
     shared_time,
 )
 
@@ -47,7 +45,7 @@ ENTRY %main (a: f32[2]) -> f32[2] {
 
 
 def test_operations_belong_to_their_innermost_scope() -> None:
-    parts = parts_of_instructions(PROGRAM)
+    parts = read_program(PROGRAM).parts
     assert (parts["add.2"], parts["mul.3"], parts["dot.1"]) == ("critic", "optimizer", "sampling")
     assert parts["fusion.1"] == "policy"  # what it calls
     assert (parts["while.1"], parts["copy.1"]) == ("sampling", "sampling")  # its body, and what stands around
@@ -56,13 +54,16 @@ def test_operations_belong_to_their_innermost_scope() -> None:
 @pytest.mark.parametrize(
     ("name", "scope"),
     [
-        ("jit(train_step)/policy_head/add", None),
+        ("jit(train_step)/policy_head/add", "other"),
         ("jit(f)/transpose(jvp(policy))/rematted_computation/sampling/dot", "sampling"),
         ("jit(f)/vmap(critic)/dot", "critic"),
     ],
 )
-def test_scopes_are_whole_words(name: str, scope: str | None) -> None:
-    assert scope_of(name) == scope
+def test_scopes_are_whole_words(name: str, scope: str) -> None:
+    text = (
+        f'ENTRY %main (a: f32[2]) -> f32[2] {{\n  ROOT %add.1 = f32[2] add(%a, %a), metadata={{op_name="{name}"}}\n}}'
+    )
+    assert read_program(text).parts == {"add.1": scope}
 
 
 segments = st.lists(

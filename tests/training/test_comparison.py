@@ -10,7 +10,8 @@ from training_helpers import Processes, arrays_of, metrics_of, online_config
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.runs.directory import read_summary, run_directory
-from acrlpd.training.comparison import DESCRIPTIONS, baseline_config, baseline_directory, run_comparison
+from acrlpd.runs.record import STAGES
+from acrlpd.training.comparison import baseline_config, baseline_directory, run_comparison
 
 OFFLINE, ONLINE = 8, 6
 LAST = OFFLINE + ONLINE
@@ -56,7 +57,7 @@ def test_the_summary_has_all_five_in_order(compared: tuple[pathlib.Path, str]) -
     for name, found in evaluation.items():
         assert found["episodes"] == 4
         assert 0 <= found["interval"][0] <= found["success_rate"] <= found["interval"][1] <= 1
-        assert DESCRIPTIONS[name] in " ".join(output.split())
+        assert STAGES[name] in " ".join(output.split())
     seeds = set()
     for where, step in (
         (directory, OFFLINE),

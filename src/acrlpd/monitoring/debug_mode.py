@@ -42,9 +42,10 @@ class DebugMode:
     def before_update(self, step: int, agent: Agent, batch: Batch, rng: jax.Array) -> None:
         """`step` is the step that this update makes."""
         period = self._log_frequency * LINES_PER_INSPECTION
-        if not self._has_sheet or step % (period * INSPECTIONS_PER_SHEET) == 0:
-            self._has_sheet = True
-            self._write_sheet(step, batch)
+        is_sheet_due = not self._has_sheet or step % (period * INSPECTIONS_PER_SHEET) == 0
+        self._has_sheet = True
+        if is_sheet_due and self._directory is not None and (sheet := contact_sheet(batch)) is not None:
+            self._write(f"{step:08d}.png", sheet)
         if step == self._log_frequency or step % period == 0:
             self._pending[step] = inspect_update(agent, batch, rng)
 
@@ -56,11 +57,6 @@ class DebugMode:
         inspection = jax.device_get(inspection)
         self._write(f"{step:08d}.json", (json.dumps(describe(inspection), allow_nan=False) + "\n").encode())
         return summarize(inspection)
-
-    def _write_sheet(self, step: int, batch: Batch) -> None:
-        sheet = contact_sheet(batch) if self._directory is not None else None
-        if sheet is not None:
-            self._write(f"{step:08d}.png", sheet)
 
     def _write(self, name: str, content: bytes) -> None:
         if self._directory is None:
@@ -74,29 +70,14 @@ class DebugMode:
 
 def describe(inspection: Inspection) -> dict[str, Any]:
     """A whole inspection as plain data."""
+    content = jax.tree.map(_plain, inspection)
     edges = np.linspace(-ACTION_RANGE, ACTION_RANGE, NUM_BINS + 1)
-    content = {
-        "gradient_norms": {group: _plain(norms) for group, norms in inspection.gradient_norms.items()},
-        "actions": {
-            "bin_edges": [round(edge, 6) for edge in edges.tolist()],
-            "data": _plain(inspection.data_actions),
-            "chosen": _plain(inspection.chosen_actions),
-        },
-    }
-    if (critics := inspection.critics) is None:
-        return content
-    low, mean, high = _plain(critics.candidate_q)
-    return content | {
-        "critics": {"mean_q": _plain(critics.member_q), "std_q": _plain(critics.member_q_std)},
-        "best_of_n": {
-            "choices": _plain(critics.choices),
-            "candidate_q": {"lowest": low, "mean": mean, "highest": high},
-        },
-    }
+    content["actions"]["bin_edges"] = [round(edge, 6) for edge in edges.tolist()]
+    return content
 
 
-def _plain(array: Any) -> list[Any]:
-    """An array as lists. JSON has no NaN, so a number that is not finite becomes None."""
+def _plain(array: Any) -> Any:
+    """An array as nested lists, or a number. JSON has no NaN, so a number that is not finite becomes None."""
     plain = np.asarray(array).astype(object)
     plain[~np.isfinite(array)] = None
     return plain.tolist()

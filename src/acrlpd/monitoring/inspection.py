@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,25 +27,8 @@ _GROUP_DEPTH = 5
 _STACKED = ("layers", "encoderblock")
 
 
-@flax.struct.dataclass
-class CriticInspection:
-    """The values of E critics, and which of N candidates they choose."""
-
-    member_q: jax.Array  # [E] at the logged chunk, mean over the windows that the critics learn from
-    member_q_std: jax.Array  # [E]
-    candidate_q: jax.Array  # [3] lowest, mean and highest value of the candidates, mean over the batch
-    choices: jax.Array  # int32 [N] how often each candidate was chosen
-
-
-@flax.struct.dataclass
-class Inspection:
-    """One inspection of one batch; a = real action dims."""
-
-    gradient_norms: dict[str, jax.Array]  # group -> [layers], or [1] where layers are not stacked
-    data_actions: jax.Array  # int32 [a, NUM_BINS] histograms over the chunk that the critics see
-    chosen_actions: jax.Array  # int32 [a, NUM_BINS]
-    chosen_distance: jax.Array  # root mean square of chosen minus logged action
-    critics: CriticInspection | None  # None in a run that trains no critic
+# Arrays in nested dicts, with the names that they have in the file of an inspection.
+Inspection = dict[str, Any]
 
 
 def inspect_update(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
@@ -71,6 +53,7 @@ def _compiled(sharding: jax.sharding.Sharding) -> Callable[[Agent, Batch, jax.Ar
 
 
 def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
+    """Looks at one batch; a = real action dims. Without a critic there are no entries about critics and choices."""
     rng = jax.random.fold_in(rng, agent.step)
     if agent.gradient_accumulation_steps > 1:
         batch = jax.tree.map(lambda x: x[0], split_batch(batch, agent.gradient_accumulation_steps))
@@ -78,16 +61,19 @@ def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
     num_samples = None if algorithm.has_critic else 1  # without a critic nothing is chosen
     choice = agent.best_of_n(jax.random.fold_in(rng, 1), batch.observations, num_samples=num_samples, use_ema=False)
     chosen, logged = algorithm.critic_chunks(choice.actions), algorithm.critic_chunks(batch.actions)
-    return Inspection(
-        gradient_norms=gradient_norms(agent, batch, rng),
-        data_actions=_histograms(logged, algorithm.qchunking.action_dim),
-        chosen_actions=_histograms(chosen, algorithm.qchunking.action_dim),
-        chosen_distance=jnp.sqrt(jnp.mean(jnp.square(chosen - logged))),
-        critics=_inspect_critics(agent, batch, choice) if algorithm.has_critic else None,
-    )
+    inspection = {
+        "gradient_norms": gradient_norms(agent, batch, rng),
+        "actions": {
+            "data": _histograms(logged, algorithm.qchunking.action_dim),  # int32 [a, NUM_BINS]
+            "chosen": _histograms(chosen, algorithm.qchunking.action_dim),
+            "distance": jnp.sqrt(jnp.mean(jnp.square(chosen - logged))),
+        },
+    }
+    return inspection | (_inspect_critics(agent, batch, choice) if algorithm.has_critic else {})
 
 
-def _inspect_critics(agent: Agent, batch: Batch, choice: BestOfN) -> CriticInspection:
+def _inspect_critics(agent: Agent, batch: Batch, choice: BestOfN) -> Inspection:
+    """The values of E critics at the logged chunks that they learn from, and which of N candidates they choose."""
     networks = agent.networks()
     observation = networks.policy.preprocess(None, batch.observations, train=False)
     chunk = agent.algorithm.critic_chunks(batch.actions)
@@ -95,16 +81,22 @@ def _inspect_critics(agent: Agent, batch: Batch, choice: BestOfN) -> CriticInspe
     member_q = ensemble(features, observation.state, chunk[:, None])[:, 0]  # [b, E]
     mask = jnp.asarray(batch.sequence_mask, bool)[:, None]
     q = choice.q_values
-    return CriticInspection(
-        member_q=jnp.mean(member_q, axis=0, where=mask),
-        member_q_std=jnp.std(member_q, axis=0, where=mask),
-        candidate_q=jnp.stack([jnp.mean(jnp.min(q, axis=1)), jnp.mean(q), jnp.mean(jnp.max(q, axis=1))]),
-        choices=jnp.bincount(choice.index, length=q.shape[1]),
-    )
+    ends = {"lowest": jnp.mean(jnp.min(q, axis=1)), "mean": jnp.mean(q), "highest": jnp.mean(jnp.max(q, axis=1))}
+    return {
+        "critics": {
+            "mean_q": jnp.mean(member_q, axis=0, where=mask),  # [E]
+            "std_q": jnp.std(member_q, axis=0, where=mask),
+        },
+        # How often each candidate was chosen, int32 [N], and the values of the candidates, mean over the batch.
+        "best_of_n": {"choices": jnp.bincount(choice.index, length=q.shape[1]), "candidate_q": ends},
+    }
 
 
 def gradient_norms(agent: Agent, batch: Batch, rng: jax.Array) -> dict[str, jax.Array]:
-    """Norms of the joint loss's gradient by group, "policy/..." and "critic/...", before clipping."""
+    """Norms of the joint loss's gradient by group, "policy/..." and "critic/...", before clipping.
+
+    A group whose layers are stacked has one norm per layer, [layers]; other groups have one, [1].
+    """
 
     def loss(params: dict[str, Any]) -> jax.Array:
         critics = agent.critics.replace(online=params["critic"])
@@ -138,26 +130,20 @@ def _histograms(chunks: jax.Array, action_dim: int) -> jax.Array:
 
 def summarize(inspection: Inspection) -> dict[str, float]:
     """The numbers of an inspection that become metrics; its arrays must be on the host."""
-    metrics = {
-        f"debug/gradient/{group}": float(np.linalg.norm(norms)) for group, norms in inspection.gradient_norms.items()
-    }
-    metrics |= {
-        "debug/action_distance": float(inspection.chosen_distance),
-        "debug/action_overlap": histogram_overlap(inspection.data_actions, inspection.chosen_actions),
-    }
-    return metrics if inspection.critics is None else metrics | _summarize_critics(inspection.critics)
-
-
-def _summarize_critics(critics: CriticInspection) -> dict[str, float]:
-    choices = np.asarray(critics.choices, np.float64)
-    share = choices / choices.sum()
+    norms, actions = inspection["gradient_norms"], inspection["actions"]
+    metrics = {f"debug/gradient/{group}": float(np.linalg.norm(found)) for group, found in norms.items()}
+    metrics["debug/action_distance"] = float(actions["distance"])
+    metrics["debug/action_overlap"] = histogram_overlap(actions["data"], actions["chosen"])
+    if "best_of_n" not in inspection:
+        return metrics
+    choices, candidate_q = inspection["best_of_n"]["choices"], inspection["best_of_n"]["candidate_q"]
+    share = np.asarray(choices, np.float64) / np.sum(choices)
     entropy = -float(np.sum(share * np.log(share, where=share > 0, out=np.zeros_like(share))))
-    low, _, high = map(float, critics.candidate_q)
-    return {
-        "debug/critic_range": float(np.ptp(critics.member_q)),
-        "debug/candidate_q_range": high - low,
+    return metrics | {
+        "debug/critic_range": float(np.ptp(inspection["critics"]["mean_q"])),
+        "debug/candidate_q_range": float(candidate_q["highest"]) - float(candidate_q["lowest"]),
         # 1: every index is chosen as often as any other, which is healthy; 0: the same index is always chosen.
-        "debug/choice_entropy": entropy / float(np.log(max(len(choices), 2))),
+        "debug/choice_entropy": entropy / float(np.log(max(len(share), 2))),
     }
 
 

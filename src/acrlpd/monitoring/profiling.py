@@ -10,7 +10,7 @@ import jax
 
 from acrlpd.config import ConfigError
 from acrlpd.files import write_text_atomically
-from acrlpd.monitoring.step_time import PARTS, attribute_time, read_program, read_trace
+from acrlpd.monitoring.step_time import attribute_time, read_program, read_trace
 from acrlpd.monitoring.units import format_seconds
 from acrlpd.runs.record import PROFILE_FILE
 
@@ -38,7 +38,7 @@ class StepProfiler:
 
     def __init__(self, steps: tuple[int, int], directory: pathlib.Path) -> None:
         self._first, self._last = steps
-        self._directory = directory
+        self._trace = directory / PROFILE_DIRECTORY
         self._is_waiting = True  # step a has not been made yet
         self._started: float | None = None
 
@@ -55,28 +55,31 @@ class StepProfiler:
                 )
                 return
             jax.block_until_ready(result)
-            self._start()
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # a trace holds a million events: Python's calls would fill it
+            jax.profiler.start_trace(str(self._trace), profiler_options=options)
+            self._started = time.perf_counter()
         elif self._started is not None and step == self._last:
             jax.block_until_ready(result)
             self._finish(train_step)
 
-    def _start(self) -> None:
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # a trace holds a million events: Python's calls would fill it
-        jax.profiler.start_trace(str(self._directory / PROFILE_DIRECTORY), profiler_options=options)
-        self._started = time.perf_counter()
-
     def _finish(self, train_step: jax.stages.Compiled) -> None:
+        """Ends the trace, and writes to profile.json how many seconds of an update each part takes."""
         assert self._started is not None
         wall_time = time.perf_counter() - self._started
         if not self._stop():
             return
         try:
-            per_step = self._summarize(train_step.as_text() or "", wall_time)
+            parts = attribute_time(read_trace(self._trace), read_program(train_step.as_text() or ""), wall_time)
+            per_step = {part: seconds / (self._last - self._first) for part, seconds in parts.items()}
+            content = {"steps": [self._first, self._last], "parts": per_step, "trace": PROFILE_DIRECTORY}
+            write_text_atomically(self._trace.with_name(PROFILE_FILE), json.dumps(content, indent=1) + "\n")
         except (OSError, EOFError, ValueError) as error:  # a profile that fails must not cost the run
-            logger.warning("the trace in %s cannot be summarised: %s", self._directory / PROFILE_DIRECTORY, error)
-        else:
-            logger.info("profile of updates %d to %d: %s", self._first + 1, self._last, describe(per_step))
+            logger.warning("the trace in %s cannot be summarised: %s", self._trace, error)
+            return
+        total = sum(per_step.values()) or 1.0
+        shown = (f"{part} {format_seconds(seconds)} ({seconds / total:.0%})" for part, seconds in per_step.items())
+        logger.info("profile of updates %d to %d: %s", self._first + 1, self._last, ", ".join(shown))
 
     def _stop(self) -> bool:
         """Ends the trace; returns whether it was written. A full disk costs the profile, not the run."""
@@ -84,18 +87,9 @@ class StepProfiler:
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
-            logger.warning("--profile_steps: no trace in %s: %s", self._directory / PROFILE_DIRECTORY, error)
+            logger.warning("--profile_steps: no trace in %s: %s", self._trace, error)
             return False
         return True
-
-    def _summarize(self, hlo_text: str, wall_time: float) -> dict[str, float]:
-        """Writes profile.json; returns seconds per update and part."""
-        events = read_trace(self._directory / PROFILE_DIRECTORY)
-        parts = attribute_time(events, read_program(hlo_text), wall_time)
-        per_step = {part: seconds / (self._last - self._first) for part, seconds in parts.items()}
-        content = {"steps": [self._first, self._last], "parts": per_step, "trace": PROFILE_DIRECTORY}
-        write_text_atomically(self._directory / PROFILE_FILE, json.dumps(content, indent=1) + "\n")
-        return per_step
 
     def close(self) -> None:
         """A run that ends within the profiled updates leaves a trace without a summary."""
@@ -103,9 +97,3 @@ class StepProfiler:
             logger.warning("--profile_steps: the run ended before step %d; nothing was traced", self._first)
         if self._started is not None and self._stop():
             logger.warning("--profile_steps: the run ended before step %d; the trace is not summarised", self._last)
-
-
-def describe(per_step: dict[str, float]) -> str:
-    total = sum(per_step.values()) or 1.0
-    shown = (f"{part} {format_seconds(per_step[part])} ({per_step[part] / total:.0%})" for part in PARTS)
-    return ", ".join(shown)

@@ -59,16 +59,15 @@ def render_report(records: Sequence[RunRecord], output: Path) -> tuple[str, str]
         "data": {
             "runs": [_run_data(record) for record in records],
             "curves": curves,
-            "episodes": [episode.data for run in runs if run.critic for episode in run.critic.episodes],
+            "episodes": [episode["data"] for run in runs if run.critic for episode in run.critic.episodes],
         },
         "page_name": output.name,
         "made": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
         "version": version("acrlpd"),
     }
     environment = _create_environment()
-    return environment.get_template("report.html").render(context), environment.get_template("report.md").render(
-        context
-    )
+    page, summary = (environment.get_template(f"report.{form}").render(context) for form in ("html", "md"))
+    return page, summary
 
 
 def _create_environment() -> jinja2.Environment:

@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.runs.directory import FINISHED
-from acrlpd.runs.record import Outcome, RunRecord
-
-STAGE_LABELS = {
-    "bc": "Imitation",
-    "bc_success_only": "Imitation of the successes only",
-    "offline": "Offline RL",
-    "offline_continued": "Offline RL, continued",
-    "online": "Online RL",
-}
+from acrlpd.runs.record import STAGES, Outcome, RunRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +69,7 @@ def _against_imitation(record: RunRecord, final: str) -> Verdict:
         tone, headline = "unclear", f"No clear difference between RL and imitation: {rates}"
     counts = sorted({stages[final].episodes, stages["bc"].episodes})
     episodes = f"{counts[0]} episodes each" if len(counts) == 1 else f"{counts[0]} and {counts[1]} episodes"
-    sentences = [f"{STAGE_LABELS[final]} minus imitation: {gain}, over {episodes}."]
+    sentences = [f"{STAGES[final]} minus imitation: {gain}, over {episodes}."]
     if all(outcome.success_rate == 0 for outcome in stages.values()):
         sentences.append("No policy ever succeeded: there is nothing to compare yet. Train longer, or on better data.")
     elif not gain.is_clear:

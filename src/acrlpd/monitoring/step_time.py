@@ -7,6 +7,7 @@ source an operation comes. The innermost scope counts.
 import collections
 import gzip
 import json
+import math
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,12 +34,6 @@ class Segment(NamedTuple):
     part: str
 
 
-def scope_of(op_name: str) -> str | None:
-    """The innermost of our scopes in the name that JAX gave an operation."""
-    found = _SCOPE.findall(op_name)
-    return found[-1] if found else None
-
-
 class Program(NamedTuple):
     """A compiled program: its name in a trace, and the part of every instruction."""
 
@@ -47,12 +42,7 @@ class Program(NamedTuple):
 
 
 def read_program(hlo_text: str) -> Program:
-    module = _MODULE.search(hlo_text)
-    return Program(module[1] if module else "", parts_of_instructions(hlo_text))
-
-
-def parts_of_instructions(hlo_text: str) -> dict[str, str]:
-    """Instruction name -> part.
+    """Finds the part of each instruction in the text of a compiled program.
 
     An instruction that the compiler added has no scope of its own. It belongs to the part of the computation
     that it calls, or else to the most common part of the computation in which it stands.
@@ -66,17 +56,25 @@ def parts_of_instructions(hlo_text: str) -> dict[str, str]:
             computation = header[1]
         elif instruction := _INSTRUCTION.match(line):
             name = instruction[1]
-            op_name, called = _OP_NAME.search(line), _CALLED.search(line)
-            scopes[name] = scope_of(op_name[1]) if op_name else None
+            scopes[name] = _scope_of(line)
             members[computation].append(name)
-            if called:
+            if called := _CALLED.search(line):
                 callees[name] = called[1]
     usual = {name: _most_common(scopes[i] for i in inside) for name, inside in members.items()}
-    parts = {}
-    for computation, names in members.items():
-        for name in names:
-            parts[name] = scopes[name] or usual.get(callees.get(name, "")) or usual[computation] or "other"
-    return parts
+    parts = {
+        name: scopes[name] or usual.get(callees.get(name, "")) or usual[computation] or "other"
+        for computation, names in members.items()
+        for name in names
+    }
+    module = _MODULE.search(hlo_text)
+    return Program(module[1] if module else "", parts)
+
+
+def _scope_of(line: str) -> str | None:
+    """The innermost of our scopes in the name that JAX gave the operation on this line."""
+    op_name = _OP_NAME.search(line)
+    found = _SCOPE.findall(op_name[1]) if op_name else []
+    return found[-1] if found else None
 
 
 def _most_common(scopes: Iterable[str | None]) -> str | None:
@@ -122,7 +120,8 @@ def innermost(thread: list[Segment]) -> Iterator[Segment]:
     """Cuts nested segments of one thread so that each moment belongs to the innermost one."""
     stack: list[Segment] = []
     now = 0.0
-    for segment in sorted(thread, key=lambda s: (s.start, -s.end)):
+    end_of_time = Segment(math.inf, math.inf, "other")
+    for segment in [*sorted(thread, key=lambda s: (s.start, -s.end)), end_of_time]:
         while stack and stack[-1].end <= segment.start:
             ended = stack.pop()
             if ended.end > now:
@@ -132,11 +131,6 @@ def innermost(thread: list[Segment]) -> Iterator[Segment]:
             yield Segment(now, segment.start, stack[-1].part)
         now = max(now, segment.start)
         stack.append(segment)
-    while stack:
-        ended = stack.pop()
-        if ended.end > now:
-            yield Segment(now, ended.end, ended.part)
-            now = ended.end
 
 
 def shared_time(busy: Iterable[Segment], waits: Iterable[Segment]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 # Lines after which a usual value is known.
 _LINES_TO_LEARN = 5
@@ -61,14 +61,6 @@ class UsualValues:
     def reward_scale(self) -> float:
         """Size of the largest reward so far; 1 where all rewards were 0."""
         return max(abs(self.reward_min), abs(self.reward_max)) or 1.0
-
-    def state_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
-        usual = {name: (float(mean), int(count)) for name, (mean, count) in state["log_usual"].items()}
-        return cls(**{**state, "log_usual": usual})
 
 
 def update_time(line: Mapping[str, Any]) -> float | None:

@@ -4,7 +4,6 @@ The view reads files and nothing else: it needs no connection to the process tha
 disk, before the first metrics, and after the end.
 """
 
-import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from acrlpd.monitoring.report_curves import downsample
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
+from acrlpd.runs.metrics_reader import Series
 from acrlpd.runs.record import Anomaly, RunProgress, RunReader, running_baseline
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -167,25 +168,17 @@ def _curves(run: RunProgress, width: int) -> Table:
         finite = values[np.isfinite(values)]
         shown = Text("not finite", style="bold red") if last is None else Text(short(last, 4), style="bold")
         scale = f"{short(finite.min())} to {short(finite.max())}" if len(finite) else ""
-        table.add_row(label, shown, sparkline(values, max(10, min(60, width - 60))), scale)
+        table.add_row(label, shown, sparkline(run.series[name], max(10, min(60, width - 60))), scale)
     return table
 
 
-def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
+def sparkline(series: Series, width: int) -> str:
     """The values as blocks of eight heights; a gap where no value is finite."""
-    values = np.asarray(values)
-    count = min(len(values), width)
-    edges = [round(i * len(values) / count) for i in range(count + 1)]
-    means = [_finite_mean(values[a:b]) for a, b in itertools.pairwise(edges)]
-    finite = [mean for mean in means if mean is not None]
-    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
-    heights = [None if mean is None else (mean - low) / span if span else 0.5 for mean in means]
-    return "".join(" " if height is None else _BLOCKS[min(int(8 * height), 7)] for height in heights)
-
-
-def _finite_mean(values: np.ndarray) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else None
+    means = downsample(series, width)[1]
+    finite = means[np.isfinite(means)]
+    low, span = (finite.min(), np.ptp(finite)) if len(finite) else (0.0, 0.0)
+    heights = (means - low) / span if span else 0.5 + 0.0 * means
+    return "".join(" " if np.isnan(height) else _BLOCKS[min(int(8 * height), 7)] for height in heights)
 
 
 def _anomalies(anomalies: Sequence[Anomaly]) -> Table:

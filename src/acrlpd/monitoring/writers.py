@@ -10,7 +10,7 @@ import pathlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, to_dict
 
@@ -18,14 +18,6 @@ logger = logging.getLogger(__name__)
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 WANDB_ID_FILE = "wandb_run_id.txt"
-
-
-class MetricWriter(Protocol):
-    """Takes finite numbers by name."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def check_writer_packages(rl_config: RLTrainConfig) -> None:
@@ -45,8 +37,8 @@ class Writers:
     def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path, *, enabled: bool = True) -> None:
         """Only the primary process of a run has its writers enabled."""
         self._failed: set[str] = set()
-        self._writers: dict[str, MetricWriter] = {}
-        self._waiting: dict[str, Callable[[int], MetricWriter]] = {}
+        self._writers: dict[str, TensorBoardWriter | WandbWriter] = {}
+        self._waiting: dict[str, Callable[[int], TensorBoardWriter | WandbWriter]] = {}
         if enabled and rl_config.logging.tensorboard:
             path = directory / TENSORBOARD_DIRECTORY
             self._waiting["TensorBoard"] = lambda after_step: TensorBoardWriter(path, after_step)

@@ -26,8 +26,14 @@ EVALUATIONS = "evaluations"
 EVALUATION_FILE = "evaluation.json"
 BASELINES = "baselines"  # the runs that a run is compared with
 
-# Stages of a run that are judged against each other, in the order of a table.
-STAGES = ("bc", "bc_success_only", "offline", "offline_continued", "online")
+# Stages of a run that are judged against each other, in the order of a table, with their titles.
+STAGES = {
+    "bc": "Imitation",
+    "bc_success_only": "Imitation of the successes only",
+    "offline": "Offline RL",
+    "offline_continued": "Offline RL, continued",
+    "online": "Online RL",
+}
 # Fields of a config that do not change what is computed.
 _NOT_A_CHANGE = ("name", "exp_name")
 

@@ -11,24 +11,15 @@ import rich.table
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.runs import directory as runs
+from acrlpd.runs.record import BASELINES, STAGES
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.train_run import read_assets, train_run
 
 logger = logging.getLogger(__name__)
 
-BASELINES = "baselines"
 OFFLINE_CONTINUED = "offline_continued"
 # Sections in which the config of `offline_continued` differs from the checkpoint of the run that it continues.
 _CHANGED_BY_CONTINUED = ("training", "evaluation")
-
-# All policies that are compared, in the order of the table.
-DESCRIPTIONS = {
-    "bc": "imitation of all demonstrations",
-    "bc_success_only": "imitation of the successful ones",
-    "offline": "offline RL",
-    OFFLINE_CONTINUED: "offline RL, as many updates as online RL",
-    "online": "online RL",
-}
 
 
 def run_comparison(
@@ -134,7 +125,7 @@ def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
     found = dict(summary["evaluation"])
     for name in rl_config.evaluation.baselines:
         found[name] = runs.read_summary(baseline_directory(directory, name))["evaluation"]["offline"]
-    summary["evaluation"] = {name: found[name] for name in DESCRIPTIONS if name in found}
+    summary["evaluation"] = {name: found[name] for name in STAGES if name in found}
     runs.write_summary(directory, summary)
     _print_comparison(summary["evaluation"])
 
@@ -147,7 +138,5 @@ def _print_comparison(evaluation: Mapping[str, Mapping[str, Any]]) -> None:
     table.add_column("95 % interval", justify="right")
     for name, result in evaluation.items():
         low, high = result["interval"]
-        table.add_row(
-            DESCRIPTIONS[name], f"{result['step']:,}", f"{result['success_rate']:.0%}", f"{low:.0%} to {high:.0%}"
-        )
+        table.add_row(STAGES[name], f"{result['step']:,}", f"{result['success_rate']:.0%}", f"{low:.0%} to {high:.0%}")
     rich.console.Console().print(table)
