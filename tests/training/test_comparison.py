@@ -12,6 +12,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, lo
 from acrlpd.runs.directory import read_summary, run_directory
 from acrlpd.runs.record import STAGES
 from acrlpd.training.comparison import baseline_config, baseline_directory, run_comparison
+from acrlpd.training.options import RunOptions
 
 OFFLINE, ONLINE = 8, 6
 LAST = OFFLINE + ONLINE
@@ -101,9 +102,9 @@ def test_it_is_not_resumed_as_something_else(compared: tuple[pathlib.Path, str])
     before = (directory / "config.yaml").read_bytes()
     other = apply_config_overrides(load_config(directory / "config.yaml"), {"acrlpd.discount": 0.5})
     with pytest.raises(ConfigError, match="differs from that of"):
-        run_comparison(other, directory, resume=True, allow_changed=())
+        run_comparison(other, directory, RunOptions(resume=True))
     with pytest.raises(ConfigError, match=r"is finished(.|\n)*acrlpd\.discount: 0.99 -> 0.5"):
-        run_comparison(other, directory, resume=True, allow_changed=("acrlpd.discount",))
+        run_comparison(other, directory, RunOptions(resume=True, allow_changed=("acrlpd.discount",)))
     assert (directory / "config.yaml").read_bytes() == before
 
 

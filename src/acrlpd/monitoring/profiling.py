@@ -19,8 +19,10 @@ logger = logging.getLogger(__name__)
 PROFILE_DIRECTORY = "profile"
 
 
-def parse_profile_steps(text: str) -> tuple[int, int]:
-    """'10:20' -> (10, 20): the ten updates after step 10."""
+def parse_profile_steps(text: str | None) -> tuple[int, int] | None:
+    """'10:20' -> (10, 20): the ten updates after step 10. None asks for no profile."""
+    if text is None:
+        return None
     first, _, last = text.partition(":")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) < int(last)):
         raise ConfigError(

@@ -89,11 +89,6 @@ def write_summary(directory: pathlib.Path, summary: Mapping[str, Any]) -> None:
     write_text_atomically(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
 
-def remove_summary(directory: pathlib.Path) -> None:
-    """A run that goes on has not ended: reports must not show how it ended before."""
-    (directory / SUMMARY_FILE).unlink(missing_ok=True)
-
-
 def read_summary(directory: pathlib.Path) -> dict[str, Any]:
     """The summary of a run that has ended; empty for other runs."""
     path = directory / SUMMARY_FILE

@@ -1,5 +1,6 @@
 """`evaluation.baselines`: a run beside runs with the same data, seeds and updates, without RL or without acting."""
 
+import dataclasses
 import logging
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.runs import directory as runs
 from acrlpd.runs.record import BASELINES, STAGES
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
+from acrlpd.training.options import RunOptions
 from acrlpd.training.train_run import read_assets, train_run
 
 logger = logging.getLogger(__name__)
@@ -22,14 +24,7 @@ OFFLINE_CONTINUED = "offline_continued"
 _CHANGED_BY_CONTINUED = ("training", "evaluation")
 
 
-def run_comparison(
-    rl_config: RLTrainConfig,
-    directory: pathlib.Path,
-    *,
-    resume: bool,
-    allow_changed: Sequence[str],
-    profile_steps: tuple[int, int] | None = None,
-) -> int:
+def run_comparison(rl_config: RLTrainConfig, directory: pathlib.Path, options: RunOptions) -> int:
     """Trains the run and its baselines, each in its own directory, and compares them; returns the exit code.
 
     The baselines that only clone come first. `offline_continued` comes last: it starts from the checkpoint with
@@ -37,28 +32,20 @@ def run_comparison(
     """
     if jax.process_count() > 1:
         raise ConfigError("evaluation.baselines are judged in an environment, which needs a single process")
-    if resume:
-        _check_resume(rl_config, directory, allow_changed)
+    if options.resume:
+        _check_resume(rl_config, directory, options.allow_changed)
     runs.write_run_config(directory, rl_config)  # From now on, --overwrite knows that this is the directory of a run.
     names = rl_config.evaluation.baselines
     continued = baseline_directory(directory, OFFLINE_CONTINUED) if OFFLINE_CONTINUED in names else None
     for name in (name for name in names if name != OFFLINE_CONTINUED):
-        if code := _train_baseline(rl_config, directory, name, resume=resume, allow_changed=allow_changed):
+        if code := _train_baseline(rl_config, directory, name, options):
             return code
-    if not runs.is_finished(directory):
-        code = train_run(
-            rl_config,
-            directory,
-            resume=resume,
-            allow_changed=allow_changed,
-            offline_copy=continued,
-            profile_steps=profile_steps,
-        )
-        if code:
-            return code
+    if not runs.is_finished(directory) and (code := train_run(rl_config, directory, options, offline_copy=continued)):
+        return code
     if continued is not None:
-        allowed = (*allow_changed, *_CHANGED_BY_CONTINUED)
-        if code := _train_baseline(rl_config, directory, OFFLINE_CONTINUED, resume=True, allow_changed=allowed):
+        allowed = (*options.allow_changed, *_CHANGED_BY_CONTINUED)
+        going_on = dataclasses.replace(options, resume=True, allow_changed=allowed)
+        if code := _train_baseline(rl_config, directory, OFFLINE_CONTINUED, going_on):
             return code
     write_comparison(rl_config, directory)
     return 0
@@ -78,16 +65,14 @@ def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_chang
         )
 
 
-def _train_baseline(
-    rl_config: RLTrainConfig, directory: pathlib.Path, name: str, *, resume: bool, allow_changed: Sequence[str]
-) -> int:
+def _train_baseline(rl_config: RLTrainConfig, directory: pathlib.Path, name: str, options: RunOptions) -> int:
     """Trains the baseline `name` of the run in `directory`, unless it is finished; returns the exit code."""
     where = baseline_directory(directory, name)
     if runs.is_finished(where):
         return 0
     config = baseline_config(rl_config, name, runs.read_summary(directory))
     logger.info("baseline %s", name)
-    return train_run(config, where, resume=resume, allow_changed=allow_changed)
+    return train_run(config, where, dataclasses.replace(options, profile_steps=None))
 
 
 def baseline_directory(directory: pathlib.Path, name: str) -> pathlib.Path:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import pathlib
-from collections.abc import Sequence
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.monitoring.report import generate_training_report
@@ -12,6 +11,7 @@ from acrlpd.runs import directory as runs
 from acrlpd.runs.record import RunError
 from acrlpd.training.comparison import run_comparison
 from acrlpd.training.distributed import barrier, is_primary
+from acrlpd.training.options import RunOptions
 from acrlpd.training.out_of_memory import OutOfMemoryError
 from acrlpd.training.train_run import train_run
 from acrlpd.training.trainer import EvalFn
@@ -19,56 +19,34 @@ from acrlpd.training.trainer import EvalFn
 logger = logging.getLogger(__name__)
 
 
-def run_experiment(
-    rl_config: RLTrainConfig,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    auto_batch: bool = False,
-    allow_changed: Sequence[str] = (),
-    eval_fn: EvalFn | None = None,
-    profile_steps: tuple[int, int] | None = None,
-) -> int:
+def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalFn | None = None) -> int:
     """Trains as the config says; returns the exit code: 0, or 128 + the signal that ended the run.
 
-    `dry_run` does everything but the steps and leaves no trace; `auto_batch` answers a first step that
-    does not fit with more micro-batches; `allow_changed` names fields that may differ from the run that
-    is resumed; `profile_steps` (a, b) traces the updates after step a up to step b.
+    A dry run does everything but the steps and leaves no trace.
     """
     setup_logging()
     enable_compilation_cache()
     keep_freed_memory()
     directory = runs.run_directory(rl_config)
     with contextlib.ExitStack() as stack:
-        if is_primary() and not dry_run:
-            runs.prepare_run_directory(directory, resume=resume, overwrite=overwrite)
+        if is_primary() and not options.dry_run:
+            runs.prepare_run_directory(directory, resume=options.resume, overwrite=options.overwrite)
             stack.enter_context(runs.only_trainer(directory))
         barrier("run directory")
         while True:
             try:
-                if rl_config.evaluation.baselines and not dry_run:
-                    code = run_comparison(
-                        rl_config, directory, resume=resume, allow_changed=allow_changed, profile_steps=profile_steps
-                    )
+                if rl_config.evaluation.baselines and not options.dry_run:
+                    code = run_comparison(rl_config, directory, options)
                 else:
-                    code = train_run(
-                        rl_config,
-                        directory,
-                        resume=resume,
-                        dry_run=dry_run,
-                        allow_changed=allow_changed,
-                        eval_fn=eval_fn,
-                        profile_steps=profile_steps,
-                    )
+                    code = train_run(rl_config, directory, options, eval_fn=eval_fn)
                 break
             except OutOfMemoryError as error:
                 steps = error.next_accumulation
-                if not auto_batch or steps is None:
+                if not options.auto_batch or steps is None:
                     raise
                 logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
                 rl_config = apply_config_overrides(rl_config, gradient_accumulation_steps=steps)
-        if code == 0 and is_primary() and not dry_run:
+        if code == 0 and is_primary() and not options.dry_run:
             write_report(directory)
     return code
 

@@ -4,8 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import rich.console
@@ -20,15 +19,14 @@ _REFRESH_RATE = 2.0
 _ACTIVITIES = ("data_wait", "checkpoint", "evaluation", "rollouts")
 
 
-class Progress:
+class Progress(rich.progress.Progress):
     """The progress of one phase: a bar on a terminal, elsewhere one log message per line of metrics."""
 
     def __init__(self, phase: str, first_step: int, last_step: int, *, enabled: bool) -> None:
         """Without `enabled`, on processes that do not log, nothing is shown."""
-        self._phase, self._last_step = phase, last_step
         console = rich.console.Console(stderr=True)
         self._logs = enabled and not console.is_terminal
-        self._bar = rich.progress.Progress(
+        super().__init__(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(bar_width=20),
             rich.progress.MofNCompleteColumn(),
@@ -37,20 +35,12 @@ class Progress:
             refresh_per_second=_REFRESH_RATE,
             disable=self._logs or not enabled,
         )
-        self._task = self._bar.add_task(phase, total=last_step, completed=first_step, text="")
+        self._phase, self._last_step = phase, last_step
+        self._bar = self.add_task(phase, total=last_step, completed=first_step, text="")
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def advance(self, step: int) -> None:
-        if not self._bar.disable:
-            self._bar.update(self._task, completed=step)
+    def advance_to(self, step: int) -> None:
+        if not self.disable:
+            self.update(self._bar, completed=step)
 
     def show(self, line: Mapping[str, Any]) -> None:
         """Shows the numbers of a new line of metrics that matter most, as far as the line has them."""
@@ -64,7 +54,7 @@ class Progress:
         if rate := line.get(f"{TIMING}steps_per_s"):  # The rate includes checkpoints and evaluations.
             seconds = int((self._last_step - line["step"]) / rate)
             text += f"  eta {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        self._bar.update(self._task, completed=line["step"], text=text)
+        self.update(self._bar, completed=line["step"], text=text)
         if self._logs:
             logger.info("%s %d/%d  %s", self._phase, line["step"], self._last_step, text)
 

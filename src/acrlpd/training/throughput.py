@@ -27,9 +27,7 @@ def planned_costs(rl_config: RLTrainConfig) -> dict[str, float | None]:
     """What the plan predicts for an update on these devices, to compare with what is measured."""
     chip = find_device_chip(jax.devices()[0].device_kind)
     devices, memory = jax.device_count(), estimate_memory(rl_config, jax.device_count())
-    if chip is None:
-        return {"peak_bytes": memory.peak, "step_s": None}
-    step_s = predict_step_seconds(rl_config, memory, step_flops(rl_config), chip, devices)
+    step_s = None if chip is None else predict_step_seconds(rl_config, memory, step_flops(rl_config), chip, devices)
     return {"peak_bytes": memory.peak, "step_s": step_s}
 
 

@@ -24,7 +24,6 @@ from acrlpd.runs import metrics_log
 from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.directory import METRICS_FILE
 from acrlpd.runs.metrics_log import MetricsLog
-from acrlpd.training.checkpoints.items import num_bytes
 from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
 from acrlpd.training.checkpoints.metadata import restore_rng
 from acrlpd.training.distributed import barrier, is_primary
@@ -155,7 +154,7 @@ class Trainer:
 
     @property
     def checkpoint_bytes(self) -> int:
-        return num_bytes(self.writer.items(self.agent))
+        return sum(x.nbytes for x in jax.tree.leaves(self.agent))
 
     @property
     def wall_time_s(self) -> float:
@@ -167,7 +166,7 @@ class Trainer:
     def train(self) -> Agent:
         """Runs the phases to their end, or until a signal, and saves."""
         training = self.rl_config.training
-        with self._stop:
+        with self._stop.listening():
             if self.phase == OFFLINE:
                 self._run_phase(training.offline_steps)
                 if self._online is not None and self.stopped_by is None:
@@ -303,7 +302,7 @@ class Trainer:
             if is_due:
                 self._write_line(step)
             if self._progress is not None:
-                self._progress.advance(step)
+                self._progress.advance_to(step)
 
     def _write_line(self, step: int) -> None:
         read = self.clock.read()

@@ -69,10 +69,6 @@ def _stored_leaves(agent: Agent, average: bool) -> dict[Name, Any]:
     return stored
 
 
-def num_bytes(items: Mapping[str, Any]) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(items))
-
-
 def create_manager(directory: pathlib.Path, config: CheckpointConfig, num_failures: int = 0) -> ocp.CheckpointManager:
     """The Orbax manager of a run's directory.
 

@@ -159,8 +159,11 @@ class CheckpointWriter:
         score: float | None,
     ) -> None:
         with _one_outcome(f"save {self._num_saves}"):
-            if self.num_failures:
-                self._begin_anew()
+            if self.num_failures:  # A new manager looks at the disk, and has barriers with new names.
+                self._remove_leftovers()
+                old = self._manager
+                self._manager = create_manager(self.directory, self._rl_config.checkpoints, self.num_failures)
+                old.close()
             items: dict[str, Any] = {name: save_arrays(tree) for name, tree in arrays.items()}
             items[RUN] = ocp.args.JsonSave(metadata)
             if assets:
@@ -202,13 +205,6 @@ class CheckpointWriter:
         if jax.process_index() == 0:
             for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path, ignore_errors=True)  # What is still being written goes the next time.
-
-    def _begin_anew(self) -> None:
-        """Replaces the manager after a failure: a new one looks at the disk, and has barriers with new names."""
-        self._remove_leftovers()
-        old = self._manager
-        self._manager = create_manager(self.directory, self._rl_config.checkpoints, self.num_failures)
-        old.close()
 
 
 @contextlib.contextmanager
