@@ -22,7 +22,7 @@ import subprocess
 import sys
 from typing import Any
 
-from acrlpd.runs.metrics_log import read_metrics
+from acrlpd.runs.json_lines import read_json_lines
 from acrlpd.runs.record import BASELINES, STAGES
 
 STARTED = "started"
@@ -79,7 +79,7 @@ def learning_curve(run_directory: pathlib.Path) -> list[dict[str, Any]]:
     """Every evaluation of the run itself, with the environment steps lived by then."""
     points, phase, env_steps = [], "offline", 0
     path = run_directory / "metrics.jsonl"
-    for line in read_metrics(path) if path.exists() else ():
+    for line in read_json_lines(path) if path.exists() else ():
         phase = line.get("phase", phase)
         env_steps = int(line.get("online/env_steps", env_steps))
         if "eval/success_rate" in line:
@@ -153,7 +153,7 @@ def print_times(config: str, seed: int, directory: pathlib.Path) -> None:
     if times:
         print(f"| **all** | **{times[-1][1] - times[0][1]:.0f}** |")
     metrics = run_directory / "metrics.jsonl"
-    lines = [line for line in read_metrics(metrics) if "timing/step_s" in line] if metrics.exists() else []
+    lines = [line for line in read_json_lines(metrics) if "timing/step_s" in line] if metrics.exists() else []
     for phase in ("offline", "online"):
         seconds = [(line["timing/step_s"], line["timing/data_wait_s"]) for line in lines if line["phase"] == phase]
         if seconds:

@@ -22,7 +22,7 @@ from acrlpd.monitoring.report_facts import (
 )
 from acrlpd.monitoring.report_verdict import difference, judge
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
-from acrlpd.runs.metrics_reader import Series
+from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Outcome, RunRecord, read_run
 
 

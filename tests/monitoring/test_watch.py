@@ -21,7 +21,7 @@ from run_factory import make_run, metrics_line
 
 from acrlpd.cli.main import main
 from acrlpd.monitoring.watch import sparkline, status, time_left, watch
-from acrlpd.runs.metrics_reader import Series
+from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import RunReader
 
 

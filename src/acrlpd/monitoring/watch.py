@@ -18,7 +18,7 @@ from rich.text import Text
 
 from acrlpd.monitoring.report_curves import downsample
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
-from acrlpd.runs.metrics_reader import Series
+from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Anomaly, RunProgress, RunReader, running_baseline
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

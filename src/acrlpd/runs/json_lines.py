@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import os
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -73,16 +72,13 @@ def _dump(entry: Mapping[str, Any]) -> str:
 
 def _append_all(path: pathlib.Path, content: bytes) -> None:
     """Writes all of the content or nothing: a part that still fitted on a full disk is removed again."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        size = os.fstat(file).st_size
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
         try:
-            written = os.write(file, content)
+            written = file.write(content)
             if written < len(content):
                 raise OSError(f"only {written} of {len(content)} bytes fit")
         except OSError:
             with contextlib.suppress(OSError):  # the first error is the one to report
-                os.ftruncate(file, size)
+                file.truncate(size)
             raise
-    finally:
-        os.close(file)

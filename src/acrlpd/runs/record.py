@@ -18,7 +18,7 @@ import yaml
 from acrlpd.config import ConfigError, get_config, to_dict
 from acrlpd.config.tree import flatten
 from acrlpd.runs.directory import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, saved_steps
-from acrlpd.runs.metrics_reader import MetricsReader, Phase, Series, parse_line
+from acrlpd.runs.metrics_log import MetricsReader, Phase, Series, parse_line
 
 ANOMALIES_FILE = "anomalies.jsonl"
 PROFILE_FILE = "profile.json"

@@ -18,7 +18,10 @@ class EvaluationHistory:
         self._without_improvement = 0
 
     def add(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        self.phases[phase] = _summary(step, metrics)
+        summary: dict[str, Any] = {"step": step} | dict(metrics)
+        if "success_rate_low" in metrics:
+            summary["interval"] = [summary.pop("success_rate_low"), summary.pop("success_rate_high")]
+        self.phases[phase] = summary
         score = metrics.get(SCORE_METRIC)
         if score is None:
             return
@@ -53,11 +56,3 @@ class EvaluationHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self.phases = state["best"], state["phases"]
         self._without_improvement = state["without_improvement"]
-
-
-def _summary(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """An evaluation as summary.json holds it."""
-    summary: dict[str, Any] = {"step": step} | dict(metrics)
-    if "success_rate_low" in metrics:
-        summary["interval"] = [summary.pop("success_rate_low"), summary.pop("success_rate_high")]
-    return summary

@@ -82,7 +82,7 @@ class Trainer:
         self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
         self.evaluations = EvaluationHistory(rl_config.training.early_stopping_patience)
-        self.writer = CheckpointWriter(directory, rl_config)
+        self.writer = CheckpointWriter(directory, rl_config, assets or {})
         self.metrics_log = MetricsLog(
             directory / METRICS_FILE if is_primary() else None, rl_config.training.log_frequency
         )
@@ -90,7 +90,6 @@ class Trainer:
         self.clock = Clock()
         self._loader = data_loader
         self._sharding = sharding
-        self._assets = dict(assets or {})
         self._eval_fn = eval_fn
         self._online = online
         self._offline_copy = offline_copy
@@ -137,7 +136,6 @@ class Trainer:
                 self.agent,
                 self.step,
                 rng=self._rng,
-                assets=self._assets,
                 state={
                     "data": self._loader.state_dict(),
                     "reward_origin": self._loader.dataset.rewards.origin.name,

@@ -60,12 +60,14 @@ class CheckpointWriter:
     A save that fails is reported and counted, and training goes on; `checkpoints.max_failures` in a row end the run.
     """
 
-    def __init__(self, directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
+    def __init__(self, directory: pathlib.Path, rl_config: RLTrainConfig, assets: Mapping[str, bytes]) -> None:
+        """`assets` are files that every checkpoint carries for openpi, by their path below assets/."""
         self.directory = directory
         self.newest_step: int | None = None  # the newest step whose checkpoint is complete on disk
         self.num_failures = 0  # over the run
         self._failures_in_a_row = 0
         self._rl_config = rl_config
+        self._assets = assets
         self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
         self._manager = create_manager(directory, rl_config.checkpoints)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
@@ -84,28 +86,21 @@ class CheckpointWriter:
         self._copy_on_devices = copy_items.lower(self.items(agent)).compile()
 
     def save(
-        self,
-        agent: Agent,
-        step: int,
-        *,
-        rng: jax.Array,
-        assets: Mapping[str, bytes],
-        state: Mapping[str, Any],
-        score: float | None = None,
+        self, agent: Agent, step: int, *, rng: jax.Array, state: Mapping[str, Any], score: float | None = None
     ) -> None:
         """Starts to write the complete run at `step`; returns when agent and state may be changed.
 
-        `assets` are files for openpi by their path below assets/; `state` is what the caller wants to find
-        again in run.json; a higher `score` is a better policy. Waits for a save that is still under way.
+        `state` is what the caller wants to find again in run.json; a higher `score` is a better policy. Waits
+        for a save that is still under way.
         """
         self.wait()
         average = acts_with_average(agent, self._rl_config)
         metadata = create_checkpoint_metadata(
-            self._rl_config, step, rng=rng, average=average, assets=assets, state=copy.deepcopy(dict(state))
+            self._rl_config, step, rng=rng, average=average, assets=self._assets, state=copy.deepcopy(dict(state))
         )
         copied = self._copy(agent)
         self._num_saves += 1
-        self._running = step, self._thread.submit(self._write, step, copied, metadata, assets, score)
+        self._running = step, self._thread.submit(self._write, step, copied, metadata, score)
 
     def poll(self) -> None:
         """Looks whether a save has ended, without waiting; raises after too many failures in a row."""
@@ -150,14 +145,7 @@ class CheckpointWriter:
         self._thread.shutdown()
         self._manager.close()
 
-    def _write(
-        self,
-        step: int,
-        arrays: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        assets: Mapping[str, bytes],
-        score: float | None,
-    ) -> None:
+    def _write(self, step: int, arrays: Mapping[str, Any], metadata: Mapping[str, Any], score: float | None) -> None:
         with _one_outcome(f"save {self._num_saves}"):
             if self.num_failures:  # A new manager looks at the disk, and has barriers with new names.
                 self._remove_leftovers()
@@ -166,8 +154,8 @@ class CheckpointWriter:
                 old.close()
             items: dict[str, Any] = {name: save_arrays(tree) for name, tree in arrays.items()}
             items[RUN] = ocp.args.JsonSave(metadata)
-            if assets:
-                items[ASSETS] = SaveAssets(assets)
+            if self._assets:
+                items[ASSETS] = SaveAssets(self._assets)
             metrics = None if score is None else {SCORE: score}
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
             if self._verify and self._rl_config.model.in_openpi:

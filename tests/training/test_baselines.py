@@ -11,7 +11,7 @@ from training_helpers import Processes, arrays_of, metrics_of, online_config
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.runs.directory import read_summary, run_directory
 from acrlpd.runs.record import STAGES
-from acrlpd.training.comparison import baseline_config, baseline_directory, run_comparison
+from acrlpd.training.experiment import baseline_config, baseline_directory, run_comparison
 from acrlpd.training.options import RunOptions
 
 OFFLINE, ONLINE = 8, 6

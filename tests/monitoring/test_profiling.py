@@ -1,4 +1,4 @@
-"""Time of a step by part: the arithmetic on traces."""
+"""Profiles: which steps, the arithmetic on traces, and what happens when a trace cannot be written."""
 
 import subprocess
 import sys
@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from acrlpd.cli.main import main
 from acrlpd.config import ConfigError
-from acrlpd.monitoring.profiling import StepProfiler, parse_profile_steps
-from acrlpd.monitoring.step_time import (
+from acrlpd.monitoring.profiling import (
     PARTS,
     Segment,
+    StepProfiler,
     attribute_time,
     innermost,
+    parse_profile_steps,
     read_program,
     shared_time,
 )
@@ -81,10 +82,8 @@ def test_moments_are_shared(busy: list[tuple[int, int, str]], waits: list[tuple[
             expected[part] = expected.get(part, 0.0) + 1 / len(running)
         if not running and any(start <= moment < start + length for start, length, _ in waits):
             expected["data"] = expected.get("data", 0.0) + 1
-    found = shared_time(
-        [Segment(start, start + length, part) for start, length, part in busy],
-        [Segment(start, start + length, "data") for start, length, _ in waits],
-    )
+    running = [Segment(start, start + length, part) for start, length, part in busy]
+    found = shared_time([*running, *(Segment(start, start + length, "data") for start, length, _ in waits)])
     assert {part: time for part, time in found.items() if time > 1e-9} == pytest.approx(expected)
 
 
