@@ -245,7 +245,7 @@ def contact_sheet(batch: Batch) -> bytes | None:
         pen.text((j * pitch + 2, 1), name, fill="white")
         for i in range(rows):
             top = _CAPTION_HEIGHT + i * cell
-            sheet.paste(Image.fromarray(_as_uint8(images[i])), (j * pitch, top))
+            sheet.paste(Image.fromarray(images[i]), (j * pitch, top))
             if j == 0:
                 caption = f"ep {episodes[i]} step {steps[i]} reward {rewards[i].sum():.3g}"
                 pen.text((2, top + height), caption, fill="white")
@@ -257,8 +257,3 @@ def contact_sheet(batch: Batch) -> bytes | None:
 def _local(array: Any) -> np.ndarray:
     """The first part of an array that this process holds."""
     return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
-
-
-def _as_uint8(image: np.ndarray) -> np.ndarray:
-    """Float pictures lie in [-1, 1]."""
-    return image if image.dtype == np.uint8 else np.clip((image + 1) * 127.5, 0, 255).astype(np.uint8)

@@ -32,16 +32,6 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
-class CriticView:
-    """What one evaluation tells about the critic."""
-
-    title: str
-    sentences: tuple[str, ...]
-    calibration: dict[str, Any] | None
-    episodes: list[dict[str, Any]]  # `data` is what the page's script draws
-
-
-@dataclasses.dataclass(frozen=True)
 class RunFacts:
     """Everything that the page and the summary show of one run, besides the record itself."""
 
@@ -49,7 +39,7 @@ class RunFacts:
     verdict: Verdict
     overview: dict[str, str]
     stages: list[Stage]
-    critic: CriticView | None
+    critic: dict[str, Any] | None  # what one evaluation tells about the critic
     plan: dict[str, tuple[str, str, str]]
     times: dict[str, float]  # seconds of the run by activity
     profile: dict[str, Any]  # empty where no updates were profiled
@@ -146,24 +136,16 @@ def final_stages(record: RunRecord) -> list[Stage]:
 # -- several runs ----------------------------------------------------------------------------------------------
 
 
-def overviews_of(runs: Sequence[RunFacts]) -> dict[str, list[str]]:
-    """Every fact with its text in each run."""
-    names = dict.fromkeys(name for run in runs for name in run.overview)
-    return {name: [run.overview.get(name, UNKNOWN) for run in runs] for name in names}
-
-
-def outcomes_of(runs: Sequence[RunFacts]) -> dict[str, list[Outcome | None]]:
-    """Every stage with its outcome in each run."""
-    found = [{stage.label: stage.outcome for stage in run.stages} for run in runs]
-    labels = dict.fromkeys(label for outcomes in found for label in outcomes)
-    return {label: [outcomes.get(label) for outcomes in found] for label in labels}
+def side_by_side(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Every name of the tables, one table for each run, with its value in each; None where a run has no value."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: [table.get(name) for table in tables] for name in names}
 
 
 def config_differences(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """Fields in which the runs differ, with the value in each."""
-    names = dict.fromkeys(name for record in records for name in record.config)
-    values = {name: [record.config.get(name) for record in records] for name in names if name != "exp_name"}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+    values = side_by_side([record.config for record in records]).items()
+    return {name: found for name, found in values if name != "exp_name" and any(value != found[0] for value in found)}
 
 
 # -- the critic ------------------------------------------------------------------------------------------------
@@ -183,7 +165,8 @@ def shown_evaluation(record: RunRecord) -> tuple[str, int] | None:
     return f"Step {max(record.evaluations):,}", max(record.evaluations)
 
 
-def _critic_view(record: RunRecord, output: Path) -> CriticView | None:
+def _critic_view(record: RunRecord, output: Path) -> dict[str, Any] | None:
+    """Title, sentences, calibration and episodes of the evaluation that is shown; None if it tells nothing."""
     shown = shown_evaluation(record)
     if shown is None:
         return None
@@ -194,7 +177,7 @@ def _critic_view(record: RunRecord, output: Path) -> CriticView | None:
     if not sentences and not traces:
         return None
     episodes = [_episode(trace, directory, output) for trace in traces[:_MAX_EPISODES]]
-    return CriticView(title, sentences, _calibration(evaluation), episodes)
+    return {"title": title, "sentences": sentences, "calibration": _calibration(evaluation), "episodes": episodes}
 
 
 def _calibration(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -211,7 +194,7 @@ def _calibration(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _episode(trace: Mapping[str, Any], directory: Path, output: Path) -> dict[str, Any]:
-    """One episode with the critic's values."""
+    """One episode with the critic's values; `data` is what the page's script draws."""
     video = directory / trace["video"] if trace.get("video") else None
     return {
         "success": bool(trace.get("success")),

@@ -61,7 +61,10 @@ class RunMonitor:
 
     def on_line(self, line: Mapping[str, Any]) -> dict[str, float]:
         """Judges a line of metrics that is about to be written; returns the metrics to add to the line."""
-        added = _memory_metrics() | self.anomalies.check(line)
+        memory = device_memory()
+        held = {"device_gib": memory.in_use, "device_peak_gib": memory.peak, "host_gib": memory.host}
+        added = {f"{MEMORY}{name}": value / _GIB for name, value in held.items() if value is not None}
+        added |= self.anomalies.check(line)
         if self._debug is not None:
             added |= self._debug.on_line(int(line["step"]))
         self._writers.write({**line, **added})
@@ -85,10 +88,3 @@ class RunMonitor:
         if self._profiler is not None:
             self._profiler.close()
         self._writers.close()
-
-
-def _memory_metrics() -> dict[str, float]:
-    """Memory of the fullest local device, where the backend reports it, and of this process."""
-    memory = device_memory()
-    found = {"device_gib": memory.in_use, "device_peak_gib": memory.peak, "host_gib": memory.host}
-    return {f"{MEMORY}{name}": value / _GIB for name, value in found.items() if value is not None}

@@ -54,7 +54,9 @@ class Writers:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Writes the finite numbers of a line of metrics."""
-        numbers = {_panel_name(name): value for name, value in line.items() if isinstance(value, float)}
+        found = ((name, value) for name, value in line.items() if isinstance(value, float))
+        # Dashboards group metrics by the part of the name before the slash.
+        numbers = {name if "/" in name else f"train/{name}": value for name, value in found}
         for name, writer in self._writers.items():
             with self._outlived(name):
                 writer.write(int(line["step"]), numbers)
@@ -75,11 +77,6 @@ class Writers:
                 reason = f"{type(error).__name__}: {error}"
                 logger.warning("%s does not take metrics (%s); the run goes on, metrics.jsonl has them", name, reason)
             self._failed.add(name)
-
-
-def _panel_name(name: str) -> str:
-    """Dashboards group metrics by the part of the name before the slash."""
-    return name if "/" in name else f"train/{name}"
 
 
 class TensorBoardWriter:

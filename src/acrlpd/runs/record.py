@@ -215,8 +215,7 @@ def read_outcome(entry: Any) -> Outcome | None:
     """From an evaluation's JSON or its metrics; None if there is no success rate."""
     if not isinstance(entry, dict) or not isinstance(entry.get("success_rate"), int | float):
         return None
-    interval = entry.get("interval")
-    low, high = interval if isinstance(interval, list) and len(interval) == 2 else (0.0, 1.0)
+    low, high = entry.get("interval") or (0.0, 1.0)
     return Outcome(
         success_rate=float(entry["success_rate"]),
         episodes=int(entry.get("episodes") or 0),
