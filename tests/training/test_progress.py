@@ -7,8 +7,7 @@ import pytest
 
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.plan.flops import step_flops
-from acrlpd.training.progress import Clock, Progress
-from acrlpd.training.throughput import find_device_chip, model_flops_utilization, update_flops
+from acrlpd.training.progress import Clock, Progress, find_device_chip, model_flops_utilization, update_flops
 
 LINE = {
     "step": 100,

@@ -61,7 +61,7 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
 
     from acrlpd.config.plan.plan import make_plan
     from acrlpd.config.plan.table import print_plan
-    from acrlpd.training.throughput import find_device_chip
+    from acrlpd.training.progress import find_device_chip
 
     num_devices = jax.device_count()
     validation = validate_config(config, num_devices=num_devices, ready_to_train=True)

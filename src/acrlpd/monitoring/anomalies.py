@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.monitoring.anomaly_kinds import KINDS, AnomalyKind, Assessment, Component
-from acrlpd.monitoring.usual_values import UsualValues
+from acrlpd.monitoring.anomaly_kinds import KINDS, AnomalyKind, Assessment, Component, UsualValues
 from acrlpd.runs.json_lines import JsonLinesFile
 from acrlpd.runs.record import Anomaly
 

@@ -128,15 +128,8 @@ class Segment(NamedTuple):
     part: str
 
 
-class Program(NamedTuple):
-    """A compiled program: its name in a trace, and the part of every instruction."""
-
-    name: str
-    parts: Mapping[str, str]
-
-
-def read_program(hlo_text: str) -> Program:
-    """Finds the part of each instruction in the text of a compiled program.
+def read_program(hlo_text: str) -> tuple[str, dict[str, str]]:
+    """The name of a compiled program in a trace, and the part of each of its instructions.
 
     An instruction that the compiler added has no scope of its own. It belongs to the part of the computation
     that it calls, or else to the most common part of the computation in which it stands.
@@ -161,7 +154,7 @@ def read_program(hlo_text: str) -> Program:
         for name in names
     }
     module = _MODULE.search(hlo_text)
-    return Program(module[1] if module else "", parts)
+    return module[1] if module else "", parts
 
 
 def _scope_of(line: str) -> str | None:
@@ -185,7 +178,9 @@ def read_trace(directory: pathlib.Path) -> list[dict[str, Any]]:
         return json.load(file)["traceEvents"]
 
 
-def attribute_time(events: Iterable[Mapping[str, Any]], program: Program, wall_time_s: float) -> dict[str, float]:
+def attribute_time(
+    events: Iterable[Mapping[str, Any]], program: tuple[str, dict[str, str]], wall_time_s: float
+) -> dict[str, float]:
     """Seconds per part; together they are the wall time.
 
     Operations that run at the same moment share that moment. A moment without an operation belongs to `data` if
@@ -193,6 +188,7 @@ def attribute_time(events: Iterable[Mapping[str, Any]], program: Program, wall_t
     """
     threads: dict[tuple[Any, Any], list[Segment]] = collections.defaultdict(list)
     waits = []
+    program_name, parts = program
     for event in events:
         if event.get("ph") != "X":
             continue
@@ -200,7 +196,7 @@ def attribute_time(events: Iterable[Mapping[str, Any]], program: Program, wall_t
         args = event.get("args") or {}
         operation, module = args.get("hlo_op"), args.get("hlo_module", "").partition("(")[0]
         if operation is not None:
-            part = program.parts.get(operation, "other") if module == program.name else "other"
+            part = parts.get(operation, "other") if module == program_name else "other"
             threads[event.get("pid"), event.get("tid")].append(Segment(start, end, part))
         elif event.get("name") == DATA_WAIT:
             waits.append(Segment(start, end, "data"))

@@ -20,7 +20,8 @@ from acrlpd.monitoring import report_facts as facts
 from acrlpd.monitoring.report_curves import create_curves
 from acrlpd.monitoring.report_verdict import describe_interval, percent
 from acrlpd.monitoring.units import format_bytes, format_seconds
-from acrlpd.runs.record import RunError, RunRecord, read_run
+from acrlpd.runs.directory import RunError
+from acrlpd.runs.record import RunRecord, read_run
 
 PAGE_FILE = "report.html"
 

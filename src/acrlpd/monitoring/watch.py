@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from acrlpd.monitoring.report_curves import downsample
@@ -100,9 +100,7 @@ def _head(run: RunProgress) -> RenderableType:
     bar = ProgressBar(total=max(total, 1), completed=min(step, total), width=30) if total else ""
     phase = Text(run.phases[-1].name if run.phases else "")
     progress.add_row(bar, phase, f"step {step:,}" + (f" of {total:,}" if total else ""))
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="dim")
-    table.add_column()
+    table = Table.grid(Column(style="dim"), Column(), padding=(0, 3))
     table.add_row("progress", progress)
     for name, text in (
         ("time left", None if is_over(run) else time_left(run)),
@@ -156,19 +154,16 @@ def _evaluation(run: RunProgress) -> str | None:
 
 
 def _curves(run: RunProgress, width: int) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(style="dim", no_wrap=True)
+    curve, scale = Column(style="cyan", no_wrap=True), Column(style="dim", no_wrap=True)
+    table = Table.grid(Column(style="dim"), Column(justify="right"), curve, scale, padding=(0, 2))
     for label, name in _CURVES.items():
         if name not in run.series or not run.series[name].values.any():  # a metric that is always 0 is not used
             continue
         values, last = run.series[name].values, run.latest(name)
         finite = values[np.isfinite(values)]
         shown = Text("not finite", style="bold red") if last is None else Text(short(last, 4), style="bold")
-        scale = f"{short(finite.min())} to {short(finite.max())}" if len(finite) else ""
-        table.add_row(label, shown, sparkline(run.series[name], max(10, min(60, width - 60))), scale)
+        ends = f"{short(finite.min())} to {short(finite.max())}" if len(finite) else ""
+        table.add_row(label, shown, sparkline(run.series[name], max(10, min(60, width - 60))), ends)
     return table
 
 

@@ -20,22 +20,23 @@ TENSORBOARD_DIRECTORY = "tensorboard"
 WANDB_ID_FILE = "wandb_run_id.txt"
 
 
-def check_writer_packages(rl_config: RLTrainConfig) -> None:
-    """Refuses a config whose writers are not installed."""
-    wanted = {
-        "tensorboardX": (rl_config.logging.tensorboard, "logging.tensorboard", "tensorboard"),
-        "wandb": (rl_config.logging.wandb != "disabled", f"logging.wandb {rl_config.logging.wandb}", "wandb"),
-    }
-    for package, (is_wanted, setting, extra) in wanted.items():
-        if is_wanted and importlib.util.find_spec(package) is None:
-            raise ConfigError(f"{setting} needs the package {package}: pip install 'acrlpd[{extra}]', or turn it off")
-
-
 class Writers:
     """All writers of a config. They are opened when the run starts to train, and no failure reaches the caller."""
 
     def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path, *, enabled: bool = True) -> None:
-        """Only the primary process of a run has its writers enabled."""
+        """Only the primary process of a run has its writers enabled.
+
+        Every process refuses a config whose packages are missing: if one failed alone, the others would wait for it.
+        """
+        wanted = {
+            "tensorboardX": (rl_config.logging.tensorboard, "logging.tensorboard", "tensorboard"),
+            "wandb": (rl_config.logging.wandb != "disabled", f"logging.wandb {rl_config.logging.wandb}", "wandb"),
+        }
+        for package, (is_wanted, setting, extra) in wanted.items():
+            if is_wanted and importlib.util.find_spec(package) is None:
+                raise ConfigError(
+                    f"{setting} needs the package {package}: pip install 'acrlpd[{extra}]', or turn it off"
+                )
         self._failed: set[str] = set()
         self._writers: dict[str, TensorBoardWriter | WandbWriter] = {}
         self._waiting: dict[str, Callable[[int], TensorBoardWriter | WandbWriter]] = {}

@@ -7,7 +7,6 @@ counted in `problems`.
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,15 @@ import yaml
 
 from acrlpd.config import ConfigError, get_config, to_dict
 from acrlpd.config.tree import flatten
-from acrlpd.runs.directory import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, saved_steps
+from acrlpd.runs.directory import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    RunError,
+    read_json_object,
+    read_summary,
+    saved_steps,
+)
 from acrlpd.runs.metrics_log import MetricsReader, Phase, Series, parse_line
 
 ANOMALIES_FILE = "anomalies.jsonl"
@@ -36,10 +43,6 @@ STAGES = {
 }
 # Fields of a config that do not change what is computed.
 _NOT_A_CHANGE = ("name", "exp_name")
-
-
-class RunError(ValueError):
-    """A directory that does not hold a run, or a file of a run that cannot be read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +185,7 @@ def read_run(directory: Path) -> RunRecord:
         stages=_read_stages(directory, progress.summary),
         evaluations=_read_evaluations(directory / EVALUATIONS),
         checkpoints=tuple(_read_checkpoint(directory / str(step)) for step in progress.saved_steps),
-        profile=_read_object(directory / PROFILE_FILE),
+        profile=read_json_object(directory / PROFILE_FILE),
     )
 
 
@@ -256,22 +259,9 @@ def _preset_diff(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None
     }
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if there is no such file."""
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{path} is damaged: {error}. Remove it, or take it from a backup") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged: expected a JSON object, found {type(content).__name__}")
-    return content
-
-
 def _current_summary(directory: Path, last_step: int) -> dict[str, Any]:
     """Empty if there is no summary, or if the run was resumed and went on to `last_step` after the summary."""
-    summary = _read_object(directory / SUMMARY_FILE) or {}
+    summary = read_summary(directory)
     final = summary.get("final_step")
     return {} if type(final) is int and final < last_step else summary
 
@@ -291,7 +281,7 @@ def _read_anomalies(path: Path) -> tuple[Anomaly, ...]:
 def _read_evaluations(directory: Path) -> dict[int, dict[str, Any]]:
     """By step, in order."""
     names = [path.parent.name for path in directory.glob(f"*/{EVALUATION_FILE}") if path.parent.name.isdigit()]
-    found = {name: _read_object(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
+    found = {name: read_json_object(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
     return {int(name): content for name, content in found.items() if content is not None}
 
 
@@ -299,7 +289,7 @@ def _read_stages(directory: Path, summary: Mapping[str, Any]) -> dict[str, Outco
     """The run's own table; until the table is complete, also what the baselines have reached by themselves."""
     entries = dict(summary.get("evaluation") or {})
     for path in (directory / BASELINES).glob(f"*/{SUMMARY_FILE}"):
-        reached = (_read_object(path) or {}).get("evaluation") or {}
+        reached = (read_json_object(path) or {}).get("evaluation") or {}
         entries.setdefault(path.parent.name, reached.get("offline"))
     outcomes = {stage: read_outcome(entries[stage]) for stage in STAGES if stage in entries}
     return {stage: outcome for stage, outcome in outcomes.items() if outcome is not None}

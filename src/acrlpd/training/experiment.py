@@ -19,7 +19,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.monitoring.report import generate_training_report
 from acrlpd.process import enable_compilation_cache, keep_freed_memory, setup_logging
 from acrlpd.runs import directory as runs
-from acrlpd.runs.record import BASELINES, STAGES, RunError
+from acrlpd.runs.record import BASELINES, STAGES
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.options import RunOptions
@@ -70,7 +70,7 @@ def write_report(directory: pathlib.Path) -> None:
     """Writes the report of a run that has ended. A report that cannot be written does not make the run a failure."""
     try:
         logger.info("report %s", generate_training_report([directory]))
-    except (OSError, RunError) as error:
+    except (OSError, runs.RunError) as error:
         logger.error("the report could not be written (%s); `acrlpd report %s` tries again", error, directory)
 
 
@@ -162,13 +162,9 @@ def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
         found[name] = runs.read_summary(baseline_directory(directory, name))["evaluation"]["offline"]
     summary["evaluation"] = {name: found[name] for name in STAGES if name in found}
     runs.write_summary(directory, summary)
-    _print_comparison(summary["evaluation"])
-
-
-def _print_comparison(evaluation: Mapping[str, Mapping[str, Any]]) -> None:
     columns = [rich.table.Column(title, justify="right") for title in ("updates", "success", "95 % interval")]
     table = rich.table.Table("policy", *columns, title="success in the same episodes", title_justify="left")
-    for name, result in evaluation.items():
+    for name, result in summary["evaluation"].items():
         low, high = result["interval"]
         table.add_row(STAGES[name], f"{result['step']:,}", f"{result['success_rate']:.0%}", f"{low:.0%} to {high:.0%}")
     rich.console.Console().print(table)

@@ -69,10 +69,9 @@ class FSDPSharding:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.of_array(x)), tree)
 
 
-def create_sharding(rl_config: RLTrainConfig, devices: Sequence[jax.Device] | None = None) -> FSDPSharding:
-    """The placement that a config asks for, on all devices of the run unless some are given."""
-    mesh = create_fsdp_mesh(rl_config.fsdp.fsdp_devices, devices)
-    return FSDPSharding(mesh, rl_config.fsdp.min_size_mib)
+def create_sharding(rl_config: RLTrainConfig) -> FSDPSharding:
+    """The placement that a config asks for, on all devices of the run."""
+    return FSDPSharding(create_fsdp_mesh(rl_config.fsdp.fsdp_devices), rl_config.fsdp.min_size_mib)
 
 
 def abstract_train_state(rl_config: RLTrainConfig, sharding: FSDPSharding) -> Agent:

@@ -26,9 +26,9 @@ from acrlpd.training.online.actor_process import ActorProcess
 from acrlpd.training.online.phase import OnlinePhase, Player, SynchronousPlayer
 from acrlpd.training.online.rounds import RoundPlayer, open_replay
 from acrlpd.training.options import RunOptions
+from acrlpd.training.progress import planned_costs
 from acrlpd.training.sharding import create_sharding, validate_fsdp_sharding
 from acrlpd.training.stopping import exit_code
-from acrlpd.training.throughput import planned_costs
 from acrlpd.training.trainer import EvalFn, Trainer
 
 logger = logging.getLogger(__name__)

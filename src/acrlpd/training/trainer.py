@@ -18,8 +18,7 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import follow_config
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.files import copy_directory
-from acrlpd.monitoring.memory import device_memory
-from acrlpd.monitoring.run_monitor import RunMonitor
+from acrlpd.monitoring.run_monitor import RunMonitor, device_memory
 from acrlpd.runs import metrics_log
 from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.directory import METRICS_FILE
@@ -31,10 +30,9 @@ from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.online.phase import OnlinePhase
 from acrlpd.training.out_of_memory import answer_out_of_memory
-from acrlpd.training.progress import Clock, Progress
+from acrlpd.training.progress import Clock, Progress, model_flops_utilization
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_train_step
 from acrlpd.training.stopping import StopRequest
-from acrlpd.training.throughput import model_flops_utilization
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from acrlpd.agents import Agent
@@ -257,7 +258,7 @@ def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, 
             metadata = checkpointer.metadata(directory).item_metadata
             if metadata is None:
                 raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
-            _check_shapes(directory, _shapes(metadata.tree), _shapes(wanted))
+            _check_shapes(directory, metadata.tree, wanted)
             restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
             return checkpointer.restore(directory, ocp.args.PyTreeRestore(wanted, restore_args))
         except (CheckpointError, jax.errors.JaxRuntimeError):  # The arrays do not fit the config, or the devices.
@@ -270,14 +271,11 @@ def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, 
             ) from error
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in flat}
-
-
-def _check_shapes(
-    directory: pathlib.Path, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
-) -> None:
+def _check_shapes(directory: pathlib.Path, stored_tree: Any, wanted_tree: Any) -> None:
+    stored, wanted = (
+        {name: tuple(leaf.shape) for name, leaf in sorted(traverse_util.flatten_dict(tree, sep="/").items())}
+        for tree in (stored_tree, wanted_tree)
+    )
     problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
     problems += [f"{name}: no place for it in this run" for name in stored if name not in wanted]
     problems += [
