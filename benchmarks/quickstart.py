@@ -22,7 +22,7 @@ import subprocess
 import sys
 from typing import Any
 
-from acrlpd.runs.json_lines import read_json_lines
+from acrlpd.files import read_json_lines
 from acrlpd.runs.record import BASELINES, STAGES
 
 STARTED = "started"

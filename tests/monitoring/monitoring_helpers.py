@@ -13,8 +13,8 @@ import pytest
 from acrlpd.batch import Batch
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config
 from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.files import read_json_lines
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
-from acrlpd.runs.json_lines import read_json_lines
 from acrlpd.training.sharding import create_sharding
 from acrlpd.training.trainer import Trainer
 

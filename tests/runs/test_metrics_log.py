@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acrlpd.runs.json_lines import read_json_lines
+from acrlpd.files import read_json_lines
 from acrlpd.runs.metrics_log import EVALUATION, MetricsLog
 
 values = st.floats(width=32, allow_nan=True, allow_infinity=True)

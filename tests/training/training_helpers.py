@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config, save_config
+from acrlpd.files import read_json_lines
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.monitoring.run_monitor import MEMORY
 from acrlpd.runs.directory import run_directory
-from acrlpd.runs.json_lines import read_json_lines
 from acrlpd.runs.metrics_log import TIMING
 from acrlpd.training.checkpoints.manager import load_checkpoint_agent
 

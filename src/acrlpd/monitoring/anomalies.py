@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.config import RLTrainConfig
+from acrlpd.files import JsonLinesFile
 from acrlpd.monitoring.anomaly_kinds import KINDS, AnomalyKind, Assessment, Component, UsualValues
-from acrlpd.runs.json_lines import JsonLinesFile
 from acrlpd.runs.record import Anomaly
 
 logger = logging.getLogger(__name__)

@@ -53,14 +53,14 @@ def render_report(records: Sequence[RunRecord], output: Path) -> tuple[str, str]
     curves = create_curves(records)
     context = {
         "runs": runs,
-        "overviews": facts.side_by_side([run.overview for run in runs]),
-        "outcomes": facts.side_by_side([{stage.label: stage.outcome for stage in run.stages} for run in runs]),
+        "overviews": facts.side_by_side([run["overview"] for run in runs]),
+        "outcomes": facts.side_by_side([{stage.label: stage.outcome for stage in run["stages"]} for run in runs]),
         "differences": facts.config_differences(records),
         "constants": curves.pop("constants"),
         "data": {
             "runs": [_run_data(record) for record in records],
             "curves": curves,
-            "episodes": [episode["data"] for run in runs if run.critic for episode in run.critic["episodes"]],
+            "episodes": [episode["data"] for run in runs if run["critic"] for episode in run["critic"]["episodes"]],
         },
         "page_name": output.name,
         "made": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from acrlpd.monitoring.report_curves import round_numbers
-from acrlpd.monitoring.report_verdict import Verdict, critic_sentences, judge, percent
+from acrlpd.monitoring.report_verdict import critic_sentences, judge, percent
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
 from acrlpd.runs.record import EVALUATIONS, STAGES, Anomaly, Outcome, RunRecord, read_outcome
 
@@ -31,33 +31,21 @@ class Stage:
     outcome: Outcome
 
 
-@dataclasses.dataclass(frozen=True)
-class RunFacts:
-    """Everything that the page and the summary show of one run, besides the record itself."""
-
-    record: RunRecord
-    verdict: Verdict
-    overview: dict[str, str]
-    stages: list[Stage]
-    critic: dict[str, Any] | None  # what one evaluation tells about the critic
-    plan: dict[str, tuple[str, str, str]]
-    times: dict[str, float]  # seconds of the run by activity
-    profile: dict[str, Any]  # empty where no updates were profiled
-
-
-def collect_facts(record: RunRecord, output: Path) -> RunFacts:
-    """The facts of one run, for a page that will be written to `output`."""
+def collect_facts(record: RunRecord, output: Path) -> dict[str, Any]:
+    """What the page and the summary show of one run, for a page that will be written to `output`."""
     times, profile = record.summary.get("time_s"), record.profile or {}
-    return RunFacts(
-        record=record,
-        verdict=judge(record),
-        overview=overview(record),
-        stages=final_stages(record),
-        critic=_critic_view(record, output),
-        plan=plan_comparison(record),
-        times={name.replace("_", " "): float(s) for name, s in times.items()} if isinstance(times, dict) else {},
-        profile=profile if isinstance(profile.get("parts"), dict) and profile["parts"] else {},
-    )
+    return {
+        "record": record,
+        "verdict": judge(record),
+        "overview": overview(record),
+        "stages": final_stages(record),
+        "critic": _critic_view(record, output),
+        "plan": plan_comparison(record),
+        # Seconds of the run by activity.
+        "times": {name.replace("_", " "): float(s) for name, s in times.items()} if isinstance(times, dict) else {},
+        # Empty where no updates were profiled.
+        "profile": profile if isinstance(profile.get("parts"), dict) and profile["parts"] else {},
+    }
 
 
 def overview(record: RunRecord) -> dict[str, str]:

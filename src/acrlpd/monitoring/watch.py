@@ -5,7 +5,7 @@ disk, before the first metrics, and after the end.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -126,16 +126,14 @@ def time_left(run: RunProgress) -> str | None:
 
 
 def _throughput(run: RunProgress) -> str:
-    samples, updates, mfu, wait = (
-        run.latest(f"timing/{name}") for name in ("samples_per_s", "steps_per_s", "mfu", "data_wait_s")
-    )
-    shown = (
-        samples is not None and f"{short(samples, 4)} samples/s",
-        updates is not None and f"{short(updates)} updates/s",
-        mfu is not None and f"{mfu:.1%} MFU",
-        wait is not None and f"{format_seconds(wait)} per update waiting for data",
-    )
-    return ", ".join(text for text in shown if text)
+    forms: dict[str, Callable[[float], str]] = {
+        "samples_per_s": lambda rate: f"{short(rate, 4)} samples/s",
+        "steps_per_s": lambda rate: f"{short(rate)} updates/s",
+        "mfu": lambda share: f"{share:.1%} MFU",
+        "data_wait_s": lambda seconds: f"{format_seconds(seconds)} per update waiting for data",
+    }
+    found = ((run.latest(f"timing/{name}"), form) for name, form in forms.items())
+    return ", ".join(form(value) for value, form in found if value is not None)
 
 
 def _memory(run: RunProgress) -> str:

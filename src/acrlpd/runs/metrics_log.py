@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from acrlpd.runs.json_lines import JsonLinesFile
+from acrlpd.files import JsonLinesFile
 
 # Wall-clock measurements; everything else in a line depends on the config alone.
 TIMING = "timing/"

@@ -76,15 +76,6 @@ class Anomaly:
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint on disk."""
-
-    step: int
-    num_bytes: int
-    modified: float  # seconds since 1970
-
-
-@dataclasses.dataclass(frozen=True)
 class RunProgress:
     """What the live view shows of a run; cheap to read again every second."""
 
@@ -130,7 +121,7 @@ class RunRecord(RunProgress):
     preset_diff: dict[str, tuple[Any, Any]] | None  # (preset, run); None: there is no such preset
     stages: dict[str, Outcome]
     evaluations: dict[int, dict[str, Any]]  # evaluation.json by step, in order
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: dict[int, tuple[int, float]]  # step -> bytes on disk, seconds since 1970
     profile: dict[str, Any] | None
 
     @property
@@ -184,7 +175,7 @@ def read_run(directory: Path) -> RunRecord:
         preset_diff=_preset_diff(progress.config),
         stages=_read_stages(directory, progress.summary),
         evaluations=_read_evaluations(directory / EVALUATIONS),
-        checkpoints=tuple(_read_checkpoint(directory / str(step)) for step in progress.saved_steps),
+        checkpoints={step: _read_checkpoint(directory / str(step)) for step in progress.saved_steps},
         profile=read_json_object(directory / PROFILE_FILE),
     )
 
@@ -295,9 +286,10 @@ def _read_stages(directory: Path, summary: Mapping[str, Any]) -> dict[str, Outco
     return {stage: outcome for stage, outcome in outcomes.items() if outcome is not None}
 
 
-def _read_checkpoint(path: Path) -> Checkpoint:
+def _read_checkpoint(path: Path) -> tuple[int, float]:
+    """Its bytes on disk, and when it was written."""
     num_bytes = 0
     for file in path.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # a running training removes old checkpoints
             num_bytes += file.stat().st_size if file.is_file() else 0
-    return Checkpoint(int(path.name), num_bytes, path.stat().st_mtime)
+    return num_bytes, path.stat().st_mtime

@@ -159,7 +159,7 @@ class Trainer:
 
     # -- the loop ------------------------------------------------------------------------------------
 
-    def train(self) -> Agent:
+    def train(self) -> None:
         """Runs the phases to their end, or until a signal, and saves."""
         training = self.rl_config.training
         with self._stop.listening():
@@ -169,7 +169,6 @@ class Trainer:
                     self._begin_online()
             if self.online_start is not None and self.stopped_by is None:
                 self._run_phase(self.online_start + training.online_steps)
-        return self.agent
 
     def _run_phase(self, last_step: int) -> None:
         """Trains until the phase is over, then evaluates the policy and saves."""
