@@ -53,8 +53,8 @@ class DebugMode:
     """
 
     def __init__(self, directory: pathlib.Path | None, log_frequency: int) -> None:
-        """`directory` is None on a process that takes part in the computation but writes nothing."""
-        self._directory = directory
+        """`directory` is that of the run, or None on a process that computes with the others but writes nothing."""
+        self._directory = None if directory is None else directory / DEBUG_DIRECTORY
         self._log_frequency = log_frequency
         self._pending: dict[int, Inspection] = {}  # step -> result, perhaps still being computed
         self._has_sheet = False

@@ -11,6 +11,7 @@ import logging
 import math
 import pathlib
 import re
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -147,7 +148,10 @@ def read_program(hlo_text: str) -> tuple[str, dict[str, str]]:
             members[computation].append(name)
             if called := _CALLED.search(line):
                 callees[name] = called[1]
-    usual = {name: _most_common(scopes[i] for i in inside) for name, inside in members.items()}
+    usual = {}
+    for computation, names in members.items():
+        known = [scope for name in names if (scope := scopes[name]) is not None]
+        usual[computation] = statistics.mode(known) if known else None
     parts = {
         name: scopes[name] or usual.get(callees.get(name, "")) or usual[computation] or "other"
         for computation, names in members.items()
@@ -162,11 +166,6 @@ def _scope_of(line: str) -> str | None:
     op_name = _OP_NAME.search(line)
     found = _SCOPE.findall(op_name[1]) if op_name else []
     return found[-1] if found else None
-
-
-def _most_common(scopes: Iterable[str | None]) -> str | None:
-    counts = collections.Counter(scope for scope in scopes if scope is not None)
-    return counts.most_common(1)[0][0] if counts else None
 
 
 def read_trace(directory: pathlib.Path) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ class Stage:
 
 def collect_facts(record: RunRecord, output: Path) -> dict[str, Any]:
     """What the page and the summary show of one run, for a page that will be written to `output`."""
-    times, profile = record.summary.get("time_s"), record.profile or {}
+    times = record.summary.get("time_s") or {}
     return {
         "record": record,
         "verdict": judge(record),
@@ -41,10 +41,8 @@ def collect_facts(record: RunRecord, output: Path) -> dict[str, Any]:
         "stages": final_stages(record),
         "critic": _critic_view(record, output),
         "plan": plan_comparison(record),
-        # Seconds of the run by activity.
-        "times": {name.replace("_", " "): float(s) for name, s in times.items()} if isinstance(times, dict) else {},
-        # Empty where no updates were profiled.
-        "profile": profile if isinstance(profile.get("parts"), dict) and profile["parts"] else {},
+        "times": {name.replace("_", " "): seconds for name, seconds in times.items()},  # of the run by activity
+        "profile": record.profile or {},  # empty where no updates were profiled
     }
 
 
@@ -89,8 +87,7 @@ def peak_bytes(record: RunRecord) -> float | None:
 
 def plan_comparison(record: RunRecord) -> dict[str, tuple[str, str, str]]:
     """Planned, measured, and their ratio, where at least one of the two is known."""
-    plan = record.summary.get("plan")
-    plan = plan if isinstance(plan, dict) else {}
+    plan = record.summary.get("plan") or {}
     rows = {}
     for what, planned, measured, form in (
         ("peak memory per device", plan.get("peak_bytes"), peak_bytes(record), format_bytes),

@@ -12,14 +12,13 @@ from acrlpd.agents import Agent
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.anomalies import AnomalyDetector
-from acrlpd.monitoring.debug_mode import DEBUG_DIRECTORY, DebugMode
+from acrlpd.monitoring.debug_mode import DebugMode
 from acrlpd.monitoring.profiling import StepProfiler
 from acrlpd.monitoring.units import format_bytes
 from acrlpd.monitoring.writers import Writers
 from acrlpd.runs.record import ANOMALIES_FILE
 
 MEMORY = "memory/"
-_GIB = 2**30
 
 
 class RunMonitor:
@@ -43,8 +42,7 @@ class RunMonitor:
         self._after_step = -1  # the step from which this process goes on
         self._debug: DebugMode | None = None
         if rl_config.logging.debug:
-            debug_directory = directory / DEBUG_DIRECTORY if is_primary else None
-            self._debug = DebugMode(debug_directory, rl_config.training.log_frequency)
+            self._debug = DebugMode(directory if is_primary else None, rl_config.training.log_frequency)
         self._profiler: StepProfiler | None = None
         if profile_steps is not None and is_primary:
             self._profiler = StepProfiler(profile_steps, directory)
@@ -64,7 +62,7 @@ class RunMonitor:
         """Judges a line of metrics that is about to be written; returns the metrics to add to the line."""
         memory = device_memory()
         held = {"device_gib": memory.in_use, "device_peak_gib": memory.peak, "host_gib": memory.host}
-        added = {f"{MEMORY}{name}": value / _GIB for name, value in held.items() if value is not None}
+        added = {f"{MEMORY}{name}": value / 2**30 for name, value in held.items() if value is not None}
         added |= self.anomalies.check(line)
         if self._debug is not None:
             added |= self._debug.on_line(int(line["step"]))

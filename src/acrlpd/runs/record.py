@@ -205,9 +205,9 @@ def running_baseline(directory: Path) -> str | None:
     return next((baseline.name for baseline in started if not (baseline / SUMMARY_FILE).is_file()), None)
 
 
-def read_outcome(entry: Any) -> Outcome | None:
+def read_outcome(entry: Mapping[str, Any] | None) -> Outcome | None:
     """From an evaluation's JSON or its metrics; None if there is no success rate."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("success_rate"), int | float):
+    if entry is None or entry.get("success_rate") is None:
         return None
     low, high = entry.get("interval") or (0.0, 1.0)
     return Outcome(

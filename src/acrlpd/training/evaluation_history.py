@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-# The metric that ranks policies, if an evaluation reports it; higher is better.
-SCORE_METRIC = "success_rate"
-
 
 class EvaluationHistory:
     """The newest evaluation of each phase, the best evaluation of the run, and the evaluations since the best one."""
@@ -22,7 +19,7 @@ class EvaluationHistory:
         if "success_rate_low" in metrics:
             summary["interval"] = [summary.pop("success_rate_low"), summary.pop("success_rate_high")]
         self.phases[phase] = summary
-        score = metrics.get(SCORE_METRIC)
+        score = metrics.get("success_rate")  # This metric ranks policies, if an evaluation reports it.
         if score is None:
             return
         if self.best is None or score > self.best["score"]:
