@@ -77,7 +77,7 @@ def without_metrics(agent: Agent, batch: Batch, sharding: FSDPSharding) -> Any:
         agent, info = agent.train_step(batch, jax.random.fold_in(rng, agent.step))
         return agent, {"total_loss": info["total_loss"]}
 
-    places = sharding.of_state(agent)
+    places = jax.tree.map(sharding.of_array, agent)
     jitted = jax.jit(
         step,
         in_shardings=(places, sharding.data, sharding.replicated),

@@ -22,8 +22,8 @@ import subprocess
 import sys
 from typing import Any
 
-from acrlpd.runs.metrics_log import read_metrics
-from acrlpd.training.comparison import BASELINES, DESCRIPTIONS
+from acrlpd.files import read_json_lines
+from acrlpd.runs.record import BASELINES, STAGES
 
 STARTED = "started"
 
@@ -58,7 +58,7 @@ def directory_of(config: str, seed: int, directory: pathlib.Path) -> pathlib.Pat
 def outcomes(run_directory: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Evaluation of every policy that is finished; of a run that was cut off, the last of each phase."""
     found: dict[str, dict[str, Any]] = {}
-    for name in DESCRIPTIONS:
+    for name in STAGES:
         summary = run_directory / BASELINES / name / "summary.json"
         if summary.exists():
             found[name] = json.loads(summary.read_text())["evaluation"]["offline"]
@@ -72,14 +72,14 @@ def outcomes(run_directory: pathlib.Path) -> dict[str, dict[str, Any]]:
                 "success_rate": point["rate"],
                 "interval": point["interval"],
             }
-    return {name: found[name] for name in DESCRIPTIONS if name in found}
+    return {name: found[name] for name in STAGES if name in found}
 
 
 def learning_curve(run_directory: pathlib.Path) -> list[dict[str, Any]]:
     """Every evaluation of the run itself, with the environment steps lived by then."""
     points, phase, env_steps = [], "offline", 0
     path = run_directory / "metrics.jsonl"
-    for line in read_metrics(path) if path.exists() else ():
+    for line in read_json_lines(path) if path.exists() else ():
         phase = line.get("phase", phase)
         env_steps = int(line.get("online/env_steps", env_steps))
         if "eval/success_rate" in line:
@@ -94,7 +94,7 @@ def learning_curve(run_directory: pathlib.Path) -> list[dict[str, Any]]:
 def print_outcomes(runs: dict[int, dict[str, dict[str, Any]]]) -> None:
     print(f"| policy | {' | '.join(f'seed {seed}' for seed in runs)} | mean |")
     print("|---|" + "---|" * (len(runs) + 1))
-    for name, description in DESCRIPTIONS.items():
+    for name, description in STAGES.items():
         rates = [found[name]["success_rate"] if name in found else None for found in runs.values()]
         known = [rate for rate in rates if rate is not None]
         cells = ["" if rate is None else f"{rate:.0%}" for rate in rates]
@@ -153,7 +153,7 @@ def print_times(config: str, seed: int, directory: pathlib.Path) -> None:
     if times:
         print(f"| **all** | **{times[-1][1] - times[0][1]:.0f}** |")
     metrics = run_directory / "metrics.jsonl"
-    lines = [line for line in read_metrics(metrics) if "timing/step_s" in line] if metrics.exists() else []
+    lines = [line for line in read_json_lines(metrics) if "timing/step_s" in line] if metrics.exists() else []
     for phase in ("offline", "online"):
         seconds = [(line["timing/step_s"], line["timing/data_wait_s"]) for line in lines if line["phase"] == phase]
         if seconds:

@@ -10,6 +10,7 @@ from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.data.sources.source import open_source
 from acrlpd.training.demonstrations import collect_missing_demonstrations
 from acrlpd.training.experiment import run_experiment
+from acrlpd.training.options import RunOptions
 
 SMALL = {
     "batch_size": 4,
@@ -47,7 +48,7 @@ def test_the_whole_path_with_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     config = apply_config_overrides(get_config("aloha_sim"), SMALL)
     collect_missing_demonstrations(config)
-    assert run_experiment(config) == 0
+    assert run_experiment(config, RunOptions()) == 0
 
     run = tmp_path / "checkpoints" / "aloha_sim" / "default"
     summary = json.loads((run / "summary.json").read_text())

@@ -13,8 +13,8 @@ import pytest
 from acrlpd.batch import Batch
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config
 from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.files import read_json_lines
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
-from acrlpd.runs.metrics_log import read_metrics
 from acrlpd.training.sharding import create_sharding
 from acrlpd.training.trainer import Trainer
 
@@ -112,7 +112,7 @@ def train(
             trainer.initialize()
         if compiled := _COMPILED.get(_computation(config)):
             trainer._train_steps = compiled
-            trainer.writer.prepare(trainer.arrays())
+            trainer.writer.prepare(trainer.agent)
         trainer.train()
         _COMPILED[_computation(config)] = trainer._train_steps
         trainer.close()
@@ -144,7 +144,7 @@ def _computation(config: RLTrainConfig) -> str:
 def read_run(directory: pathlib.Path) -> Run:
     path = directory / "anomalies.jsonl"
     anomalies = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return Run(directory, read_metrics(directory / "metrics.jsonl"), anomalies)
+    return Run(directory, read_json_lines(directory / "metrics.jsonl"), anomalies)
 
 
 def with_rewards(batch: Batch, value: float) -> Batch:

@@ -18,10 +18,16 @@ from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.evaluation.calibration import BestOfNEffect, Calibration
 from acrlpd.evaluation.protocol import Evaluation
 from acrlpd.evaluation.statistics import Summary
-from acrlpd.monitoring import inspection
-from acrlpd.monitoring.debug_mode import contact_sheet, describe
-from acrlpd.monitoring.inspection import gradient_norms, histogram_overlap, layer_group, summarize
-from acrlpd.monitoring.step_time import PARTS
+from acrlpd.monitoring import debug_mode
+from acrlpd.monitoring.debug_mode import (
+    contact_sheet,
+    describe,
+    gradient_norms,
+    histogram_overlap,
+    layer_group,
+    summarize,
+)
+from acrlpd.monitoring.profiling import PARTS
 from acrlpd.training.online.rounds import Round
 
 STEPS = 24
@@ -97,7 +103,7 @@ def test_a_run_that_only_clones_shows_nothing_of_its_critics(tmp_path: pathlib.P
     key = jax.random.key(0)
     agent = jax.eval_shape(lambda rng: create_agent(config, rng), key)
     with create_data_loader(config) as loader:
-        shapes = jax.eval_shape(inspection._inspect, agent, loader.sample_batch(), key)
+        shapes = jax.eval_shape(debug_mode._inspect, agent, loader.sample_batch(), key)
     found = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
     names = {name for name in summarize(found) if "gradient" not in name}
     assert names == {"debug/action_distance", "debug/action_overlap"}

@@ -22,7 +22,7 @@ from acrlpd.monitoring.report_facts import (
 )
 from acrlpd.monitoring.report_verdict import difference, judge
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
-from acrlpd.runs.metrics_reader import Series
+from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Outcome, RunRecord, read_run
 
 
@@ -138,12 +138,12 @@ def test_numbers_are_short_but_never_powers_of_ten(text: str, expected: str) -> 
 
 
 def test_plan_against_measurement(record: RunRecord) -> None:
-    memory, time = plan_comparison(record)
-    assert (memory.planned, memory.measured, memory.ratio) == ("2.79 GiB", "3.17 GiB", "1.13")
-    assert (time.planned, time.ratio) == ("100 ms", "1.30")
-    unplanned = dataclasses.replace(record, summary={"peak_device_bytes": None})
-    assert [row.planned for row in plan_comparison(unplanned)] == ["–", "–"]
-    assert plan_comparison(unplanned)[0].measured == "3.17 GiB"  # from the metrics
+    memory, time = plan_comparison(record).values()
+    assert memory == ("2.79 GiB", "3.17 GiB", "1.13")
+    assert (time[0], time[2]) == ("100 ms", "1.30")
+    unplanned = plan_comparison(dataclasses.replace(record, summary={"peak_device_bytes": None}))
+    assert [planned for planned, _, _ in unplanned.values()] == ["–", "–"]
+    assert unplanned["peak memory per device"][1] == "3.17 GiB"  # from the metrics
 
 
 def test_the_end_of_the_last_phase_is_shown(record: RunRecord) -> None:

@@ -21,6 +21,7 @@ from run_factory import make_run, metrics_line
 
 from acrlpd.cli.main import main
 from acrlpd.monitoring.watch import sparkline, status, time_left, watch
+from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import RunReader
 
 
@@ -36,7 +37,7 @@ def show(run: Path, width: int = 100) -> str:
 
 @given(st.lists(st.one_of(st.floats(-1e3, 1e3), st.just(math.nan)), min_size=1, max_size=200), st.integers(1, 60))
 def test_sparklines(values: list[float], width: int) -> None:
-    drawn = sparkline(values, width)
+    drawn = sparkline(Series(np.arange(len(values)), np.array(values)), width)
     assert len(drawn) == min(len(values), width)
     assert set(drawn) <= set(" ▁▂▃▄▅▆▇█")
     if len(values) <= width:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acrlpd.runs.metrics_log import EVALUATION, MetricsLog, read_metrics
+from acrlpd.files import read_json_lines
+from acrlpd.runs.metrics_log import EVALUATION, MetricsLog
 
 values = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
@@ -42,7 +43,7 @@ def test_an_interrupted_log_is_the_log(tmp_path_factory, numbers: list[float], f
 def test_a_line_holds_means_and_last_counts(tmp_path: pathlib.Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl", 2)
     feed(log, [1.0, 2.0, 5.0, 6.0], 1)
-    assert read_metrics(tmp_path / "metrics.jsonl") == [
+    assert read_json_lines(tmp_path / "metrics.jsonl") == [
         {"step": 2, "phase": "offline", "loss": 1.5, "skipped_updates": 2.0},
         {"step": 4, "phase": "offline", "loss": 5.5, "skipped_updates": 4.0},
     ]
@@ -82,7 +83,7 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: pathlib.Path) -> None:
     feed(MetricsLog(path, 1), [1.0, 2.0], 1)
     with path.open("a") as file:
         file.write('{"step": 3, "lo')
-    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+    assert [line["step"] for line in read_json_lines(path)] == [1, 2]
 
 
 def test_evaluations_are_lines_of_their_own(tmp_path: pathlib.Path) -> None:
@@ -90,7 +91,7 @@ def test_evaluations_are_lines_of_their_own(tmp_path: pathlib.Path) -> None:
     log = MetricsLog(path, 1)
     feed(log, [1.0], 1)
     log.write_event(1, EVALUATION, {"success_rate": 0.5})
-    assert read_metrics(path)[1] == {"step": 1, "eval/success_rate": 0.5}
+    assert read_json_lines(path)[1] == {"step": 1, "eval/success_rate": 0.5}
     again = MetricsLog(path, 1)
     again.load_state_dict(log.state_dict(), 1)
     assert again.last == {"step": 1, "phase": "offline", "loss": 1.0, "skipped_updates": 1.0}

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acrlpd.runs.metrics_reader import MetricsReader, Phase
+from acrlpd.runs.metrics_log import MetricsReader, Phase
 
 
 def line(step: int, **metrics: float | str | None) -> bytes:

@@ -240,6 +240,6 @@ def test_the_server_reports_an_error_of_the_device_and_goes_on(policy: ServingPo
     with RunningServer(broken) as server:
         with server.connect() as connection:
             assert "error in the policy server: ZeroDivisionError" in ask(connection, state_observation())
-        server.loop.call_soon_threadsafe(server.server.replace_policy, policy)
+        server.loop.call_soon_threadsafe(setattr, server.server, "policy", policy)
         with server.connect() as connection:
             assert "actions" in ask(connection, state_observation())

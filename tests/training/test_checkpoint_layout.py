@@ -42,9 +42,9 @@ def make_agent(config: RLTrainConfig) -> Agent:
 
 def save(config: RLTrainConfig, agent: Agent, directory: pathlib.Path, *steps: int, scores: dict = {}) -> None:  # noqa: B006
     directory.mkdir(parents=True, exist_ok=True)
-    writer = CheckpointWriter(directory, config)
+    writer = CheckpointWriter(directory, config, ASSETS)
     for step in steps:
-        writer.save(agent, step, rng=jax.random.key(0), assets=ASSETS, state={}, score=scores.get(step))
+        writer.save(agent, step, rng=jax.random.key(0), state={}, score=scores.get(step))
     writer.wait()
     writer.close()
 
@@ -210,10 +210,10 @@ def test_the_writer_gives_up_after_failures_in_a_row(tmp_path: pathlib.Path) -> 
     config = state_config(tmp_path, checkpoints__max_failures=2)
     directory = tmp_path / "run"
     directory.mkdir()
-    writer, agent = CheckpointWriter(directory, config), make_agent(config)
+    writer, agent = CheckpointWriter(directory, config, {}), make_agent(config)
 
     def save_step(step: int) -> None:
-        writer.save(agent, step, rng=jax.random.key(0), assets={}, state={})
+        writer.save(agent, step, rng=jax.random.key(0), state={})
         writer.wait()
 
     directory.rename(tmp_path / "unmounted")
@@ -237,9 +237,9 @@ def test_the_writer_gives_up_after_failures_in_a_row(tmp_path: pathlib.Path) -> 
 
 def test_what_happens_during_a_save_is_not_in_it(tmp_path: pathlib.Path) -> None:
     config = state_config(tmp_path)
-    writer, phases = CheckpointWriter(tmp_path, config), {"offline": {"step": 10}}
+    writer, phases = CheckpointWriter(tmp_path, config, {}), {"offline": {"step": 10}}
     state = {"evaluation": {"phases": phases}}
-    writer.save(make_agent(config), 10, rng=jax.random.key(0), assets={}, state=state)
+    writer.save(make_agent(config), 10, rng=jax.random.key(0), state=state)
     phases["offline"] = {"step": 20}  # training goes on while the checkpoint of step 10 is written
     writer.wait()
     writer.close()
@@ -248,9 +248,9 @@ def test_what_happens_during_a_save_is_not_in_it(tmp_path: pathlib.Path) -> None
 
 def test_a_copy_that_does_not_fit_on_the_devices_goes_to_the_host(tmp_path: pathlib.Path) -> None:
     config = state_config(tmp_path)
-    agent, writer = make_agent(config), CheckpointWriter(tmp_path, config)
+    agent, writer = make_agent(config), CheckpointWriter(tmp_path, config, {})
     writer._on_device = False
-    writer.save(agent, 10, rng=jax.random.key(0), assets={}, state={})
+    writer.save(agent, 10, rng=jax.random.key(0), state={})
     expected = [np.array(leaf) for leaf in jax.tree.leaves(agent)]
     jax.tree.map(lambda x: x.delete(), agent)  # as the next step would
     writer.wait()

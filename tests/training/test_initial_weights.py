@@ -16,6 +16,7 @@ from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.openpi_checkpoint import OpenPICheckpointError
 from acrlpd.training.experiment import run_experiment
 from acrlpd.training.initial_weights import create_initial_agent
+from acrlpd.training.options import RunOptions
 from acrlpd.training.sharding import create_sharding
 
 GOLDENS = pathlib.Path(__file__).parents[1] / "goldens"
@@ -86,4 +87,4 @@ def test_missing_weights_are_noticed_before_the_data_is_opened(kind: str, tmp_pa
         weight_loader__path=str(tmp_path / "pi0_bose"),
     )
     with pytest.raises(OpenPICheckpointError, match="pi0_bose does not exist"):
-        run_experiment(config)
+        run_experiment(config, RunOptions())

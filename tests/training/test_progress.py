@@ -7,8 +7,7 @@ import pytest
 
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.plan.flops import step_flops
-from acrlpd.training.progress import Clock, Progress
-from acrlpd.training.throughput import find_device_chip, model_flops_utilization, update_flops
+from acrlpd.training.progress import Clock, Progress, find_device_chip, model_flops_utilization, update_flops
 
 LINE = {
     "step": 100,
@@ -22,7 +21,7 @@ LINE = {
 
 def test_without_a_terminal_there_is_a_line_per_logged_step(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "acrlpd"), Progress("offline", 0, 1_000, enabled=True) as progress:
-        progress.advance(99)
+        progress.advance_to(99)
         progress.show(LINE)
     assert caplog.messages == ["offline 100/1000  loss 1.235  Q -4.5  samples/s 640.0  MFU 31.4%  eta 0:01:30"]
 

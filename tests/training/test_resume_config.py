@@ -8,13 +8,9 @@ import pytest
 from training_helpers import Processes, metrics_of, state_config
 
 from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.runs.checkpoint_layout import CheckpointError
 from acrlpd.runs.directory import run_directory
-from acrlpd.training.checkpoints.metadata import (
-    CheckpointError,
-    check_resume,
-    create_checkpoint_metadata,
-    restore_rng,
-)
+from acrlpd.training.checkpoints.metadata import check_resume, create_checkpoint_metadata, restore_rng
 
 STATS = {"robot/norm_stats.json": b"{}"}
 

@@ -92,6 +92,7 @@ def main() -> int:
     from acrlpd.training.distributed import DistributedOptions, initialize_distributed
     from acrlpd.training.experiment import run_experiment
     from acrlpd.training.online import actor_process
+    from acrlpd.training.options import RunOptions
 
     # Tests wait less long than a real run.
     distributed.HEARTBEAT_TIMEOUT_S = 10
@@ -101,7 +102,7 @@ def main() -> int:
     watch_steps()
     watch_replay()
     config = load_config(ORDER["config"])
-    return run_experiment(config, eval_fn=evaluate if "scores" in ORDER else None, **ORDER.get("options", {}))
+    return run_experiment(config, RunOptions(**ORDER.get("options", {})), evaluate if "scores" in ORDER else None)
 
 
 if __name__ == "__main__":

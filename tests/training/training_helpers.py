@@ -13,10 +13,11 @@ import jax
 import numpy as np
 
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config, save_config
+from acrlpd.files import read_json_lines
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.monitoring.run_monitor import MEMORY
 from acrlpd.runs.directory import run_directory
-from acrlpd.runs.metrics_log import TIMING, read_metrics
+from acrlpd.runs.metrics_log import TIMING
 from acrlpd.training.checkpoints.manager import load_checkpoint_agent
 
 HERE = pathlib.Path(__file__).parent
@@ -150,7 +151,7 @@ def arrays_of(step_directory: pathlib.Path) -> dict[str, np.ndarray]:
 def metrics_of(directory: pathlib.Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what is measured: times, memory, and trouble that is seen in times."""
     measured = (TIMING, MEMORY, "anomaly/data_starvation", "anomaly/throughput_drop")
-    lines = read_metrics(directory / "metrics.jsonl")
+    lines = read_json_lines(directory / "metrics.jsonl")
     return [{k: v for k, v in line.items() if not k.startswith(measured)} for line in lines]
 
 

@@ -16,31 +16,15 @@ from acrlpd.training.distributed import (
     initialize_distributed,
     is_primary,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOptions:
-    """How to run; the config says what to run."""
-
-    # Continue the run of this name from its newest complete checkpoint.
-    resume: Flag = False
-    # Remove an earlier run of this name first.
-    overwrite: Flag = False
-    # Do everything but the steps.
-    dry_run: Flag = False
-    # Go on even if the plan says that it does not fit into memory.
-    ignore_plan: Flag = False
-    # When the first step does not fit into memory, try again with more micro-batches.
-    auto_batch: Flag = False
-    # Fields (dotted names or sections) that may differ from the run that is resumed.
-    allow_changed: tuple[str, ...] = ()
-    # a:b: trace the updates after step a up to step b, and say where their time goes.
-    profile_steps: str | None = None
+from acrlpd.training.options import RunOptions
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions(DistributedOptions, RunOptions):
     """All options of the command, in the order of the help: dataclasses take the fields of the last base first."""
+
+    # Go on even if the plan says that it does not fit into memory.
+    ignore_plan: Flag = False
 
 
 def main(args: Sequence[str]) -> int:
@@ -57,20 +41,12 @@ def main(args: Sequence[str]) -> int:
     from acrlpd.training.demonstrations import collect_missing_demonstrations
     from acrlpd.training.experiment import run_experiment
 
-    profile_steps = None if options.profile_steps is None else parse_profile_steps(options.profile_steps)
+    parse_profile_steps(options.profile_steps)  # Steps that make no sense are refused before anything starts.
     try:
         initialize_distributed(options)
         collect_missing_demonstrations(config, dry_run=options.dry_run)
         check(config, ignore_plan=options.ignore_plan)
-        return run_experiment(
-            config,
-            resume=options.resume,
-            overwrite=options.overwrite,
-            dry_run=options.dry_run,
-            auto_batch=options.auto_batch,
-            allow_changed=options.allow_changed,
-            profile_steps=profile_steps,
-        )
+        return run_experiment(config, options)
     except PeerError as error:  # This process is not at fault: the user gets a message, no traceback.
         raise ConnectionError(str(error)) from error
     except BaseException:  # Ctrl-C too
@@ -84,7 +60,7 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
 
     from acrlpd.cli.plan import print_plan
     from acrlpd.config.plan.plan import make_plan
-    from acrlpd.training.throughput import find_device_chip
+    from acrlpd.training.progress import find_device_chip
 
     num_devices = jax.device_count()
     validation = validate_config(config, num_devices=num_devices, ready_to_train=True)

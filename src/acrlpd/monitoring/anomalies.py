@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.monitoring.anomaly_kinds import KINDS, AnomalyKind, Assessment, Component
-from acrlpd.monitoring.usual_values import UsualValues
-from acrlpd.runs.json_lines import JsonLinesFile
+from acrlpd.files import JsonLinesFile
+from acrlpd.monitoring.anomaly_kinds import KINDS, AnomalyKind, Assessment, Component, UsualValues
 from acrlpd.runs.record import Anomaly
 
 logger = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ class AnomalyDetector:
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on; survives JSON."""
         return {
-            "usual": self._usual.state_dict(),
+            "usual": dataclasses.asdict(self._usual),
             "open": [dataclasses.asdict(anomaly) for anomaly in self.open.values()],
             "bad_lines": self._bad_lines,
             "healthy_lines": self._healthy_lines,
@@ -87,7 +86,7 @@ class AnomalyDetector:
     def load_state_dict(self, state: Mapping[str, Any] | None, step: int) -> None:
         """Goes on after `step`, or starts anew with None; later reports of the interrupted run are dropped."""
         if state is not None:
-            self._usual = UsualValues.from_state_dict(state["usual"])
+            self._usual = UsualValues(**state["usual"])
             self.open = {entry["kind"]: Anomaly(**entry) for entry in state["open"]}
             self._bad_lines = dict(state["bad_lines"])
             self._healthy_lines = dict(state["healthy_lines"])

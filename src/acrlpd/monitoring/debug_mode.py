@@ -1,18 +1,28 @@
-"""Debug mode: every few lines of metrics a close look at an update, as files under <run>/debug/ and as metrics."""
+"""Debug mode: every few lines of metrics a close look at an update, as files under <run>/debug/ and as metrics.
 
+An inspection computes gradients by layer group, actions, critics and choices on the devices. This is the only module
+of monitoring that looks inside an agent.
+"""
+
+import contextlib
+import functools
 import io
 import json
 import logging
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from PIL import Image, ImageDraw
 
 from acrlpd.agents import Agent
+from acrlpd.agents.accumulation import split_batch
+from acrlpd.agents.best_of_n import BestOfN
 from acrlpd.batch import Batch
-from acrlpd.monitoring.inspection import ACTION_RANGE, NUM_BINS, Inspection, inspect_update, summarize
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +33,16 @@ INSPECTIONS_PER_SHEET = 10
 _SHEET_ROWS = 8
 _CAPTION_HEIGHT = 14
 _CAPTION_WIDTH = 200
+# Normalised actions beyond this count in the outermost bins.
+ACTION_RANGE = 3.0
+NUM_BINS = 40
+# Parts of a parameter's name that make its group, at most.
+_GROUP_DEPTH = 5
+# Modules whose parameters are stacked along a leading axis, one entry per layer.
+_STACKED = ("layers", "encoderblock")
+
+# Arrays in nested dicts, with the names that they have in the file of an inspection.
+Inspection = dict[str, Any]
 
 
 class DebugMode:
@@ -33,8 +53,8 @@ class DebugMode:
     """
 
     def __init__(self, directory: pathlib.Path | None, log_frequency: int) -> None:
-        """`directory` is None on a process that takes part in the computation but writes nothing."""
-        self._directory = directory
+        """`directory` is that of the run, or None on a process that computes with the others but writes nothing."""
+        self._directory = None if directory is None else directory / DEBUG_DIRECTORY
         self._log_frequency = log_frequency
         self._pending: dict[int, Inspection] = {}  # step -> result, perhaps still being computed
         self._has_sheet = False
@@ -42,9 +62,10 @@ class DebugMode:
     def before_update(self, step: int, agent: Agent, batch: Batch, rng: jax.Array) -> None:
         """`step` is the step that this update makes."""
         period = self._log_frequency * LINES_PER_INSPECTION
-        if not self._has_sheet or step % (period * INSPECTIONS_PER_SHEET) == 0:
-            self._has_sheet = True
-            self._write_sheet(step, batch)
+        is_sheet_due = not self._has_sheet or step % (period * INSPECTIONS_PER_SHEET) == 0
+        self._has_sheet = True
+        if is_sheet_due and self._directory is not None and (sheet := contact_sheet(batch)) is not None:
+            self._write(f"{step:08d}.png", sheet)
         if step == self._log_frequency or step % period == 0:
             self._pending[step] = inspect_update(agent, batch, rng)
 
@@ -57,11 +78,6 @@ class DebugMode:
         self._write(f"{step:08d}.json", (json.dumps(describe(inspection), allow_nan=False) + "\n").encode())
         return summarize(inspection)
 
-    def _write_sheet(self, step: int, batch: Batch) -> None:
-        sheet = contact_sheet(batch) if self._directory is not None else None
-        if sheet is not None:
-            self._write(f"{step:08d}.png", sheet)
-
     def _write(self, name: str, content: bytes) -> None:
         if self._directory is None:
             return
@@ -72,31 +88,138 @@ class DebugMode:
             logger.warning("%s cannot be written: %s", self._directory / name, error)
 
 
+def inspect_update(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
+    """Inspects the update that `agent` is about to make on `batch` with the run's key; changes nothing.
+
+    With gradient accumulation only the first micro-batch is inspected: more may not fit into memory.
+    """
+    sharding = agent.step.sharding
+    mesh = getattr(sharding, "mesh", None)
+    with jax.set_mesh(mesh) if isinstance(mesh, jax.sharding.Mesh) else contextlib.nullcontext():
+        return _compiled(sharding)(agent, batch, rng)
+
+
+@functools.cache
+def _compiled(sharding: jax.sharding.Sharding) -> Callable[[Agent, Batch, jax.Array], Inspection]:
+    """The compiled inspection. Every process gets the whole result.
+
+    On CPUs the compiler does not optimise: that would take longer than all inspections of a run.
+    """
+    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return jax.jit(_inspect, out_shardings=sharding, compiler_options=options)
+
+
+def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
+    """Looks at one batch; a = real action dims. Without a critic there are no entries about critics and choices."""
+    rng = jax.random.fold_in(rng, agent.step)
+    if agent.gradient_accumulation_steps > 1:
+        batch = jax.tree.map(lambda x: x[0], split_batch(batch, agent.gradient_accumulation_steps))
+    algorithm = agent.algorithm
+    num_samples = None if algorithm.has_critic else 1  # without a critic nothing is chosen
+    choice = agent.best_of_n(jax.random.fold_in(rng, 1), batch.observations, num_samples=num_samples, use_ema=False)
+    chosen, logged = algorithm.critic_chunks(choice.actions), algorithm.critic_chunks(batch.actions)
+    inspection = {
+        "gradient_norms": gradient_norms(agent, batch, rng),
+        "actions": {
+            "data": _histograms(logged, algorithm.qchunking.action_dim),  # int32 [a, NUM_BINS]
+            "chosen": _histograms(chosen, algorithm.qchunking.action_dim),
+            "distance": jnp.sqrt(jnp.mean(jnp.square(chosen - logged))),
+        },
+    }
+    return inspection | (_inspect_critics(agent, batch, choice) if algorithm.has_critic else {})
+
+
+def _inspect_critics(agent: Agent, batch: Batch, choice: BestOfN) -> Inspection:
+    """The values of E critics at the logged chunks that they learn from, and which of N candidates they choose."""
+    networks = agent.networks()
+    observation = networks.policy.preprocess(None, batch.observations, train=False)
+    chunk = agent.algorithm.critic_chunks(batch.actions)
+    ensemble, features = networks.critics.online_ensemble, networks.encode(observation).features
+    member_q = ensemble(features, observation.state, chunk[:, None])[:, 0]  # [b, E]
+    mask = jnp.asarray(batch.sequence_mask, bool)[:, None]
+    q = choice.q_values
+    ends = {"lowest": jnp.mean(jnp.min(q, axis=1)), "mean": jnp.mean(q), "highest": jnp.mean(jnp.max(q, axis=1))}
+    return {
+        "critics": {
+            "mean_q": jnp.mean(member_q, axis=0, where=mask),  # [E]
+            "std_q": jnp.std(member_q, axis=0, where=mask),
+        },
+        # How often each candidate was chosen, int32 [N], and the values of the candidates, mean over the batch.
+        "best_of_n": {"choices": jnp.bincount(choice.index, length=q.shape[1]), "candidate_q": ends},
+    }
+
+
+def gradient_norms(agent: Agent, batch: Batch, rng: jax.Array) -> dict[str, jax.Array]:
+    """Norms of the joint loss's gradient by group, "policy/..." and "critic/...", before clipping.
+
+    A group whose layers are stacked has one norm per layer, [layers]; other groups have one, [1].
+    """
+
+    def loss(params: dict[str, Any]) -> jax.Array:
+        critics = agent.critics.replace(online=params["critic"])
+        return agent.replace(policy_params=params["policy"], critics=critics).compute_loss(batch, rng)[0]
+
+    grads = jax.grad(loss)({"policy": agent.policy_params, "critic": agent.critics.online})
+    squares: dict[str, jax.Array] = {}
+    for component, state in grads.items():
+        for path, leaf in nnx.to_flat_state(state):
+            group, is_stacked = layer_group(path)
+            axes = tuple(range(1, leaf.ndim)) if is_stacked else None
+            square = jnp.atleast_1d(jnp.sum(jnp.square(leaf[...].astype(jnp.float32)), axis=axes))
+            squares[f"{component}/{group}"] = squares.get(f"{component}/{group}", 0.0) + square
+    return {group: jnp.sqrt(square) for group, square in sorted(squares.items())}
+
+
+def layer_group(path: tuple[Any, ...]) -> tuple[str, bool]:
+    """The group of a parameter by its name, and whether its leading axis counts layers."""
+    names = [str(part) for part in path]
+    modules = names[:-1] or names
+    return "/".join(modules[:_GROUP_DEPTH]), any(name in _STACKED for name in names)
+
+
+def _histograms(chunks: jax.Array, action_dim: int) -> jax.Array:
+    """A histogram of every action dim over samples and steps, [b, H * a] -> [a, NUM_BINS]."""
+    actions = chunks.reshape(-1, action_dim)
+    place = (actions + ACTION_RANGE) / (2 * ACTION_RANGE) * NUM_BINS
+    index = jnp.clip(jnp.floor(place), 0, NUM_BINS - 1).astype(jnp.int32)
+    return jax.vmap(lambda column: jnp.bincount(column, length=NUM_BINS), in_axes=1)(index)
+
+
+def summarize(inspection: Inspection) -> dict[str, float]:
+    """The numbers of an inspection that become metrics; its arrays must be on the host."""
+    norms, actions = inspection["gradient_norms"], inspection["actions"]
+    metrics = {f"debug/gradient/{group}": float(np.linalg.norm(found)) for group, found in norms.items()}
+    metrics["debug/action_distance"] = float(actions["distance"])
+    metrics["debug/action_overlap"] = histogram_overlap(actions["data"], actions["chosen"])
+    if "best_of_n" not in inspection:
+        return metrics
+    choices, candidate_q = inspection["best_of_n"]["choices"], inspection["best_of_n"]["candidate_q"]
+    share = np.asarray(choices, np.float64) / np.sum(choices)
+    entropy = -float(np.sum(share * np.log(share, where=share > 0, out=np.zeros_like(share))))
+    return metrics | {
+        "debug/critic_range": float(np.ptp(inspection["critics"]["mean_q"])),
+        "debug/candidate_q_range": float(candidate_q["highest"]) - float(candidate_q["lowest"]),
+        # 1: every index is chosen as often as any other, which is healthy; 0: the same index is always chosen.
+        "debug/choice_entropy": entropy / float(np.log(max(len(share), 2))),
+    }
+
+
+def histogram_overlap(first: Any, second: Any) -> float:
+    """The share that two sets of histograms [a, bins] have in common: 1 where they are equal, 0 where apart."""
+    shares = [np.asarray(x, np.float64) / np.sum(x, axis=1, keepdims=True) for x in (first, second)]
+    return float(np.mean(np.sum(np.minimum(*shares), axis=1)))
+
+
 def describe(inspection: Inspection) -> dict[str, Any]:
     """A whole inspection as plain data."""
+    content = jax.tree.map(_plain, inspection)
     edges = np.linspace(-ACTION_RANGE, ACTION_RANGE, NUM_BINS + 1)
-    content = {
-        "gradient_norms": {group: _plain(norms) for group, norms in inspection.gradient_norms.items()},
-        "actions": {
-            "bin_edges": [round(edge, 6) for edge in edges.tolist()],
-            "data": _plain(inspection.data_actions),
-            "chosen": _plain(inspection.chosen_actions),
-        },
-    }
-    if (critics := inspection.critics) is None:
-        return content
-    low, mean, high = _plain(critics.candidate_q)
-    return content | {
-        "critics": {"mean_q": _plain(critics.member_q), "std_q": _plain(critics.member_q_std)},
-        "best_of_n": {
-            "choices": _plain(critics.choices),
-            "candidate_q": {"lowest": low, "mean": mean, "highest": high},
-        },
-    }
+    content["actions"]["bin_edges"] = [round(edge, 6) for edge in edges.tolist()]
+    return content
 
 
-def _plain(array: Any) -> list[Any]:
-    """An array as lists. JSON has no NaN, so a number that is not finite becomes None."""
+def _plain(array: Any) -> Any:
+    """An array as nested lists, or a number. JSON has no NaN, so a number that is not finite becomes None."""
     plain = np.asarray(array).astype(object)
     plain[~np.isfinite(array)] = None
     return plain.tolist()
@@ -122,7 +245,7 @@ def contact_sheet(batch: Batch) -> bytes | None:
         pen.text((j * pitch + 2, 1), name, fill="white")
         for i in range(rows):
             top = _CAPTION_HEIGHT + i * cell
-            sheet.paste(Image.fromarray(_as_uint8(images[i])), (j * pitch, top))
+            sheet.paste(Image.fromarray(images[i]), (j * pitch, top))
             if j == 0:
                 caption = f"ep {episodes[i]} step {steps[i]} reward {rewards[i].sum():.3g}"
                 pen.text((2, top + height), caption, fill="white")
@@ -134,8 +257,3 @@ def contact_sheet(batch: Batch) -> bytes | None:
 def _local(array: Any) -> np.ndarray:
     """The first part of an array that this process holds."""
     return np.asarray(array.addressable_data(0) if isinstance(array, jax.Array) else array)
-
-
-def _as_uint8(image: np.ndarray) -> np.ndarray:
-    """Float pictures lie in [-1, 1]."""
-    return image if image.dtype == np.uint8 else np.clip((image + 1) * 127.5, 0, 255).astype(np.uint8)

@@ -20,7 +20,8 @@ from acrlpd.monitoring import report_facts as facts
 from acrlpd.monitoring.report_curves import create_curves
 from acrlpd.monitoring.report_verdict import describe_interval, percent
 from acrlpd.monitoring.units import format_bytes, format_seconds
-from acrlpd.runs.record import RunError, RunRecord, read_run
+from acrlpd.runs.directory import RunError
+from acrlpd.runs.record import RunRecord, read_run
 
 PAGE_FILE = "report.html"
 
@@ -52,23 +53,22 @@ def render_report(records: Sequence[RunRecord], output: Path) -> tuple[str, str]
     curves = create_curves(records)
     context = {
         "runs": runs,
-        "overviews": facts.overviews_of(runs),
-        "outcomes": facts.outcomes_of(runs),
+        "overviews": facts.side_by_side([run["overview"] for run in runs]),
+        "outcomes": facts.side_by_side([{stage.label: stage.outcome for stage in run["stages"]} for run in runs]),
         "differences": facts.config_differences(records),
         "constants": curves.pop("constants"),
         "data": {
             "runs": [_run_data(record) for record in records],
             "curves": curves,
-            "episodes": [episode.data for run in runs if run.critic for episode in run.critic.episodes],
+            "episodes": [episode["data"] for run in runs if run["critic"] for episode in run["critic"]["episodes"]],
         },
         "page_name": output.name,
         "made": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
         "version": version("acrlpd"),
     }
     environment = _create_environment()
-    return environment.get_template("report.html").render(context), environment.get_template("report.md").render(
-        context
-    )
+    page, summary = (environment.get_template(f"report.{form}").render(context) for form in ("html", "md"))
+    return page, summary
 
 
 def _create_environment() -> jinja2.Environment:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from acrlpd.runs.metrics_log import EVALUATION
-from acrlpd.runs.metrics_reader import Series
+from acrlpd.runs.metrics_log import EVALUATION, Series
 from acrlpd.runs.record import RunRecord
 
 # Points of one curve. Where there are more, neighbours become their mean, with their range as a band. All runs of a
@@ -17,6 +16,9 @@ from acrlpd.runs.record import RunRecord
 _MAX_POINTS = 1000
 _MIN_POINTS = 250
 _DIGITS = 5
+
+# Every distinct list of steps -> its place in the page's data.
+Steps = dict[tuple[int, ...], int]
 
 _INTERVALS = {"eval/success_rate": ("eval/success_rate_low", "eval/success_rate_high")}
 
@@ -27,7 +29,7 @@ def create_curves(records: Sequence[RunRecord]) -> dict[str, Any]:
     Most metrics have the same steps, so `steps` holds every distinct list of steps once. A metric that never changes
     is in `constants` and has no chart.
     """
-    collector = _Collector(max(_MIN_POINTS, _MAX_POINTS // len(records)))
+    steps: Steps = {}
     names = dict.fromkeys(name for record in records for name in record.series)
     constants: dict[str, float] = {}
     groups = []
@@ -38,10 +40,10 @@ def create_curves(records: Sequence[RunRecord]) -> dict[str, Any]:
             fixed = {name: value for name in metrics if (value := _constant(name, records)) is not None}
             constants |= fixed
             if len(fixed) < len(metrics):
-                drawn.append(_create_chart(chart, [name for name in metrics if name not in fixed], records, collector))
+                drawn.append(_create_chart(chart, [name for name in metrics if name not in fixed], records, steps))
         if drawn:
             groups.append({"title": title, "charts": drawn})
-    return {"groups": groups, "constants": constants, "steps": collector.steps}
+    return {"groups": groups, "constants": constants, "steps": list(steps)}
 
 
 def _group_charts(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
@@ -64,37 +66,27 @@ def _constant(name: str, records: Sequence[RunRecord]) -> float | None:
     return float(values[0])
 
 
-class _Collector:
-    """Makes lines short, and keeps equal lists of steps once."""
-
-    def __init__(self, max_points: int) -> None:
-        self.steps: list[list[int]] = []
-        self._max_points = max_points
-        self._known: dict[bytes, int] = {}
-
-    def line(self, series: Series) -> dict[str, Any]:
-        steps, mean, low, high = downsample(series, self._max_points)
-        key = steps.tobytes()
-        if key not in self._known:
-            self._known[key] = len(self.steps)
-            self.steps.append(steps.tolist())
-        line: dict[str, Any] = {"x": self._known[key], "y": round_numbers(mean)}
-        if low is not None and high is not None:
-            line |= {"low": round_numbers(low), "high": round_numbers(high)}
-        return line
+def _create_line(series: Series, max_points: int, steps: Steps) -> dict[str, Any]:
+    """A line of few points. `steps` gets the line's steps, unless an earlier line has the same."""
+    places, mean, low, high = downsample(series, max_points)
+    line = {"x": steps.setdefault(tuple(places.tolist()), len(steps)), "y": round_numbers(mean)}
+    if low is not None and high is not None:
+        line |= {"low": round_numbers(low), "high": round_numbers(high)}
+    return line
 
 
 def _create_chart(
-    chart: dict[str, Any], metrics: list[str], records: Sequence[RunRecord], collector: _Collector
+    chart: dict[str, Any], metrics: list[str], records: Sequence[RunRecord], steps: Steps
 ) -> dict[str, Any]:
+    max_points = max(_MIN_POINTS, _MAX_POINTS // len(records))
     lines = []
     for run, record in enumerate(records):
         for position, name in enumerate(metrics):
             if name not in record.series:
                 continue
-            line = collector.line(record.series[name]) | {"run": run, "metric": position, "name": name}
+            line = _create_line(record.series[name], max_points, steps) | {"run": run, "metric": position, "name": name}
             if name in _INTERVALS and all(end in record.series for end in _INTERVALS[name]):
-                low, high = (collector.line(record.series[end]) for end in _INTERVALS[name])
+                low, high = (_create_line(record.series[end], max_points, steps) for end in _INTERVALS[name])
                 if low["x"] == high["x"] == line["x"]:
                     line |= {"low": low["y"], "high": high["y"]}
             lines.append(line)

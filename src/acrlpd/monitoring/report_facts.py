@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from acrlpd.monitoring.report_curves import round_numbers
-from acrlpd.monitoring.report_verdict import STAGE_LABELS, Verdict, critic_sentences, judge, percent
+from acrlpd.monitoring.report_verdict import critic_sentences, judge, percent
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
-from acrlpd.runs.record import EVALUATIONS, Anomaly, Outcome, RunRecord, read_outcome
+from acrlpd.runs.record import EVALUATIONS, STAGES, Anomaly, Outcome, RunRecord, read_outcome
 
 UNKNOWN = "–"
 _MAX_EPISODES = 4  # per run
@@ -31,74 +31,19 @@ class Stage:
     outcome: Outcome
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """One line of plan against measurement."""
-
-    what: str
-    planned: str
-    measured: str
-    ratio: str  # measured to planned
-
-
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """Predicted against realised values, and the range of both axes."""
-
-    bins: list[Mapping[str, float]]
-    low: float
-    high: float
-    ticks: tuple[float, float, float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Episode:
-    """One episode with the critic's values; `data` is what the page's script draws."""
-
-    success: bool
-    task: str
-    num_steps: int
-    video: str | None  # path from the page
-    data: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class CriticView:
-    """What one evaluation tells about the critic."""
-
-    title: str
-    sentences: tuple[str, ...]
-    calibration: Calibration | None
-    episodes: list[Episode]
-
-
-@dataclasses.dataclass(frozen=True)
-class RunFacts:
-    """Everything that the page and the summary show of one run, besides the record itself."""
-
-    record: RunRecord
-    verdict: Verdict
-    overview: dict[str, str]
-    stages: list[Stage]
-    critic: CriticView | None
-    plan: list[Comparison]
-    times: dict[str, float]  # seconds of the run by activity
-    profile: dict[str, Any]  # empty where no updates were profiled
-
-
-def collect_facts(record: RunRecord, output: Path) -> RunFacts:
-    """The facts of one run, for a page that will be written to `output`."""
-    times, profile = record.summary.get("time_s"), record.profile or {}
-    return RunFacts(
-        record=record,
-        verdict=judge(record),
-        overview=overview(record),
-        stages=final_stages(record),
-        critic=_critic_view(record, output),
-        plan=plan_comparison(record),
-        times={name.replace("_", " "): float(s) for name, s in times.items()} if isinstance(times, dict) else {},
-        profile=profile if isinstance(profile.get("parts"), dict) and profile["parts"] else {},
-    )
+def collect_facts(record: RunRecord, output: Path) -> dict[str, Any]:
+    """What the page and the summary show of one run, for a page that will be written to `output`."""
+    times = record.summary.get("time_s") or {}
+    return {
+        "record": record,
+        "verdict": judge(record),
+        "overview": overview(record),
+        "stages": final_stages(record),
+        "critic": _critic_view(record, output),
+        "plan": plan_comparison(record),
+        "times": {name.replace("_", " "): seconds for name, seconds in times.items()},  # of the run by activity
+        "profile": record.profile or {},  # empty where no updates were profiled
+    }
 
 
 def overview(record: RunRecord) -> dict[str, str]:
@@ -140,18 +85,17 @@ def peak_bytes(record: RunRecord) -> float | None:
     return None if series is None else float(np.nanmax(series.values)) * 2**30
 
 
-def plan_comparison(record: RunRecord) -> list[Comparison]:
-    """What was planned against what was measured, where at least one of the two is known."""
-    plan = record.summary.get("plan")
-    plan = plan if isinstance(plan, dict) else {}
-    rows = []
+def plan_comparison(record: RunRecord) -> dict[str, tuple[str, str, str]]:
+    """Planned, measured, and their ratio, where at least one of the two is known."""
+    plan = record.summary.get("plan") or {}
+    rows = {}
     for what, planned, measured, form in (
         ("peak memory per device", plan.get("peak_bytes"), peak_bytes(record), format_bytes),
         ("time of an update", plan.get("step_s"), median_of(record, "timing/step_s"), format_seconds),
     ):
         if planned is not None or measured is not None:
             ratio = f"{measured / planned:.2f}" if planned and measured else UNKNOWN
-            rows.append(Comparison(what, _known(planned, form), _known(measured, form), ratio))
+            rows[what] = _known(planned, form), _known(measured, form), ratio
     return rows
 
 
@@ -168,7 +112,7 @@ def final_stages(record: RunRecord) -> list[Stage]:
     if record.stages:
         # The offline phase of a run without a critic is imitation.
         names = {stage: "bc" if stage == "offline" and not record.has_critic else stage for stage in record.stages}
-        return [Stage(name, STAGE_LABELS[name], record.stages[stage]) for stage, name in names.items()]
+        return [Stage(name, STAGES[name], record.stages[stage]) for stage, name in names.items()]
     step = max(record.evaluations, default=0)
     outcome = read_outcome(record.evaluations.get(step))
     return [] if outcome is None else [Stage("last", f"Step {step:,}", outcome)]
@@ -177,24 +121,16 @@ def final_stages(record: RunRecord) -> list[Stage]:
 # -- several runs ----------------------------------------------------------------------------------------------
 
 
-def overviews_of(runs: Sequence[RunFacts]) -> dict[str, list[str]]:
-    """Every fact with its text in each run."""
-    names = dict.fromkeys(name for run in runs for name in run.overview)
-    return {name: [run.overview.get(name, UNKNOWN) for run in runs] for name in names}
-
-
-def outcomes_of(runs: Sequence[RunFacts]) -> dict[str, list[Outcome | None]]:
-    """Every stage with its outcome in each run."""
-    found = [{stage.label: stage.outcome for stage in run.stages} for run in runs]
-    labels = dict.fromkeys(label for outcomes in found for label in outcomes)
-    return {label: [outcomes.get(label) for outcomes in found] for label in labels}
+def side_by_side(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Every name of the tables, one table for each run, with its value in each; None where a run has no value."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: [table.get(name) for table in tables] for name in names}
 
 
 def config_differences(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """Fields in which the runs differ, with the value in each."""
-    names = dict.fromkeys(name for record in records for name in record.config)
-    values = {name: [record.config.get(name) for record in records] for name in names if name != "exp_name"}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+    values = side_by_side([record.config for record in records]).items()
+    return {name: found for name, found in values if name != "exp_name" and any(value != found[0] for value in found)}
 
 
 # -- the critic ------------------------------------------------------------------------------------------------
@@ -210,11 +146,12 @@ def shown_evaluation(record: RunRecord) -> tuple[str, int] | None:
     for stage in ("online", "offline"):
         step = record.stages[stage].step if stage in record.stages else None
         if step in record.evaluations:
-            return STAGE_LABELS[stage], step
+            return STAGES[stage], step
     return f"Step {max(record.evaluations):,}", max(record.evaluations)
 
 
-def _critic_view(record: RunRecord, output: Path) -> CriticView | None:
+def _critic_view(record: RunRecord, output: Path) -> dict[str, Any] | None:
+    """Title, sentences, calibration and episodes of the evaluation that is shown; None if it tells nothing."""
     shown = shown_evaluation(record)
     if shown is None:
         return None
@@ -225,11 +162,11 @@ def _critic_view(record: RunRecord, output: Path) -> CriticView | None:
     if not sentences and not traces:
         return None
     episodes = [_episode(trace, directory, output) for trace in traces[:_MAX_EPISODES]]
-    return CriticView(title, sentences, _calibration(evaluation), episodes)
+    return {"title": title, "sentences": sentences, "calibration": _calibration(evaluation), "episodes": episodes}
 
 
-def _calibration(evaluation: Mapping[str, Any]) -> Calibration | None:
-    """Bins with finite values; None where fewer than two bins have them."""
+def _calibration(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Predicted against realised values, and the range of both axes; None with fewer than two bins of finite values."""
     ends = ("predicted", "realised")
     found = (evaluation.get("calibration") or {}).get("bins") or []
     bins = [one for one in found if all(math.isfinite(one[end]) for end in ends)]
@@ -238,18 +175,19 @@ def _calibration(evaluation: Mapping[str, Any]) -> Calibration | None:
     values = [one[end] for one in bins for end in ends]
     low, high = min(values), max(values)
     margin = 0.08 * (high - low) or 1.0
-    return Calibration(bins, low - margin, high + margin, (low, (low + high) / 2, high))
+    return {"bins": bins, "low": low - margin, "high": high + margin, "ticks": (low, (low + high) / 2, high)}
 
 
-def _episode(trace: Mapping[str, Any], directory: Path, output: Path) -> Episode:
+def _episode(trace: Mapping[str, Any], directory: Path, output: Path) -> dict[str, Any]:
+    """One episode with the critic's values; `data` is what the page's script draws."""
     video = directory / trace["video"] if trace.get("video") else None
-    return Episode(
-        success=bool(trace.get("success")),
-        task=str(trace.get("task") or ""),
-        num_steps=len(trace["rewards"]),
-        video=os.path.relpath(video, output.parent) if video is not None and video.is_file() else None,
-        data=_episode_data(trace, directory),
-    )
+    return {
+        "success": bool(trace.get("success")),
+        "task": str(trace.get("task") or ""),
+        "num_steps": len(trace["rewards"]),
+        "video": os.path.relpath(video, output.parent) if video is not None and video.is_file() else None,
+        "data": _episode_data(trace, directory),
+    }
 
 
 def _episode_data(trace: Mapping[str, Any], directory: Path) -> dict[str, Any]:

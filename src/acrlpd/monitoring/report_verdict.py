@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.runs.directory import FINISHED
-from acrlpd.runs.record import Outcome, RunRecord
-
-STAGE_LABELS = {
-    "bc": "Imitation",
-    "bc_success_only": "Imitation of the successes only",
-    "offline": "Offline RL",
-    "offline_continued": "Offline RL, continued",
-    "online": "Online RL",
-}
+from acrlpd.runs.record import STAGES, Outcome, RunRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +69,15 @@ def _against_imitation(record: RunRecord, final: str) -> Verdict:
         tone, headline = "unclear", f"No clear difference between RL and imitation: {rates}"
     counts = sorted({stages[final].episodes, stages["bc"].episodes})
     episodes = f"{counts[0]} episodes each" if len(counts) == 1 else f"{counts[0]} and {counts[1]} episodes"
-    sentences = [f"{STAGE_LABELS[final]} minus imitation: {gain}, over {episodes}."]
+    sentences = [f"{STAGES[final]} minus imitation: {gain}, over {episodes}."]
     if all(outcome.success_rate == 0 for outcome in stages.values()):
         sentences.append("No policy ever succeeded: there is nothing to compare yet. Train longer, or on better data.")
     elif not gain.is_clear:
         sentences.append("So few episodes cannot tell such a difference from chance; evaluate with more of them.")
-    sentences += _offline_sentences(stages, final) + _control_sentences(
-        stages, final, explain=gain.is_clear and gain.value > 0
-    )
+    if final == "online" and "offline" in stages:
+        offline, online = difference(stages["offline"], stages["bc"]), difference(stages["online"], stages["offline"])
+        sentences.append(f"Offline RL brought {offline} over imitation, the online phase {online} on top of it.")
+    sentences += _control_sentences(stages, final, explain=gain.is_clear and gain.value > 0)
     return Verdict(tone, headline, (*sentences, *_health_sentences(record)))
 
 
@@ -96,14 +89,6 @@ def _rival(stages: dict[str, Outcome], final: str) -> str | None:
     if gap.is_clear:
         return None if gap.value > 0 else "imitating only the successes does better"
     return "imitating only the successes may do as well"
-
-
-def _offline_sentences(stages: dict[str, Outcome], final: str) -> list[str]:
-    """What each phase brought."""
-    if final != "online" or "offline" not in stages:
-        return []
-    offline, online = difference(stages["offline"], stages["bc"]), difference(stages["online"], stages["offline"])
-    return [f"Offline RL brought {offline} over imitation, the online phase {online} on top of it."]
 
 
 def _control_sentences(stages: dict[str, Outcome], final: str, explain: bool) -> list[str]:

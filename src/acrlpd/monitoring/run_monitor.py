@@ -1,5 +1,7 @@
 """Everything that looks at a run while it trains, behind one object that the trainer calls."""
 
+import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +12,13 @@ from acrlpd.agents import Agent
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.anomalies import AnomalyDetector
-from acrlpd.monitoring.debug_mode import DEBUG_DIRECTORY, DebugMode
-from acrlpd.monitoring.memory import device_memory
+from acrlpd.monitoring.debug_mode import DebugMode
 from acrlpd.monitoring.profiling import StepProfiler
-from acrlpd.monitoring.writers import Writers, check_writer_packages
+from acrlpd.monitoring.units import format_bytes
+from acrlpd.monitoring.writers import Writers
 from acrlpd.runs.record import ANOMALIES_FILE
 
 MEMORY = "memory/"
-_GIB = 2**30
 
 
 class RunMonitor:
@@ -36,14 +37,12 @@ class RunMonitor:
         is_primary: bool,
         profile_steps: tuple[int, int] | None = None,
     ) -> None:
-        check_writer_packages(rl_config)  # on every process: if one failed alone, the others would wait for it
-        log_frequency = rl_config.training.log_frequency
         self.anomalies = AnomalyDetector(rl_config, directory / ANOMALIES_FILE if is_primary else None)
         self._writers = Writers(rl_config, directory, enabled=is_primary)
         self._after_step = -1  # the step from which this process goes on
         self._debug: DebugMode | None = None
         if rl_config.logging.debug:
-            self._debug = DebugMode(directory / DEBUG_DIRECTORY if is_primary else None, log_frequency)
+            self._debug = DebugMode(directory if is_primary else None, rl_config.training.log_frequency)
         self._profiler: StepProfiler | None = None
         if profile_steps is not None and is_primary:
             self._profiler = StepProfiler(profile_steps, directory)
@@ -61,7 +60,10 @@ class RunMonitor:
 
     def on_line(self, line: Mapping[str, Any]) -> dict[str, float]:
         """Judges a line of metrics that is about to be written; returns the metrics to add to the line."""
-        added = _memory_metrics() | self.anomalies.check(line)
+        memory = device_memory()
+        held = {"device_gib": memory.in_use, "device_peak_gib": memory.peak, "host_gib": memory.host}
+        added = {f"{MEMORY}{name}": value / 2**30 for name, value in held.items() if value is not None}
+        added |= self.anomalies.check(line)
         if self._debug is not None:
             added |= self._debug.on_line(int(line["step"]))
         self._writers.write({**line, **added})
@@ -87,8 +89,31 @@ class RunMonitor:
         self._writers.close()
 
 
-def _memory_metrics() -> dict[str, float]:
-    """Memory of the fullest local device, where the backend reports it, and of this process."""
-    memory = device_memory()
-    found = {"device_gib": memory.in_use, "device_peak_gib": memory.peak, "host_gib": memory.host}
-    return {f"{MEMORY}{name}": value / _GIB for name, value in found.items() if value is not None}
+@dataclasses.dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of the local device that holds most; None where the backend does not report them, as on CPUs."""
+
+    in_use: int | None
+    peak: int | None
+    limit: int | None
+    host: int  # resident memory of this process
+
+    def __str__(self) -> str:
+        host = f"host {format_bytes(self.host)}"
+        if self.in_use is None or self.peak is None:
+            return f"device memory not reported by this backend, {host}"
+        limit = "" if self.limit is None else f" of {format_bytes(self.limit)}"
+        return f"device {format_bytes(self.in_use)}{limit}, peak {format_bytes(self.peak)}, {host}"
+
+
+def device_memory() -> DeviceMemory:
+    """What this process and its fullest device hold now."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    fullest: Mapping[str, int] = max(stats, key=lambda s: s.get("bytes_in_use", 0))
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return DeviceMemory(
+        in_use=fullest.get("bytes_in_use"),
+        peak=fullest.get("peak_bytes_in_use"),
+        limit=fullest.get("bytes_limit"),
+        host=pages * os.sysconf("SC_PAGE_SIZE"),
+    )

@@ -4,9 +4,8 @@ The view reads files and nothing else: it needs no connection to the process tha
 disk, before the first metrics, and after the end.
 """
 
-import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from acrlpd.monitoring.report_curves import downsample
 from acrlpd.monitoring.units import format_bytes, format_seconds, short
+from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Anomaly, RunProgress, RunReader, running_baseline
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -99,9 +100,7 @@ def _head(run: RunProgress) -> RenderableType:
     bar = ProgressBar(total=max(total, 1), completed=min(step, total), width=30) if total else ""
     phase = Text(run.phases[-1].name if run.phases else "")
     progress.add_row(bar, phase, f"step {step:,}" + (f" of {total:,}" if total else ""))
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="dim")
-    table.add_column()
+    table = Table.grid(Column(style="dim"), Column(), padding=(0, 3))
     table.add_row("progress", progress)
     for name, text in (
         ("time left", None if is_over(run) else time_left(run)),
@@ -127,16 +126,14 @@ def time_left(run: RunProgress) -> str | None:
 
 
 def _throughput(run: RunProgress) -> str:
-    samples, updates, mfu, wait = (
-        run.latest(f"timing/{name}") for name in ("samples_per_s", "steps_per_s", "mfu", "data_wait_s")
-    )
-    shown = (
-        samples is not None and f"{short(samples, 4)} samples/s",
-        updates is not None and f"{short(updates)} updates/s",
-        mfu is not None and f"{mfu:.1%} MFU",
-        wait is not None and f"{format_seconds(wait)} per update waiting for data",
-    )
-    return ", ".join(text for text in shown if text)
+    forms: dict[str, Callable[[float], str]] = {
+        "samples_per_s": lambda rate: f"{short(rate, 4)} samples/s",
+        "steps_per_s": lambda rate: f"{short(rate)} updates/s",
+        "mfu": lambda share: f"{share:.1%} MFU",
+        "data_wait_s": lambda seconds: f"{format_seconds(seconds)} per update waiting for data",
+    }
+    found = ((run.latest(f"timing/{name}"), form) for name, form in forms.items())
+    return ", ".join(form(value) for value, form in found if value is not None)
 
 
 def _memory(run: RunProgress) -> str:
@@ -155,37 +152,26 @@ def _evaluation(run: RunProgress) -> str | None:
 
 
 def _curves(run: RunProgress, width: int) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(style="dim", no_wrap=True)
+    curve, scale = Column(style="cyan", no_wrap=True), Column(style="dim", no_wrap=True)
+    table = Table.grid(Column(style="dim"), Column(justify="right"), curve, scale, padding=(0, 2))
     for label, name in _CURVES.items():
         if name not in run.series or not run.series[name].values.any():  # a metric that is always 0 is not used
             continue
         values, last = run.series[name].values, run.latest(name)
         finite = values[np.isfinite(values)]
         shown = Text("not finite", style="bold red") if last is None else Text(short(last, 4), style="bold")
-        scale = f"{short(finite.min())} to {short(finite.max())}" if len(finite) else ""
-        table.add_row(label, shown, sparkline(values, max(10, min(60, width - 60))), scale)
+        ends = f"{short(finite.min())} to {short(finite.max())}" if len(finite) else ""
+        table.add_row(label, shown, sparkline(run.series[name], max(10, min(60, width - 60))), ends)
     return table
 
 
-def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
+def sparkline(series: Series, width: int) -> str:
     """The values as blocks of eight heights; a gap where no value is finite."""
-    values = np.asarray(values)
-    count = min(len(values), width)
-    edges = [round(i * len(values) / count) for i in range(count + 1)]
-    means = [_finite_mean(values[a:b]) for a, b in itertools.pairwise(edges)]
-    finite = [mean for mean in means if mean is not None]
-    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
-    heights = [None if mean is None else (mean - low) / span if span else 0.5 for mean in means]
-    return "".join(" " if height is None else _BLOCKS[min(int(8 * height), 7)] for height in heights)
-
-
-def _finite_mean(values: np.ndarray) -> float | None:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else None
+    means = downsample(series, width)[1]
+    finite = means[np.isfinite(means)]
+    low, span = (finite.min(), np.ptp(finite)) if len(finite) else (0.0, 0.0)
+    heights = (means - low) / span if span else 0.5 + 0.0 * means
+    return "".join(" " if np.isnan(height) else _BLOCKS[min(int(8 * height), 7)] for height in heights)
 
 
 def _anomalies(anomalies: Sequence[Anomaly]) -> Table:

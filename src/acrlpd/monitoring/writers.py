@@ -10,7 +10,7 @@ import pathlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, to_dict
 
@@ -20,33 +20,26 @@ TENSORBOARD_DIRECTORY = "tensorboard"
 WANDB_ID_FILE = "wandb_run_id.txt"
 
 
-class MetricWriter(Protocol):
-    """Takes finite numbers by name."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def check_writer_packages(rl_config: RLTrainConfig) -> None:
-    """Refuses a config whose writers are not installed."""
-    wanted = {
-        "tensorboardX": (rl_config.logging.tensorboard, "logging.tensorboard", "tensorboard"),
-        "wandb": (rl_config.logging.wandb != "disabled", f"logging.wandb {rl_config.logging.wandb}", "wandb"),
-    }
-    for package, (is_wanted, setting, extra) in wanted.items():
-        if is_wanted and importlib.util.find_spec(package) is None:
-            raise ConfigError(f"{setting} needs the package {package}: pip install 'acrlpd[{extra}]', or turn it off")
-
-
 class Writers:
     """All writers of a config. They are opened when the run starts to train, and no failure reaches the caller."""
 
     def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path, *, enabled: bool = True) -> None:
-        """Only the primary process of a run has its writers enabled."""
+        """Only the primary process of a run has its writers enabled.
+
+        Every process refuses a config whose packages are missing: if one failed alone, the others would wait for it.
+        """
+        wanted = {
+            "tensorboardX": (rl_config.logging.tensorboard, "logging.tensorboard", "tensorboard"),
+            "wandb": (rl_config.logging.wandb != "disabled", f"logging.wandb {rl_config.logging.wandb}", "wandb"),
+        }
+        for package, (is_wanted, setting, extra) in wanted.items():
+            if is_wanted and importlib.util.find_spec(package) is None:
+                raise ConfigError(
+                    f"{setting} needs the package {package}: pip install 'acrlpd[{extra}]', or turn it off"
+                )
         self._failed: set[str] = set()
-        self._writers: dict[str, MetricWriter] = {}
-        self._waiting: dict[str, Callable[[int], MetricWriter]] = {}
+        self._writers: dict[str, TensorBoardWriter | WandbWriter] = {}
+        self._waiting: dict[str, Callable[[int], TensorBoardWriter | WandbWriter]] = {}
         if enabled and rl_config.logging.tensorboard:
             path = directory / TENSORBOARD_DIRECTORY
             self._waiting["TensorBoard"] = lambda after_step: TensorBoardWriter(path, after_step)
@@ -62,7 +55,9 @@ class Writers:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Writes the finite numbers of a line of metrics."""
-        numbers = {_panel_name(name): value for name, value in line.items() if isinstance(value, float)}
+        found = ((name, value) for name, value in line.items() if isinstance(value, float))
+        # Dashboards group metrics by the part of the name before the slash.
+        numbers = {name if "/" in name else f"train/{name}": value for name, value in found}
         for name, writer in self._writers.items():
             with self._outlived(name):
                 writer.write(int(line["step"]), numbers)
@@ -83,11 +78,6 @@ class Writers:
                 reason = f"{type(error).__name__}: {error}"
                 logger.warning("%s does not take metrics (%s); the run goes on, metrics.jsonl has them", name, reason)
             self._failed.add(name)
-
-
-def _panel_name(name: str) -> str:
-    """Dashboards group metrics by the part of the name before the slash."""
-    return name if "/" in name else f"train/{name}"
 
 
 class TensorBoardWriter:

@@ -21,6 +21,10 @@ FINISHED = "finished"
 _ELSEWHERE = "set checkpoints.directory to a place that can be written to"
 
 
+class RunError(ValueError):
+    """A directory that does not hold a run, or a file of a run that cannot be read."""
+
+
 def run_directory(rl_config: RLTrainConfig) -> pathlib.Path:
     base = pathlib.Path(rl_config.checkpoints.directory).expanduser().absolute()
     return base / rl_config.name / rl_config.exp_name
@@ -89,18 +93,22 @@ def write_summary(directory: pathlib.Path, summary: Mapping[str, Any]) -> None:
     write_text_atomically(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
 
-def remove_summary(directory: pathlib.Path) -> None:
-    """A run that goes on has not ended: reports must not show how it ended before."""
-    (directory / SUMMARY_FILE).unlink(missing_ok=True)
+def read_json_object(path: pathlib.Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is no such file."""
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}. Remove it, or take it from a backup") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is damaged: expected a JSON object, found {type(content).__name__}")
+    return content
 
 
 def read_summary(directory: pathlib.Path) -> dict[str, Any]:
     """The summary of a run that has ended; empty for other runs."""
-    path = directory / SUMMARY_FILE
-    try:
-        return json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); without it the run counts as not finished") from error
+    return read_json_object(directory / SUMMARY_FILE) or {}
 
 
 def is_finished(directory: pathlib.Path) -> bool:

@@ -7,7 +7,6 @@ counted in `problems`.
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +16,16 @@ import yaml
 
 from acrlpd.config import ConfigError, get_config, to_dict
 from acrlpd.config.tree import flatten
-from acrlpd.runs.directory import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, saved_steps
-from acrlpd.runs.metrics_reader import MetricsReader, Phase, Series, parse_line
+from acrlpd.runs.directory import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    RunError,
+    read_json_object,
+    read_summary,
+    saved_steps,
+)
+from acrlpd.runs.metrics_log import MetricsReader, Phase, Series, parse_line
 
 ANOMALIES_FILE = "anomalies.jsonl"
 PROFILE_FILE = "profile.json"
@@ -26,14 +33,16 @@ EVALUATIONS = "evaluations"
 EVALUATION_FILE = "evaluation.json"
 BASELINES = "baselines"  # the runs that a run is compared with
 
-# Stages of a run that are judged against each other, in the order of a table.
-STAGES = ("bc", "bc_success_only", "offline", "offline_continued", "online")
+# Stages of a run that are judged against each other, in the order of a table, with their titles.
+STAGES = {
+    "bc": "Imitation",
+    "bc_success_only": "Imitation of the successes only",
+    "offline": "Offline RL",
+    "offline_continued": "Offline RL, continued",
+    "online": "Online RL",
+}
 # Fields of a config that do not change what is computed.
 _NOT_A_CHANGE = ("name", "exp_name")
-
-
-class RunError(ValueError):
-    """A directory that does not hold a run, or a file of a run that cannot be read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,15 +73,6 @@ class Anomaly:
     severity: str
     message: str
     advice: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint on disk."""
-
-    step: int
-    num_bytes: int
-    modified: float  # seconds since 1970
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ class RunRecord(RunProgress):
     preset_diff: dict[str, tuple[Any, Any]] | None  # (preset, run); None: there is no such preset
     stages: dict[str, Outcome]
     evaluations: dict[int, dict[str, Any]]  # evaluation.json by step, in order
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: dict[int, tuple[int, float]]  # step -> bytes on disk, seconds since 1970
     profile: dict[str, Any] | None
 
     @property
@@ -175,8 +175,8 @@ def read_run(directory: Path) -> RunRecord:
         preset_diff=_preset_diff(progress.config),
         stages=_read_stages(directory, progress.summary),
         evaluations=_read_evaluations(directory / EVALUATIONS),
-        checkpoints=tuple(_read_checkpoint(directory / str(step)) for step in progress.saved_steps),
-        profile=_read_object(directory / PROFILE_FILE),
+        checkpoints={step: _read_checkpoint(directory / str(step)) for step in progress.saved_steps},
+        profile=read_json_object(directory / PROFILE_FILE),
     )
 
 
@@ -205,12 +205,11 @@ def running_baseline(directory: Path) -> str | None:
     return next((baseline.name for baseline in started if not (baseline / SUMMARY_FILE).is_file()), None)
 
 
-def read_outcome(entry: Any) -> Outcome | None:
+def read_outcome(entry: Mapping[str, Any] | None) -> Outcome | None:
     """From an evaluation's JSON or its metrics; None if there is no success rate."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("success_rate"), int | float):
+    if entry is None or entry.get("success_rate") is None:
         return None
-    interval = entry.get("interval")
-    low, high = interval if isinstance(interval, list) and len(interval) == 2 else (0.0, 1.0)
+    low, high = entry.get("interval") or (0.0, 1.0)
     return Outcome(
         success_rate=float(entry["success_rate"]),
         episodes=int(entry.get("episodes") or 0),
@@ -251,22 +250,9 @@ def _preset_diff(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None
     }
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if there is no such file."""
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{path} is damaged: {error}. Remove it, or take it from a backup") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged: expected a JSON object, found {type(content).__name__}")
-    return content
-
-
 def _current_summary(directory: Path, last_step: int) -> dict[str, Any]:
     """Empty if there is no summary, or if the run was resumed and went on to `last_step` after the summary."""
-    summary = _read_object(directory / SUMMARY_FILE) or {}
+    summary = read_summary(directory)
     final = summary.get("final_step")
     return {} if type(final) is int and final < last_step else summary
 
@@ -286,7 +272,7 @@ def _read_anomalies(path: Path) -> tuple[Anomaly, ...]:
 def _read_evaluations(directory: Path) -> dict[int, dict[str, Any]]:
     """By step, in order."""
     names = [path.parent.name for path in directory.glob(f"*/{EVALUATION_FILE}") if path.parent.name.isdigit()]
-    found = {name: _read_object(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
+    found = {name: read_json_object(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
     return {int(name): content for name, content in found.items() if content is not None}
 
 
@@ -294,15 +280,16 @@ def _read_stages(directory: Path, summary: Mapping[str, Any]) -> dict[str, Outco
     """The run's own table; until the table is complete, also what the baselines have reached by themselves."""
     entries = dict(summary.get("evaluation") or {})
     for path in (directory / BASELINES).glob(f"*/{SUMMARY_FILE}"):
-        reached = (_read_object(path) or {}).get("evaluation") or {}
+        reached = (read_json_object(path) or {}).get("evaluation") or {}
         entries.setdefault(path.parent.name, reached.get("offline"))
     outcomes = {stage: read_outcome(entries[stage]) for stage in STAGES if stage in entries}
     return {stage: outcome for stage, outcome in outcomes.items() if outcome is not None}
 
 
-def _read_checkpoint(path: Path) -> Checkpoint:
+def _read_checkpoint(path: Path) -> tuple[int, float]:
+    """Its bytes on disk, and when it was written."""
     num_bytes = 0
     for file in path.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # a running training removes old checkpoints
             num_bytes += file.stat().st_size if file.is_file() else 0
-    return Checkpoint(int(path.name), num_bytes, path.stat().st_mtime)
+    return num_bytes, path.stat().st_mtime

@@ -54,7 +54,7 @@ async def follow_run(
                     server.metrics.reloads.labels("error").inc()
                     logger.error("step %d cannot be served: %s", latest, error)
                 else:
-                    server.replace_policy(policy)
+                    server.policy = policy
                     server.metrics.reloads.labels("ok").inc()
                     logger.info("now serving step %d", latest)
             await asyncio.sleep(poll_seconds)

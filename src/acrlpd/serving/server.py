@@ -71,7 +71,7 @@ class ServerOptions:
 
 
 class PolicyServer:
-    """Serves one policy, which can be replaced while clients are connected."""
+    """Serves its `policy`, which can be replaced while clients are connected: requests under way keep the old one."""
 
     def __init__(self, policy: ServingPolicy, options: ServerOptions | None = None) -> None:
         self.policy = policy
@@ -107,10 +107,6 @@ class PolicyServer:
     @property
     def port(self) -> int:
         return self._server.sockets[0].getsockname()[1]
-
-    def replace_policy(self, policy: ServingPolicy) -> None:
-        """Serves another policy from the next request on; requests under way keep the policy they began with."""
-        self.policy = policy
 
     async def drain(self) -> None:
         """Stops the server: takes no new client, answers the requests under way, and closes the idle connections."""
@@ -190,7 +186,8 @@ class PolicyServer:
     def _process_request(self, client: ServerConnection, request: HTTPRequest) -> Response | None:
         if request.path == "/healthz":
             return client.respond(http.HTTPStatus.OK, "OK\n")
-        if not self._authorized(request):
+        key, given = self._options.api_key, request.headers.get("Authorization", "")
+        if key is not None and not hmac.compare_digest(given.encode(), f"Api-Key {key}".encode()):
             self.metrics.refused_connections.labels("unauthorized").inc()
             return client.respond(
                 http.HTTPStatus.UNAUTHORIZED, "this server needs the header 'Authorization: Api-Key <key>'\n"
@@ -202,7 +199,3 @@ class PolicyServer:
             message = f"the server has {len(self._clients)} clients, the most that it takes\n"
             return client.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, message)
         return None
-
-    def _authorized(self, request: HTTPRequest) -> bool:
-        key, given = self._options.api_key, request.headers.get("Authorization", "")
-        return key is None or hmac.compare_digest(given.encode(), f"Api-Key {key}".encode())

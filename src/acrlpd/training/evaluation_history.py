@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-# The metric that ranks policies, if an evaluation reports it; higher is better.
-SCORE_METRIC = "success_rate"
-
 
 class EvaluationHistory:
     """The newest evaluation of each phase, the best evaluation of the run, and the evaluations since the best one."""
@@ -18,8 +15,11 @@ class EvaluationHistory:
         self._without_improvement = 0
 
     def add(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
-        self.phases[phase] = _summary(step, metrics)
-        score = metrics.get(SCORE_METRIC)
+        summary: dict[str, Any] = {"step": step} | dict(metrics)
+        if "success_rate_low" in metrics:
+            summary["interval"] = [summary.pop("success_rate_low"), summary.pop("success_rate_high")]
+        self.phases[phase] = summary
+        score = metrics.get("success_rate")  # This metric ranks policies, if an evaluation reports it.
         if score is None:
             return
         if self.best is None or score > self.best["score"]:
@@ -53,11 +53,3 @@ class EvaluationHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.best, self.phases = state["best"], state["phases"]
         self._without_improvement = state["without_improvement"]
-
-
-def _summary(step: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """An evaluation as summary.json holds it."""
-    summary: dict[str, Any] = {"step": step} | dict(metrics)
-    if "success_rate_low" in metrics:
-        summary["interval"] = [summary.pop("success_rate_low"), summary.pop("success_rate_high")]
-    return summary

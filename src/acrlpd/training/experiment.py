@@ -1,74 +1,67 @@
-"""`run_experiment`: a run, or a run and what it is compared with, from a config to a report."""
+"""`run_experiment`: a run, or a run and its baselines, from a config to a report.
+
+The baselines (`evaluation.baselines`) have the data, seeds and number of updates of the run, without RL or without
+acting.
+"""
 
 import contextlib
+import dataclasses
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from acrlpd.config import RLTrainConfig, apply_config_overrides
+import jax
+import rich.console
+import rich.table
+
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.monitoring.report import generate_training_report
 from acrlpd.process import enable_compilation_cache, keep_freed_memory, setup_logging
 from acrlpd.runs import directory as runs
-from acrlpd.runs.record import RunError
-from acrlpd.training.comparison import run_comparison
+from acrlpd.runs.record import BASELINES, STAGES
+from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.distributed import barrier, is_primary
+from acrlpd.training.options import RunOptions
 from acrlpd.training.out_of_memory import OutOfMemoryError
-from acrlpd.training.train_run import train_run
+from acrlpd.training.train_run import read_assets, train_run
 from acrlpd.training.trainer import EvalFn
 
 logger = logging.getLogger(__name__)
 
+OFFLINE_CONTINUED = "offline_continued"
+# Sections in which the config of `offline_continued` differs from the checkpoint of the run that it continues.
+_CHANGED_BY_CONTINUED = ("training", "evaluation")
 
-def run_experiment(
-    rl_config: RLTrainConfig,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    auto_batch: bool = False,
-    allow_changed: Sequence[str] = (),
-    eval_fn: EvalFn | None = None,
-    profile_steps: tuple[int, int] | None = None,
-) -> int:
+
+def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalFn | None = None) -> int:
     """Trains as the config says; returns the exit code: 0, or 128 + the signal that ended the run.
 
-    `dry_run` does everything but the steps and leaves no trace; `auto_batch` answers a first step that
-    does not fit with more micro-batches; `allow_changed` names fields that may differ from the run that
-    is resumed; `profile_steps` (a, b) traces the updates after step a up to step b.
+    A dry run does everything but the steps and leaves no trace.
     """
     setup_logging()
     enable_compilation_cache()
     keep_freed_memory()
     directory = runs.run_directory(rl_config)
     with contextlib.ExitStack() as stack:
-        if is_primary() and not dry_run:
-            runs.prepare_run_directory(directory, resume=resume, overwrite=overwrite)
+        if is_primary() and not options.dry_run:
+            runs.prepare_run_directory(directory, resume=options.resume, overwrite=options.overwrite)
             stack.enter_context(runs.only_trainer(directory))
         barrier("run directory")
         while True:
             try:
-                if rl_config.evaluation.baselines and not dry_run:
-                    code = run_comparison(
-                        rl_config, directory, resume=resume, allow_changed=allow_changed, profile_steps=profile_steps
-                    )
+                if rl_config.evaluation.baselines and not options.dry_run:
+                    code = run_comparison(rl_config, directory, options)
                 else:
-                    code = train_run(
-                        rl_config,
-                        directory,
-                        resume=resume,
-                        dry_run=dry_run,
-                        allow_changed=allow_changed,
-                        eval_fn=eval_fn,
-                        profile_steps=profile_steps,
-                    )
+                    code = train_run(rl_config, directory, options, eval_fn=eval_fn)
                 break
             except OutOfMemoryError as error:
                 steps = error.next_accumulation
-                if not auto_batch or steps is None:
+                if not options.auto_batch or steps is None:
                     raise
                 logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
                 rl_config = apply_config_overrides(rl_config, gradient_accumulation_steps=steps)
-        if code == 0 and is_primary() and not dry_run:
+        if code == 0 and is_primary() and not options.dry_run:
             write_report(directory)
     return code
 
@@ -77,5 +70,101 @@ def write_report(directory: pathlib.Path) -> None:
     """Writes the report of a run that has ended. A report that cannot be written does not make the run a failure."""
     try:
         logger.info("report %s", generate_training_report([directory]))
-    except (OSError, RunError) as error:
+    except (OSError, runs.RunError) as error:
         logger.error("the report could not be written (%s); `acrlpd report %s` tries again", error, directory)
+
+
+def run_comparison(rl_config: RLTrainConfig, directory: pathlib.Path, options: RunOptions) -> int:
+    """Trains the run and its baselines, each in its own directory, and compares them; returns the exit code.
+
+    The baselines that only clone come first. `offline_continued` comes last: it starts from the checkpoint with
+    which the run went online. What is finished is not trained again.
+    """
+    if jax.process_count() > 1:
+        raise ConfigError("evaluation.baselines are judged in an environment, which needs a single process")
+    if options.resume:
+        _check_resume(rl_config, directory, options.allow_changed)
+    runs.write_run_config(directory, rl_config)  # From now on, --overwrite knows that this is the directory of a run.
+    names = rl_config.evaluation.baselines
+    continued = baseline_directory(directory, OFFLINE_CONTINUED) if OFFLINE_CONTINUED in names else None
+    for name in (name for name in names if name != OFFLINE_CONTINUED):
+        if code := _train_baseline(rl_config, directory, name, options):
+            return code
+    if not runs.is_finished(directory) and (code := train_run(rl_config, directory, options, offline_copy=continued)):
+        return code
+    if continued is not None:
+        allowed = (*options.allow_changed, *_CHANGED_BY_CONTINUED)
+        going_on = dataclasses.replace(options, resume=True, allow_changed=allowed)
+        if code := _train_baseline(rl_config, directory, OFFLINE_CONTINUED, going_on):
+            return code
+    write_comparison(rl_config, directory)
+    return 0
+
+
+def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_changed: Sequence[str]) -> None:
+    """Refuses to continue with another config, before anything is written."""
+    steps = runs.saved_steps(directory)
+    if not steps:
+        return
+    changes = check_resume(directory / str(steps[-1]), rl_config, read_assets(rl_config), allow_changed)
+    if changes and runs.is_finished(directory):
+        raise ConfigError(
+            f"{directory} is finished, and so is what it was compared with; it cannot be resumed with another config:\n"
+            f"{describe_changes(changes)}\n"
+            "Choose another --exp_name, or --overwrite"
+        )
+
+
+def _train_baseline(rl_config: RLTrainConfig, directory: pathlib.Path, name: str, options: RunOptions) -> int:
+    """Trains the baseline `name` of the run in `directory`, unless it is finished; returns the exit code."""
+    where = baseline_directory(directory, name)
+    if runs.is_finished(where):
+        return 0
+    config = baseline_config(rl_config, name, runs.read_summary(directory))
+    logger.info("baseline %s", name)
+    return train_run(config, where, dataclasses.replace(options, profile_steps=None))
+
+
+def baseline_directory(directory: pathlib.Path, name: str) -> pathlib.Path:
+    return directory / BASELINES / name
+
+
+def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, Any]) -> RLTrainConfig:
+    """The config of a baseline. `offline_continued` reads the number of updates from the `summary` of the run."""
+    # A baseline makes all of its updates and is evaluated once, at the end. It needs no patience: the checkpoint that
+    # `offline_continued` starts from may have used up that of the run.
+    changes: dict[str, Any] = {
+        "training.online_steps": 0,
+        "training.eval_frequency": 0,
+        "training.early_stopping_patience": 0,
+        "evaluation.baselines": (),
+    }
+    if name == OFFLINE_CONTINUED:
+        return apply_config_overrides(rl_config, changes | {"training.offline_steps": summary["final_step"]})
+    changes |= {
+        "acrlpd.loss_weights.critic_weight": 0.0,
+        "acrlpd.loss_weights.actor_weight": 0.0,
+        "acrlpd.loss_weights.bc_weight": 1.0,
+        "acrlpd.learnable_temperature": False,
+        "acrlpd.bc_importance_weighting": False,
+        "acrlpd.critic_warmup_steps": 0,
+        "evaluation.best_of_n": 1,
+        "data.episode_filter": "success" if name == "bc_success_only" else rl_config.data.episode_filter,
+    }
+    return apply_config_overrides(rl_config, changes)
+
+
+def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
+    """Adds the evaluations of the baselines to the summary of the run, and prints all of them."""
+    summary = runs.read_summary(directory)
+    found = dict(summary["evaluation"])
+    for name in rl_config.evaluation.baselines:
+        found[name] = runs.read_summary(baseline_directory(directory, name))["evaluation"]["offline"]
+    summary["evaluation"] = {name: found[name] for name in STAGES if name in found}
+    runs.write_summary(directory, summary)
+    columns = [rich.table.Column(title, justify="right") for title in ("updates", "success", "95 % interval")]
+    table = rich.table.Table("policy", *columns, title="success in the same episodes", title_justify="left")
+    for name, result in summary["evaluation"].items():
+        low, high = result["interval"]
+        table.add_row(STAGES[name], f"{result['step']:,}", f"{result['success_rate']:.0%}", f"{low:.0%} to {high:.0%}")
+    rich.console.Console().print(table)

@@ -26,10 +26,8 @@ def check_initial_weights(rl_config: RLTrainConfig) -> None:
     loader = rl_config.weight_loader
     if loader.kind == "none" or loader.path is None:
         return
-    if loader.kind == "checkpoint":
-        find_params_directory(loader.path)
-    else:
-        find_paligemma_file(loader.path)
+    find = find_params_directory if loader.kind == "checkpoint" else find_paligemma_file
+    find(loader.path)
 
 
 def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array) -> Agent:
@@ -42,13 +40,11 @@ def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: 
     logger.info("loading the policy's weights from %s", loader.path)
     abstract = abstract_train_state(rl_config, sharding)
     wanted = nnx.merge_state(abstract.policy_params, abstract.frozen_params)
-    if loader.kind == "checkpoint":
-        # A checkpoint has every parameter but adapters, so only adapters are initialised.
-        target = _with_initial_values(rl_config, rng, wanted, only=LORA)
-        params = load_pi0_weights_from_openpi(loader.path, target)
-    else:
-        target = _with_initial_values(rl_config, rng, wanted, only=".*")
-        params = load_paligemma_weights(loader.path, target)
+    # A checkpoint has every parameter but adapters, so only adapters are initialised.
+    is_checkpoint = loader.kind == "checkpoint"
+    target = _with_initial_values(rl_config, rng, wanted, only=LORA if is_checkpoint else ".*")
+    load = load_pi0_weights_from_openpi if is_checkpoint else load_paligemma_weights
+    params = load(loader.path, target)
     return init_fsdp_train_state(rl_config, sharding, rng, nnx.to_pure_dict(params))
 
 

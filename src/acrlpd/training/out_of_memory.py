@@ -54,7 +54,5 @@ def _advice(rl_config: RLTrainConfig, accumulation: int | None) -> str:
 def next_accumulation(rl_config: RLTrainConfig, num_devices: int) -> int | None:
     """The next larger number of micro-batches that leaves whole samples on every device."""
     most = rl_config.batch_size // num_devices
-    for steps in range(rl_config.training.gradient_accumulation_steps + 1, most + 1):
-        if rl_config.batch_size % (steps * num_devices) == 0:
-            return steps
-    return None
+    larger = range(rl_config.training.gradient_accumulation_steps + 1, most + 1)
+    return next((steps for steps in larger if rl_config.batch_size % (steps * num_devices) == 0), None)

@@ -1,16 +1,21 @@
-"""What a person sees of a run while it trains, and where the run's time goes."""
+"""What a person sees of a run while it trains, where the run's time goes, and how this compares with the plan."""
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import rich.console
 import rich.progress
 
+from acrlpd.config import RLTrainConfig
+from acrlpd.config.plan.chips import CHIPS, Chip
+from acrlpd.config.plan.flops import step_flops
+from acrlpd.config.plan.memory import estimate_memory
+from acrlpd.config.plan.plan import predict_step_seconds
 from acrlpd.runs.metrics_log import TIMING
 
 logger = logging.getLogger(__name__)
@@ -18,17 +23,18 @@ logger = logging.getLogger(__name__)
 # The bar is drawn so often per second: enough for the eye, and little work for the interpreter.
 _REFRESH_RATE = 2.0
 _ACTIVITIES = ("data_wait", "checkpoint", "evaluation", "rollouts")
+# JAX's names of TPUs -> ours.
+_TPU_KINDS = {"TPU v5 lite": "TPU-v5e", "TPU v5": "TPU-v5p", "TPU v6 lite": "TPU-v6e"}
 
 
-class Progress:
+class Progress(rich.progress.Progress):
     """The progress of one phase: a bar on a terminal, elsewhere one log message per line of metrics."""
 
     def __init__(self, phase: str, first_step: int, last_step: int, *, enabled: bool) -> None:
         """Without `enabled`, on processes that do not log, nothing is shown."""
-        self._phase, self._last_step = phase, last_step
         console = rich.console.Console(stderr=True)
         self._logs = enabled and not console.is_terminal
-        self._bar = rich.progress.Progress(
+        super().__init__(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(bar_width=20),
             rich.progress.MofNCompleteColumn(),
@@ -37,20 +43,12 @@ class Progress:
             refresh_per_second=_REFRESH_RATE,
             disable=self._logs or not enabled,
         )
-        self._task = self._bar.add_task(phase, total=last_step, completed=first_step, text="")
+        self._phase, self._last_step = phase, last_step
+        self._bar = self.add_task(phase, total=last_step, completed=first_step, text="")
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def advance(self, step: int) -> None:
-        if not self._bar.disable:
-            self._bar.update(self._task, completed=step)
+    def advance_to(self, step: int) -> None:
+        if not self.disable:
+            self.update(self._bar, completed=step)
 
     def show(self, line: Mapping[str, Any]) -> None:
         """Shows the numbers of a new line of metrics that matter most, as far as the line has them."""
@@ -64,7 +62,7 @@ class Progress:
         if rate := line.get(f"{TIMING}steps_per_s"):  # The rate includes checkpoints and evaluations.
             seconds = int((self._last_step - line["step"]) / rate)
             text += f"  eta {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        self._bar.update(self._task, completed=line["step"], text=text)
+        self.update(self._bar, completed=line["step"], text=text)
         if self._logs:
             logger.info("%s %d/%d  %s", self._phase, line["step"], self._last_step, text)
 
@@ -117,3 +115,34 @@ class Clock:
     def totals(self) -> dict[str, float]:
         """Seconds per activity in this process; the seconds of updates up to the last reading."""
         return {name: round(total + self._spent.get(name, 0.0), 3) for name, total in self._totals.items()}
+
+
+def find_device_chip(device_kind: str) -> Chip | None:
+    """The chip behind JAX's name for a device, for example 'NVIDIA H200'; None if the chip is unknown."""
+    if device_kind in _TPU_KINDS:
+        return CHIPS[_TPU_KINDS[device_kind]]
+    words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
+    fitting = [chip for chip in CHIPS.values() if set(chip.name.upper().split("-")) <= words]
+    return max(fitting, key=lambda chip: len(chip.name), default=None)
+
+
+def planned_costs(rl_config: RLTrainConfig) -> dict[str, float | None]:
+    """What the plan predicts for an update on these devices, to compare with what is measured."""
+    chip = find_device_chip(jax.devices()[0].device_kind)
+    devices, memory = jax.device_count(), estimate_memory(rl_config, jax.device_count())
+    step_s = None if chip is None else predict_step_seconds(rl_config, memory, step_flops(rl_config), chip, devices)
+    return {"peak_bytes": memory.peak, "step_s": step_s}
+
+
+def update_flops(rl_config: RLTrainConfig) -> float:
+    """FLOPs of one update over the whole batch; what is computed twice to save memory counts once."""
+    flops = step_flops(rl_config)
+    return (flops.total - flops.recompute) * rl_config.batch_size
+
+
+def model_flops_utilization(rl_config: RLTrainConfig, steps_per_s: float) -> float | None:
+    """Share of the peak of all devices that the arithmetic of an update uses; None if the peak is unknown (CPUs)."""
+    chip = find_device_chip(jax.devices()[0].device_kind)
+    if chip is None:
+        return None
+    return update_flops(rl_config) * steps_per_s / (chip.bf16_tflops * 1e12 * jax.device_count())

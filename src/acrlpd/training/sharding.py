@@ -64,19 +64,14 @@ class FSDPSharding:
         spec = [FSDP_AXIS if axis == chosen else None for axis in range(len(array.shape))]
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
-    def of_state(self, tree: Any) -> Any:
-        """The same tree with a sharding for every array or `jax.ShapeDtypeStruct`."""
-        return jax.tree.map(self.of_array, tree)
-
     def abstract(self, tree: Any) -> Any:
         """The tree with a `jax.ShapeDtypeStruct` that has a sharding for every array."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.of_array(x)), tree)
 
 
-def create_sharding(rl_config: RLTrainConfig, devices: Sequence[jax.Device] | None = None) -> FSDPSharding:
-    """The placement that a config asks for, on all devices of the run unless some are given."""
-    mesh = create_fsdp_mesh(rl_config.fsdp.fsdp_devices, devices)
-    return FSDPSharding(mesh, rl_config.fsdp.min_size_mib)
+def create_sharding(rl_config: RLTrainConfig) -> FSDPSharding:
+    """The placement that a config asks for, on all devices of the run."""
+    return FSDPSharding(create_fsdp_mesh(rl_config.fsdp.fsdp_devices), rl_config.fsdp.min_size_mib)
 
 
 def abstract_train_state(rl_config: RLTrainConfig, sharding: FSDPSharding) -> Agent:
@@ -99,7 +94,7 @@ def init_fsdp_train_state(
     def create(rng: jax.Array, policy_params: Mapping[str, Any] | None) -> Agent:
         return create_agent(rl_config, rng, policy_params=policy_params, data_shards=sharding.mesh.size)
 
-    places = sharding.of_state(jax.eval_shape(create, rng, policy_params))
+    places = jax.tree.map(sharding.of_array, jax.eval_shape(create, rng, policy_params))
     compiled = jax.jit(create, out_shardings=places, donate_argnums=1, compiler_options=compile_fast())
     return compiled(rng, policy_params)
 
@@ -122,7 +117,7 @@ def compile_train_step(
     def train_step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
         return agent.train_step(batch, jax.random.fold_in(rng, agent.step), update_policy=update_policy)
 
-    places = sharding.of_state(agent)
+    places = jax.tree.map(sharding.of_array, agent)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.data), batch)
     step = jax.jit(
         train_step,

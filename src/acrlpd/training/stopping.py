@@ -1,10 +1,11 @@
 """How a run stops early: SIGINT and SIGTERM, and one step at which all processes of the run stop."""
 
+import contextlib
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
-from typing import Self
+from collections.abc import Iterator
+from types import FrameType
 
 import jax
 
@@ -15,7 +16,7 @@ _KEY = "acrlpd/stop/"
 
 
 class StopRequest:
-    """While entered, the first signal asks for a checkpoint and an orderly end; a second signal ends the process.
+    """The first signal asks for a checkpoint and an orderly end; a second signal ends the process.
 
     All processes stop at the same step, which the process that got the signal proposes to the others. No process
     starts a step before all processes have started the step `in_flight` before it. So every process sees a
@@ -26,19 +27,17 @@ class StopRequest:
         self._margin = 2 * in_flight + 2
         self._received: int | None = None  # the signal that this process got
         self._agreed: tuple[int, int] | None = None  # the step, and the signal that some process got
-        self._previous_handlers: dict[int, object] = {}
 
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._previous_handlers = {number: signal.signal(number, self._handle) for number in _SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        self._previous_handlers = {}
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Takes the signals while entered. Only the main thread of a process can take signals."""
+        is_main = threading.current_thread() is threading.main_thread()
+        previous = {number: signal.signal(number, self._handle) for number in _SIGNALS} if is_main else {}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         # os.write, because the signal may have interrupted the logging module.

@@ -5,7 +5,7 @@ import logging
 import pathlib
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 
@@ -16,6 +16,7 @@ from acrlpd.data.pipeline.replay import ReplayDataset
 from acrlpd.data.sources.source import Feature
 from acrlpd.envs.env import EnvSpec
 from acrlpd.evaluation.protocol import EvaluationProtocol
+from acrlpd.monitoring.profiling import parse_profile_steps
 from acrlpd.runs import directory as runs
 from acrlpd.runs.record import EVALUATIONS
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
@@ -24,9 +25,10 @@ from acrlpd.training.initial_weights import check_initial_weights
 from acrlpd.training.online.actor_process import ActorProcess
 from acrlpd.training.online.phase import OnlinePhase, Player, SynchronousPlayer
 from acrlpd.training.online.rounds import RoundPlayer, open_replay
+from acrlpd.training.options import RunOptions
+from acrlpd.training.progress import planned_costs
 from acrlpd.training.sharding import create_sharding, validate_fsdp_sharding
 from acrlpd.training.stopping import exit_code
-from acrlpd.training.throughput import planned_costs
 from acrlpd.training.trainer import EvalFn, Trainer
 
 logger = logging.getLogger(__name__)
@@ -35,26 +37,23 @@ logger = logging.getLogger(__name__)
 def train_run(
     rl_config: RLTrainConfig,
     directory: pathlib.Path,
+    options: RunOptions,
     *,
-    resume: bool = False,
-    dry_run: bool = False,
-    allow_changed: Sequence[str] = (),
     eval_fn: EvalFn | None = None,
     offline_copy: pathlib.Path | None = None,
-    profile_steps: tuple[int, int] | None = None,
 ) -> int:
-    """Trains in `directory`; returns the exit code. The options are those of `run_experiment` and `Trainer`."""
+    """Trains in `directory`; returns the exit code. `eval_fn` and `offline_copy` are those of `Trainer`."""
     sharding, assets = create_sharding(rl_config), read_assets(rl_config)
-    steps = runs.saved_steps(directory) if resume else []
+    steps = runs.saved_steps(directory) if options.resume else []
     if steps:
-        changes = check_resume(directory / str(steps[-1]), rl_config, assets, allow_changed)
+        changes = check_resume(directory / str(steps[-1]), rl_config, assets, options.allow_changed)
         if changes:
             logger.warning("resuming with changes:\n%s", describe_changes(changes))
     else:
         check_initial_weights(rl_config)
     with contextlib.ExitStack() as stack:
         # A dry run writes into a temporary directory.
-        written = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) if dry_run else directory
+        written = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) if options.dry_run else directory
         written.mkdir(parents=True, exist_ok=True)
         if is_primary():
             runs.write_run_config(written, rl_config)
@@ -71,7 +70,7 @@ def train_run(
             eval_fn=eval_fn,
             online=_create_online_phase(rl_config, written, loader, protocol),
             offline_copy=offline_copy,
-            profile_steps=profile_steps,
+            profile_steps=parse_profile_steps(options.profile_steps),
         )
         stack.callback(trainer.close)
         if steps:
@@ -81,13 +80,14 @@ def train_run(
             trainer.initialize()
             logger.info("starting %s", directory)
         logger.info("%s", validate_fsdp_sharding(trainer.agent, sharding))
-        if dry_run:
+        if options.dry_run:
             trainer.compile(loader.sample_batch())
             logger.info("dry run: everything is ready, no step was made")
             return 0
         if is_primary():
             runs.warn_about_space(directory, trainer.checkpoint_bytes, rl_config.checkpoints.max_to_keep)
-            runs.remove_summary(directory)
+            # A run that goes on has not ended: reports must not show how it ended before.
+            (directory / runs.SUMMARY_FILE).unlink(missing_ok=True)
         trainer.train()
         _write_summary(trainer)
         return 0 if trainer.stopped_by is None else exit_code(trainer.stopped_by)

@@ -18,13 +18,11 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import follow_config
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.files import copy_directory
-from acrlpd.monitoring.memory import device_memory
-from acrlpd.monitoring.run_monitor import RunMonitor
+from acrlpd.monitoring.run_monitor import RunMonitor, device_memory
 from acrlpd.runs import metrics_log
 from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.directory import METRICS_FILE
 from acrlpd.runs.metrics_log import MetricsLog
-from acrlpd.training.checkpoints.items import num_bytes
 from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
 from acrlpd.training.checkpoints.metadata import restore_rng
 from acrlpd.training.distributed import barrier, is_primary
@@ -32,10 +30,9 @@ from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.online.phase import OnlinePhase
 from acrlpd.training.out_of_memory import answer_out_of_memory
-from acrlpd.training.progress import Clock, Progress
+from acrlpd.training.progress import Clock, Progress, model_flops_utilization
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_train_step
 from acrlpd.training.stopping import StopRequest
-from acrlpd.training.throughput import model_flops_utilization
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +80,7 @@ class Trainer:
         self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
         self.evaluations = EvaluationHistory(rl_config.training.early_stopping_patience)
-        self.writer = CheckpointWriter(directory, rl_config)
+        self.writer = CheckpointWriter(directory, rl_config, assets or {})
         self.metrics_log = MetricsLog(
             directory / METRICS_FILE if is_primary() else None, rl_config.training.log_frequency
         )
@@ -91,7 +88,6 @@ class Trainer:
         self.clock = Clock()
         self._loader = data_loader
         self._sharding = sharding
-        self._assets = dict(assets or {})
         self._eval_fn = eval_fn
         self._online = online
         self._offline_copy = offline_copy
@@ -138,7 +134,6 @@ class Trainer:
                 self.agent,
                 self.step,
                 rng=self._rng,
-                assets=self._assets,
                 state={
                     "data": self._loader.state_dict(),
                     "reward_origin": self._loader.dataset.rewards.origin.name,
@@ -155,7 +150,7 @@ class Trainer:
 
     @property
     def checkpoint_bytes(self) -> int:
-        return num_bytes(self.writer.items(self.agent))
+        return sum(x.nbytes for x in jax.tree.leaves(self.agent))
 
     @property
     def wall_time_s(self) -> float:
@@ -164,17 +159,16 @@ class Trainer:
 
     # -- the loop ------------------------------------------------------------------------------------
 
-    def train(self) -> Agent:
+    def train(self) -> None:
         """Runs the phases to their end, or until a signal, and saves."""
         training = self.rl_config.training
-        with self._stop:
+        with self._stop.listening():
             if self.phase == OFFLINE:
                 self._run_phase(training.offline_steps)
                 if self._online is not None and self.stopped_by is None:
                     self._begin_online()
             if self.online_start is not None and self.stopped_by is None:
                 self._run_phase(self.online_start + training.online_steps)
-        return self.agent
 
     def _run_phase(self, last_step: int) -> None:
         """Trains until the phase is over, then evaluates the policy and saves."""
@@ -303,7 +297,7 @@ class Trainer:
             if is_due:
                 self._write_line(step)
             if self._progress is not None:
-                self._progress.advance(step)
+                self._progress.advance_to(step)
 
     def _write_line(self, step: int) -> None:
         read = self.clock.read()

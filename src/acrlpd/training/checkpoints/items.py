@@ -34,8 +34,6 @@ _PIECE_BYTES = 256 * 2**20
 # array has to be compiled.
 _PART_BYTES = 2**16
 
-Name = tuple[str, ...]
-
 
 def agent_items(agent: Agent, *, average: bool) -> dict[str, Any]:
     """The arrays of an agent (or their shapes) as the items params/ and train_state/: nested dicts by name.
@@ -52,14 +50,14 @@ def agent_from_items(template: Agent, items: Mapping[str, Any], *, average: bool
     return jax.tree.unflatten(jax.tree.structure(template), leaves)
 
 
-def _stored_leaves(agent: Agent, average: bool) -> dict[Name, Any]:
+def _stored_leaves(agent: Agent, average: bool) -> dict[tuple[str, ...], Any]:
     """Every leaf of an agent by its item and its names within the item, in the order of the agent's leaves.
 
     Everything but the policy lies in train_state/ under the names of the agent's fields, so a new field of the
     agent is stored without a change here.
     """
     policy_fields = ("ema_params" if average else "policy_params", "frozen_params")
-    stored: dict[Name, Any] = {}
+    stored: dict[tuple[str, ...], Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(agent)[0]:
         name = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
         if name[0] in policy_fields:
@@ -67,10 +65,6 @@ def _stored_leaves(agent: Agent, average: bool) -> dict[Name, Any]:
         else:
             stored[TRAIN_STATE, *(name[:-1] if name[-1] == "value" else name)] = leaf
     return stored
-
-
-def num_bytes(items: Mapping[str, Any]) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(items))
 
 
 def create_manager(directory: pathlib.Path, config: CheckpointConfig, num_failures: int = 0) -> ocp.CheckpointManager:

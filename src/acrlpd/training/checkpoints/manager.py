@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from acrlpd.agents import Agent
@@ -60,12 +61,14 @@ class CheckpointWriter:
     A save that fails is reported and counted, and training goes on; `checkpoints.max_failures` in a row end the run.
     """
 
-    def __init__(self, directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
+    def __init__(self, directory: pathlib.Path, rl_config: RLTrainConfig, assets: Mapping[str, bytes]) -> None:
+        """`assets` are files that every checkpoint carries for openpi, by their path below assets/."""
         self.directory = directory
         self.newest_step: int | None = None  # the newest step whose checkpoint is complete on disk
         self.num_failures = 0  # over the run
         self._failures_in_a_row = 0
         self._rl_config = rl_config
+        self._assets = assets
         self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
         self._manager = create_manager(directory, rl_config.checkpoints)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
@@ -84,28 +87,21 @@ class CheckpointWriter:
         self._copy_on_devices = copy_items.lower(self.items(agent)).compile()
 
     def save(
-        self,
-        agent: Agent,
-        step: int,
-        *,
-        rng: jax.Array,
-        assets: Mapping[str, bytes],
-        state: Mapping[str, Any],
-        score: float | None = None,
+        self, agent: Agent, step: int, *, rng: jax.Array, state: Mapping[str, Any], score: float | None = None
     ) -> None:
         """Starts to write the complete run at `step`; returns when agent and state may be changed.
 
-        `assets` are files for openpi by their path below assets/; `state` is what the caller wants to find
-        again in run.json; a higher `score` is a better policy. Waits for a save that is still under way.
+        `state` is what the caller wants to find again in run.json; a higher `score` is a better policy. Waits
+        for a save that is still under way.
         """
         self.wait()
         average = acts_with_average(agent, self._rl_config)
         metadata = create_checkpoint_metadata(
-            self._rl_config, step, rng=rng, average=average, assets=assets, state=copy.deepcopy(dict(state))
+            self._rl_config, step, rng=rng, average=average, assets=self._assets, state=copy.deepcopy(dict(state))
         )
         copied = self._copy(agent)
         self._num_saves += 1
-        self._running = step, self._thread.submit(self._write, step, copied, metadata, assets, score)
+        self._running = step, self._thread.submit(self._write, step, copied, metadata, score)
 
     def poll(self) -> None:
         """Looks whether a save has ended, without waiting; raises after too many failures in a row."""
@@ -150,21 +146,17 @@ class CheckpointWriter:
         self._thread.shutdown()
         self._manager.close()
 
-    def _write(
-        self,
-        step: int,
-        arrays: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        assets: Mapping[str, bytes],
-        score: float | None,
-    ) -> None:
+    def _write(self, step: int, arrays: Mapping[str, Any], metadata: Mapping[str, Any], score: float | None) -> None:
         with _one_outcome(f"save {self._num_saves}"):
-            if self.num_failures:
-                self._begin_anew()
+            if self.num_failures:  # A new manager looks at the disk, and has barriers with new names.
+                self._remove_leftovers()
+                old = self._manager
+                self._manager = create_manager(self.directory, self._rl_config.checkpoints, self.num_failures)
+                old.close()
             items: dict[str, Any] = {name: save_arrays(tree) for name, tree in arrays.items()}
             items[RUN] = ocp.args.JsonSave(metadata)
-            if assets:
-                items[ASSETS] = SaveAssets(assets)
+            if self._assets:
+                items[ASSETS] = SaveAssets(self._assets)
             metrics = None if score is None else {SCORE: score}
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
             if self._verify and self._rl_config.model.in_openpi:
@@ -202,13 +194,6 @@ class CheckpointWriter:
         if jax.process_index() == 0:
             for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path, ignore_errors=True)  # What is still being written goes the next time.
-
-    def _begin_anew(self) -> None:
-        """Replaces the manager after a failure: a new one looks at the disk, and has barriers with new names."""
-        self._remove_leftovers()
-        old = self._manager
-        self._manager = create_manager(self.directory, self._rl_config.checkpoints, self.num_failures)
-        old.close()
 
 
 @contextlib.contextmanager
@@ -273,7 +258,7 @@ def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, 
             metadata = checkpointer.metadata(directory).item_metadata
             if metadata is None:
                 raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
-            _check_shapes(directory, _shapes(metadata.tree), _shapes(wanted))
+            _check_shapes(directory, metadata.tree, wanted)
             restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
             return checkpointer.restore(directory, ocp.args.PyTreeRestore(wanted, restore_args))
         except (CheckpointError, jax.errors.JaxRuntimeError):  # The arrays do not fit the config, or the devices.
@@ -286,14 +271,11 @@ def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, 
             ) from error
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in flat}
-
-
-def _check_shapes(
-    directory: pathlib.Path, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
-) -> None:
+def _check_shapes(directory: pathlib.Path, stored_tree: Any, wanted_tree: Any) -> None:
+    stored, wanted = (
+        {name: tuple(leaf.shape) for name, leaf in sorted(traverse_util.flatten_dict(tree, sep="/").items())}
+        for tree in (stored_tree, wanted_tree)
+    )
     problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
     problems += [f"{name}: no place for it in this run" for name in stored if name not in wanted]
     problems += [

@@ -1,4 +1,4 @@
-"""Time of a step by part: the arithmetic on traces."""
+"""Profiles: which steps, the arithmetic on traces, and what happens when a trace cannot be written."""
 
 import subprocess
 import sys
@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from acrlpd.cli.main import main
 from acrlpd.config import ConfigError
-from acrlpd.monitoring.profiling import StepProfiler, parse_profile_steps
-from acrlpd.monitoring.step_time import (
+from acrlpd.monitoring.profiling import (
     PARTS,
     Segment,
+    StepProfiler,
     attribute_time,
     innermost,
-    parts_of_instructions,
+    parse_profile_steps,
     read_program,
-    scope_of,
     shared_time,
 )
 
@@ -47,7 +46,7 @@ ENTRY %main (a: f32[2]) -> f32[2] {
 
 
 def test_operations_belong_to_their_innermost_scope() -> None:
-    parts = parts_of_instructions(PROGRAM)
+    _, parts = read_program(PROGRAM)
     assert (parts["add.2"], parts["mul.3"], parts["dot.1"]) == ("critic", "optimizer", "sampling")
     assert parts["fusion.1"] == "policy"  # what it calls
     assert (parts["while.1"], parts["copy.1"]) == ("sampling", "sampling")  # its body, and what stands around
@@ -56,13 +55,16 @@ def test_operations_belong_to_their_innermost_scope() -> None:
 @pytest.mark.parametrize(
     ("name", "scope"),
     [
-        ("jit(train_step)/policy_head/add", None),
+        ("jit(train_step)/policy_head/add", "other"),
         ("jit(f)/transpose(jvp(policy))/rematted_computation/sampling/dot", "sampling"),
         ("jit(f)/vmap(critic)/dot", "critic"),
     ],
 )
-def test_scopes_are_whole_words(name: str, scope: str | None) -> None:
-    assert scope_of(name) == scope
+def test_scopes_are_whole_words(name: str, scope: str) -> None:
+    text = (
+        f'ENTRY %main (a: f32[2]) -> f32[2] {{\n  ROOT %add.1 = f32[2] add(%a, %a), metadata={{op_name="{name}"}}\n}}'
+    )
+    assert read_program(text)[1] == {"add.1": scope}
 
 
 segments = st.lists(
@@ -80,10 +82,8 @@ def test_moments_are_shared(busy: list[tuple[int, int, str]], waits: list[tuple[
             expected[part] = expected.get(part, 0.0) + 1 / len(running)
         if not running and any(start <= moment < start + length for start, length, _ in waits):
             expected["data"] = expected.get("data", 0.0) + 1
-    found = shared_time(
-        [Segment(start, start + length, part) for start, length, part in busy],
-        [Segment(start, start + length, "data") for start, length, _ in waits],
-    )
+    running = [Segment(start, start + length, part) for start, length, part in busy]
+    found = shared_time([*running, *(Segment(start, start + length, "data") for start, length, _ in waits)])
     assert {part: time for part, time in found.items() if time > 1e-9} == pytest.approx(expected)
 
 

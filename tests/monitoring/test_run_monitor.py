@@ -2,14 +2,14 @@ import os
 
 import pytest
 
-from acrlpd.monitoring.memory import DeviceMemory, device_memory
+from acrlpd.monitoring.run_monitor import DeviceMemory, device_memory
 
 
 def test_host_memory_is_counted_in_the_pages_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many ARM machines have pages of 64 KiB."""
     here = device_memory().host
     page_size = os.sysconf("SC_PAGE_SIZE")
-    monkeypatch.setattr("acrlpd.monitoring.memory.os.sysconf", lambda name: 16 * page_size)
+    monkeypatch.setattr("acrlpd.monitoring.run_monitor.os.sysconf", lambda name: 16 * page_size)
     assert device_memory().host == pytest.approx(16 * here, rel=0.1)
 
 

@@ -10,7 +10,9 @@ from training_helpers import Processes, arrays_of, metrics_of, online_config
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.runs.directory import read_summary, run_directory
-from acrlpd.training.comparison import DESCRIPTIONS, baseline_config, baseline_directory, run_comparison
+from acrlpd.runs.record import STAGES
+from acrlpd.training.experiment import baseline_config, baseline_directory, run_comparison
+from acrlpd.training.options import RunOptions
 
 OFFLINE, ONLINE = 8, 6
 LAST = OFFLINE + ONLINE
@@ -56,7 +58,7 @@ def test_the_summary_has_all_five_in_order(compared: tuple[pathlib.Path, str]) -
     for name, found in evaluation.items():
         assert found["episodes"] == 4
         assert 0 <= found["interval"][0] <= found["success_rate"] <= found["interval"][1] <= 1
-        assert DESCRIPTIONS[name] in " ".join(output.split())
+        assert STAGES[name] in " ".join(output.split())
     seeds = set()
     for where, step in (
         (directory, OFFLINE),
@@ -100,9 +102,9 @@ def test_it_is_not_resumed_as_something_else(compared: tuple[pathlib.Path, str])
     before = (directory / "config.yaml").read_bytes()
     other = apply_config_overrides(load_config(directory / "config.yaml"), {"acrlpd.discount": 0.5})
     with pytest.raises(ConfigError, match="differs from that of"):
-        run_comparison(other, directory, resume=True, allow_changed=())
+        run_comparison(other, directory, RunOptions(resume=True))
     with pytest.raises(ConfigError, match=r"is finished(.|\n)*acrlpd\.discount: 0.99 -> 0.5"):
-        run_comparison(other, directory, resume=True, allow_changed=("acrlpd.discount",))
+        run_comparison(other, directory, RunOptions(resume=True, allow_changed=("acrlpd.discount",)))
     assert (directory / "config.yaml").read_bytes() == before
 
 

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from acrlpd.runs.json_lines import JsonLinesFile, read_json_lines
+from acrlpd.files import JsonLinesFile, read_json_lines
 
 PROCESS = """
 import pathlib, resource, signal, sys
-from acrlpd.runs.json_lines import JsonLinesFile
+from acrlpd.files import JsonLinesFile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 file = JsonLinesFile(pathlib.Path(sys.argv[1]))
 for i in range(10):
