@@ -3,10 +3,10 @@
     python benchmarks/batch_walk.py --dataset DIR     # a LeRobot dataset with cameras, such as tests/datasets/aloha_v30
 
 A run of a small pi0 is set up with a frame cache, as a user would have it. Every Python function of the project that is
-called is looked at, in all threads, from the opening of the dataset until the first checkpoint is written: reading
-columns, preparing batches, tracing and making the first update, saving; the making of the agent is left out. A file counts if one of its functions was given
-arrays (of numpy or JAX, traced ones included), alone or inside of dicts, sequences, dataclasses and pytrees. Files that
-only keep the run's books (metrics, progress, monitoring) are listed apart.
+called is looked at, in all threads, while the dataset is opened and while the trainer trains: reading columns,
+preparing batches, tracing and making the first update, saving the first checkpoint. A file counts if one of its
+functions was given arrays (of numpy or JAX, traced ones included), alone or inside of dicts, sequences and dataclasses.
+Files that only keep the run's books (metrics, progress, monitoring) are listed apart.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import pathlib
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -33,6 +33,18 @@ class Recorder:
         self.is_on = False
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
+
+    def record(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with its calls recorded."""
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            self.is_on = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.is_on = False
+
+        return recorded
 
     def _profile(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -75,17 +87,13 @@ def main() -> None:
     from acrlpd.data.pipeline.rewards import Labels
     from acrlpd.data.sources.source import open_source
     from acrlpd.data.tools.label import label_list
-    from acrlpd.training.train_run import train_run
+    from acrlpd.training import train_run
+    from acrlpd.training.options import RunOptions
     from acrlpd.training.trainer import Trainer
 
-    recorder, initialize = Recorder(), Trainer.initialize
-
-    def unrecorded_initialize(self: Trainer) -> None:
-        recorder.is_on = False
-        initialize(self)
-        recorder.is_on = True
-
-    Trainer.initialize = unrecorded_initialize  # type: ignore[method-assign]
+    recorder = Recorder()
+    train_run.create_data_loader = recorder.record(train_run.create_data_loader)
+    Trainer.train = recorder.record(Trainer.train)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         source = open_source(str(args.dataset))
@@ -106,9 +114,7 @@ def main() -> None:
         Labels(directory / "labels.json", label_list(source, range(len(source)), [])).save()
         config = apply_config_overrides(get_config("debug"), changes)
         write_norm_stats(config)
-        recorder.is_on = True
-        train_run(config, directory / "run")
-        recorder.is_on = False
+        train_run.train_run(config, directory / "run", RunOptions())
     files = recorder.files
     books = sorted(file for file in files if file.startswith(BOOKKEEPING))
     way = sorted(files - set(books))

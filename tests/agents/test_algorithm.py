@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from acrlpd.agents.algorithm import Algorithm, JointLoss, Weights, td_loss, td_target
 from acrlpd.agents.improvements.awr import log_awr_weight
 from acrlpd.agents.improvements.base import SampleWeights
-from acrlpd.agents.temperature import TemperatureModule, estimate_entropy
+from acrlpd.agents.networks import TemperatureModule, estimate_entropy
 from acrlpd.config import ACRLPDHyperparams, QChunkingConfig
 
 

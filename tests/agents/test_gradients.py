@@ -7,9 +7,8 @@ import pytest
 from agent_helpers import assert_trees_close, compute_part, make_batch, make_config, quick_jit, random_like
 from flax import nnx
 
-from acrlpd.agents.draws import Draws, draw
 from acrlpd.agents.improvements.awr import AWR
-from acrlpd.agents.temperature import estimate_entropy
+from acrlpd.agents.networks import Draws, draw, estimate_entropy
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
 

@@ -22,9 +22,8 @@ from agent_helpers import (
 from acrlpd.agents import train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
 from acrlpd.agents.algorithm import JointLoss
-from acrlpd.agents.draws import draw
 from acrlpd.agents.metrics import loss_info
-from acrlpd.agents.networks import Params
+from acrlpd.agents.networks import Params, draw
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent

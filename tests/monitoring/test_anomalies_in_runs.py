@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from monitoring_helpers import UPDATE_S, DrivenTime, Run, state_config, train, with_rewards
 
-from acrlpd.agents import draws
+from acrlpd.agents import networks
 from acrlpd.batch import Batch
 from acrlpd.models.policy import draw_noise
 from acrlpd.monitoring.anomaly_kinds import KINDS
@@ -63,7 +63,7 @@ def untrained_critics(tmp_path_factory: pytest.TempPathFactory) -> Run:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            draws,
+            networks,
             "draw_noise",
             lambda rng, shape: jnp.broadcast_to(draw_noise(rng, (shape[0], 1, *shape[2:])), shape),
         )

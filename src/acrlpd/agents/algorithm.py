@@ -25,13 +25,11 @@ import optax
 
 from acrlpd.agents.accumulation import compute_gradients, loss_in_one_piece
 from acrlpd.agents.best_of_n import sample_candidates, take_candidate
-from acrlpd.agents.draws import Draws, draw
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.agents.improvements.awr import AWR, log_awr_weight
 from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
 from acrlpd.agents.metrics import SampleRecord, global_norm, loss_info, update_info
-from acrlpd.agents.networks import Networks, Params
-from acrlpd.agents.temperature import estimate_entropy, within_bounds
+from acrlpd.agents.networks import Draws, Networks, Params, draw, estimate_entropy, within_bounds
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array, Observation
 from acrlpd.models.policy import Context

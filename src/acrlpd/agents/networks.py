@@ -1,6 +1,7 @@
-"""The networks of one update, at the parameters that the update is taken at."""
+"""The networks and the random numbers of one update."""
 
 import dataclasses
+import math
 from typing import TypeVar
 
 import flax.struct
@@ -9,9 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble
-from acrlpd.agents.temperature import TemperatureModule
+from acrlpd.batch import Batch
 from acrlpd.models.observation import Observation
-from acrlpd.models.policy import Context, FlowPolicy
+from acrlpd.models.policy import Context, FlowPolicy, draw_noise
 
 _Module = TypeVar("_Module", bound=nnx.Module)
 
@@ -51,6 +52,47 @@ def create_critic_networks(
     return CriticNetworks(online=online, target=jax.tree.map(jnp.copy, online), network=network)
 
 
+_VARIANCE_FLOOR = 1e-6  # keeps the entropy finite when all candidates agree
+# Beyond this bound weights and choices hardly change any more, but a gradient would overflow in the end.
+_MAX_LOG_ALPHA = math.log(1e6)
+
+
+class TemperatureModule(nnx.Module):
+    """alpha = exp(log_alpha), positive by construction."""
+
+    def __init__(self, initial_temperature: float):
+        if not (initial_temperature > 0 and math.isfinite(initial_temperature)):
+            raise ValueError(f"initial_temperature must be positive; found {initial_temperature}")
+        self.log_alpha = nnx.Param(jnp.asarray(math.log(initial_temperature), jnp.float32))
+
+    def __call__(self) -> jax.Array:
+        return jnp.exp(self.log_alpha[...])
+
+    def alpha_loss(self, entropy: jax.Array, target_entropy: float) -> jax.Array:
+        """Lowers alpha while the policy is more diverse than wanted, and raises alpha while it is less diverse."""
+        return self() * jax.lax.stop_gradient(entropy - target_entropy)
+
+
+def within_bounds(temperature_params: nnx.State) -> nnx.State:
+    """Keeps alpha between 1e-6 and 1e6.
+
+    Nothing makes the entropy of the candidates reach its target. Where the entropy stays on one side of the target, log
+    alpha would move by a learning rate per update for as long as the run lasts.
+    """
+    return jax.tree.map(lambda log_alpha: jnp.clip(log_alpha, -_MAX_LOG_ALPHA, _MAX_LOG_ALPHA), temperature_params)
+
+
+def estimate_entropy(candidates: jax.Array) -> jax.Array:
+    """Entropy of one step's action from the spread of N candidates [b, N, H, a]: [b].
+
+    The entropy is that of a Gaussian with each dimension's variance over the candidates. It is summed over the action
+    dims and averaged over the steps, so that its scale is that of the target -multiplier * action_dim.
+    """
+    variance = jnp.var(candidates, axis=1) + _VARIANCE_FLOOR
+    per_dim = 0.5 * jnp.log(2 * jnp.pi * jnp.e * variance)  # [b, H, a]
+    return jnp.mean(jnp.sum(per_dim, axis=-1), axis=-1)
+
+
 @flax.struct.dataclass
 class Params:
     """What gradients are taken of; a part that is None does not learn in this update."""
@@ -87,3 +129,34 @@ class Networks:
 def _stop_gradient(module: _Module) -> _Module:
     graphdef, state = nnx.split(module)
     return nnx.merge(graphdef, jax.lax.stop_gradient(state))
+
+
+@flax.struct.dataclass
+class Draws:
+    """Random numbers for the whole batch, so that splitting the batch into micro-batches changes nothing."""
+
+    flow_noise: jax.Array  # [b, T, a] of the flow-matching losses on logged actions
+    flow_time: jax.Array  # [b]
+    actor_noise: jax.Array  # [b, T, a] of another flow-matching loss, for an improvement
+    actor_time: jax.Array  # [b]
+    next_noise: jax.Array  # [b, N, T, a] of candidates at s'
+    candidate_noise: jax.Array  # [b, N, T, a] of candidates at s
+    dropout_keys: jax.Array  # [b]
+
+
+def draw(rng: jax.Array, batch: Batch, num_samples: int) -> Draws:
+    b, *chunk_shape = batch.actions.shape
+    noise_rng, time_rng, next_rng, candidate_rng, dropout_rng = jax.random.split(rng, 5)
+    noise = draw_noise(noise_rng, (b, 2, *chunk_shape))
+    # openpi's Beta(1.5, 1) by its inverse distribution function. `jax.random.beta` is a rejection loop, which takes
+    # longer than the whole update of a small policy.
+    time = jax.random.uniform(time_rng, (b, 2)) ** (1 / 1.5) * 0.999 + 0.001
+    return Draws(
+        flow_noise=noise[:, 0],
+        flow_time=time[:, 0],
+        actor_noise=noise[:, 1],
+        actor_time=time[:, 1],
+        next_noise=draw_noise(next_rng, (b, num_samples, *chunk_shape)),
+        candidate_noise=draw_noise(candidate_rng, (b, num_samples, *chunk_shape)),
+        dropout_keys=jax.random.split(dropout_rng, b),
+    )

@@ -10,9 +10,8 @@ from flax import nnx, traverse_util
 
 from acrlpd.agents.agent import Agent
 from acrlpd.agents.algorithm import Algorithm
-from acrlpd.agents.networks import CriticNetworks, create_critic_networks
+from acrlpd.agents.networks import CriticNetworks, TemperatureModule, create_critic_networks
 from acrlpd.agents.optimizers.base import create_optimizer
-from acrlpd.agents.temperature import TemperatureModule
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from annotated_types import Ge, Gt, Interval, MinLen
 from flax import nnx
 
-from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble
-from acrlpd.agents.ensemble_layers import (
+from acrlpd.agents.critics.base import (
+    CriticConfig,
+    CriticEnsemble,
     EnsembleDense,
     EnsembleLayerNorm,
     aligned_product,

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.agents.draws import Draws
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
-from acrlpd.agents.networks import Networks
+from acrlpd.agents.networks import Draws, Networks
 from acrlpd.batch import Batch
 from acrlpd.choice import Choice
 from acrlpd.findings import Finding
