@@ -128,7 +128,7 @@ def test_image_buffers_are_used_again(config):
     with DataLoader(open_dataset(config), config, batch_size=8) as loader:
         for _ in range(10):
             loader.sample_batch()
-        assert loader._parts[0].builder.buffers.allocated_bytes == 2 * 2 * 8 * SIZE * SIZE * 3
+        assert loader._parts[0][0].buffers.allocated_bytes == 2 * 2 * 8 * SIZE * SIZE * 3
 
 
 def test_iteration_has_no_end(config):
@@ -155,6 +155,8 @@ def test_closing_and_dropping_a_loader_ends_its_threads(config):
     assert len(loader_threads()) == 2
     del loader
     gc.collect()
+    for thread in loader_threads():
+        thread.join(30)
     assert loader_threads() == []
 
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from acrlpd.batch import Batch
@@ -104,35 +105,22 @@ class WindowSampler:
         self.episodes = np.arange(len(lengths)) if episodes is None else np.asarray(episodes, np.int64)
         if len(self.episodes) == 0:
             raise ValueError("there are no episodes to draw windows from")
-        if not 0 <= sequence_ratio <= 1:
-            raise ValueError(f"sequence_ratio must be between 0 and 1, found {sequence_ratio}")
         lengths = np.asarray(lengths, np.int64)[self.episodes]
         inside = np.maximum(lengths - horizon_length + 1, 0)  # starts per episode: 0..L-H
         self._inside_ends = np.cumsum(inside)
         self._crossing_ends = np.cumsum(lengths - inside)
         self._inside = inside
-        self._ratio = sequence_ratio
-        if self.num_inside == 0 and sequence_ratio > 0:
+        # A chunk of one step never reaches past the end of an episode.
+        self._ratio = sequence_ratio if self._crossing_ends[-1] else 1.0
+        if self._inside_ends[-1] == 0 and sequence_ratio > 0:
             raise ValueError(
                 f"no episode has horizon_length={horizon_length} steps (the longest has {lengths.max()}): "
                 "choose a shorter horizon, or sequence_ratio=0"
             )
-        if self.num_crossing == 0:  # a chunk of one step never reaches past the end of an episode
-            self._ratio = 1.0
         self._key = np.array([seed, stream], np.uint64)
 
-    @property
-    def num_inside(self) -> int:
-        """Starting steps whose H steps lie inside their episode."""
-        return int(self._inside_ends[-1])
-
-    @property
-    def num_crossing(self) -> int:
-        """Starting steps whose H steps reach past the end of their episode."""
-        return int(self._crossing_ends[-1])
-
     def sample(
-        self, step: int, batch_size: int, *, process_index: int = 0, process_count: int = 1
+        self, step: int, batch_size: int, process_index: int = 0, process_count: int = 1
     ) -> tuple[np.ndarray, np.ndarray]:
         """(episode positions, steps t) of this process's part of the batch of a training step."""
         draws = np.random.Philox(key=self._key, counter=[0, step, 0, 0]).random_raw(batch_size)
@@ -193,9 +181,16 @@ class BatchBuilder:
         if self.dataset.prompts is not None:
             data["prompt"] = self.dataset.prompts[table.prompt_index[rows]]
         data = self._transform(data)
+        observations = Observation(
+            images=data.get("image", {}),
+            image_masks=data.get("image_mask", {}),
+            state=data["state"].astype(np.float32),
+            tokenized_prompt=data.get("tokenized_prompt"),
+            tokenized_prompt_mask=data.get("tokenized_prompt_mask"),
+        )
         return Batch(
-            observations=_observation(data, slice(0, size)),
-            next_observations=_observation(data, slice(size, None)),
+            observations=jax.tree.map(lambda x: x[:size], observations),
+            next_observations=jax.tree.map(lambda x: x[size:], observations),
             actions=data["actions"][:size].astype(np.float32),
             valid=windows.valid,
             rewards=windows.rewards,
@@ -219,18 +214,6 @@ class BatchBuilder:
             images[camera] = self.buffers.take((len(rows), frames.height, frames.width, 3))
             frames.read_into(camera, episodes, steps, images[camera])
         return images
-
-
-def _observation(data: dict[str, Any], part: slice) -> Observation:
-    prompt = data.get("tokenized_prompt")
-    prompt_mask = data.get("tokenized_prompt_mask")
-    return Observation(
-        images={key: image[part] for key, image in data.get("image", {}).items()},
-        image_masks={key: mask[part] for key, mask in data.get("image_mask", {}).items()},
-        state=data["state"][part].astype(np.float32),
-        tokenized_prompt=None if prompt is None else prompt[part],
-        tokenized_prompt_mask=None if prompt_mask is None else prompt_mask[part],
-    )
 
 
 class BufferPool:
