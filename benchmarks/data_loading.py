@@ -204,7 +204,7 @@ def main() -> None:
     source = SyntheticSource(args.episodes, 200)
     with tempfile.TemporaryDirectory(dir=args.directory) as folder:
         cache = f"{folder}/cache"
-        build_frame_cache(source, Path(cache), height=SIZE, width=SIZE, show_progress=False)
+        build_frame_cache(source, Path(cache), height=SIZE, width=SIZE)
         config = make_config(f"{folder}/assets", cache, args.batch_size, args.num_workers)
         write_norm_stats(config, source)
         in_one_thread = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=0))

@@ -199,7 +199,7 @@ def validate(
     from acrlpd.data.tools.validate import validate_cache, validate_source
 
     source = open_source(dataset)
-    problems = validate_source(source, frames=frames, show_progress=not json_)
+    problems = validate_source(source, frames=frames)
     if cache_dir is not None:
         problems += validate_cache(cache_dir, source)
     if json_:

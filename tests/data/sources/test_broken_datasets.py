@@ -34,7 +34,7 @@ def all_files() -> list[tuple[str, str]]:
 def problems_of(root: Path, frames: Frames = "ends") -> list[str]:
     """Everything that is said about a dataset when it is opened, read and (partly) decoded."""
     try:
-        return validate_source(open_source(root), frames=frames, show_progress=False)
+        return validate_source(open_source(root), frames=frames)
     except DatasetError as error:
         return [str(error)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.config import DataConfig, RLTrainConfig
+from acrlpd.data.frames.decoded import FrameStore
 from acrlpd.data.frames.store import open_frame_store
 from acrlpd.data.pipeline.norm_stats import (
     NormStats,
@@ -37,7 +38,7 @@ from acrlpd.data.pipeline.transforms import (
     describe_statistics_transform,
     known_delta_mask,
 )
-from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, FrameStore, open_source
+from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, open_source
 from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)

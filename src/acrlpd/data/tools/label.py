@@ -5,15 +5,13 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
+from rich.console import Console
 
 from acrlpd.data.pipeline.rewards import Label
-from acrlpd.data.sources.source import ColumnTable, EpisodeSource
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from acrlpd.data.sources.source import EpisodeSource
 
 _PREVIEW_WIDTH = 64  # characters per camera
 
@@ -118,7 +116,7 @@ def _reduce(source: EpisodeSource, match: re.Match[str]) -> np.ndarray:
     known = sorted(source.features.keys() - set(source.cameras))
     if name not in known:
         raise ValueError(f"{source.root} has no column {name!r}; it has {', '.join(known)}")
-    table: ColumnTable = source.read_columns([name])
+    table = source.read_columns([name])
     column = table.columns[name]
     if (column.ndim == 1) != (dim is None) or (dim is not None and int(dim) >= column.shape[1]):
         if column.ndim == 1:
@@ -136,7 +134,7 @@ def label_interactively(
     *,
     camera: str,
     ask: Callable[[str], str],
-    console: "Console",
+    console: Console,
 ) -> Iterator[tuple[int, Label]]:
     """Shows the first and the last frame of each episode without a label, and yields what the person answers.
 
@@ -173,8 +171,6 @@ def _answer(ask: Callable[[str], str]) -> str:
 
 def _preview(images: Sequence[np.ndarray]) -> str:
     """Images side by side in the terminal: each character shows two pixels, one above the other."""
-    from PIL import Image
-
     small = []
     for image in images:
         height = max(2, round(image.shape[0] / image.shape[1] * _PREVIEW_WIDTH) // 2 * 2)
