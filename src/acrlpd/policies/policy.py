@@ -155,8 +155,8 @@ def create_policy(
     return Policy(
         model,
         repack=RepackTransform(structure),
-        normalize=compose([*transforms.data.inputs, normalize]),
-        model_inputs=compose(transforms.model.inputs),
+        normalize=compose([*transforms.data_inputs, normalize]),
+        model_inputs=compose(transforms.model_inputs),
         outputs=transforms.serving_outputs(norm_stats),
         observation_spec=observation_spec,
         chunk_shape=(actions_spec.shape[-2], actions_spec.shape[-1]),

@@ -89,8 +89,6 @@ class MemoryPool(DecodedFrames):
     """
 
     def __init__(self, source: EpisodeSource, cameras: Sequence[str], height: int, width: int, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"a memory pool must hold at least 1 episode, found {capacity}")
         super().__init__(source, cameras, height, width)
         self._lengths = source.lengths
         self._capacity = min(capacity, len(source))

@@ -205,22 +205,17 @@ def open_frame_store(
     width: int,
     cameras: Sequence[str] | None = None,
     cache_dir: str | Path | None = None,
-    episodes_per_memory_pool: int | None = None,
+    episodes_per_memory_pool: int = 0,
 ) -> FrameStore:
     """The store that a loader reads from.
 
-    `cache_dir` names a frame cache (build it with `acrlpd data cache`). `episodes_per_memory_pool` asks for a pool of
-    so many decoded episodes in memory. Without both, frames are decoded when a batch needs them. Sample from
+    `cache_dir` names a frame cache (build it with `acrlpd data cache`). Without a cache `episodes_per_memory_pool` asks
+    for a pool of so many decoded episodes in memory, or frames are decoded when a batch needs them. Sample from
     `store.source`: a cache may lack episodes that could not be decoded.
     """
-    cameras = source.cameras if cameras is None else tuple(cameras)
-    unknown = [camera for camera in cameras if camera not in source.cameras]
-    if unknown:
-        raise DatasetError(f"{source.root}: no camera {unknown[0]!r}; it has {list(source.cameras)}")
-    if cache_dir is not None and episodes_per_memory_pool is not None:
-        raise ValueError("give cache_dir or episodes_per_memory_pool, not both")
+    cameras = source.cameras if cameras is None else cameras
     if cache_dir is not None:
         return FrameCache(Path(cache_dir), source, cameras=cameras, height=height, width=width)
-    if episodes_per_memory_pool is not None:
+    if episodes_per_memory_pool:
         return MemoryPool(source, cameras, height, width, episodes_per_memory_pool)
     return DecodedFrames(source, cameras, height, width)

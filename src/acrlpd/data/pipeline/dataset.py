@@ -1,6 +1,7 @@
 """The dataset of a config: columns and rewards in memory, frames within reach, everything checked."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,18 +102,16 @@ def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource
 
 def _open_frames(source: EpisodeSource, transforms: PolicyTransforms, rl_config: RLTrainConfig) -> FrameStore | None:
     """The frame cache if the config names one, else a pool of decoded episodes, else the decoder."""
-    config = rl_config.data
     if not transforms.cameras:
         return None
     height, width = rl_config.model.image_resolution
-    pool = config.episodes_per_memory_pool if config.frame_cache_dir is None else 0
     return open_frame_store(
         source,
         height=height,
         width=width,
         cameras=tuple(dict.fromkeys(transforms.cameras.values())),
-        cache_dir=config.frame_cache_dir,
-        episodes_per_memory_pool=pool or None,
+        cache_dir=rl_config.data.frame_cache_dir,
+        episodes_per_memory_pool=rl_config.data.episodes_per_memory_pool,
     )
 
 
@@ -148,14 +147,7 @@ def write_norm_stats(
     """Computes the norm statistics of a config's dataset and writes them where training looks for them."""
     source = open_config_source(rl_config) if source is None else source
     table = read_columns(source, rl_config.data, rewards=False)
-    repack = rl_config.data.repack
-    norm_stats = compute_norm_stats(
-        table,
-        create_statistics_transform(rl_config),
-        columns=(*repack.state, *repack.actions),
-        action_columns=repack.actions,
-        action_horizon=rl_config.model.action_horizon,
-    )
+    norm_stats = compute_norm_stats(int(table.offsets[-1]), functools.partial(read_windows, table, rl_config))
     directory = norm_stats_dir(rl_config.data)
     save_norm_stats(directory, norm_stats, _origin(source, rl_config))
     return directory, norm_stats
@@ -211,7 +203,8 @@ def load_config_norm_stats(config: DataConfig) -> dict[str, NormStats] | None:
 def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) -> None:
     """Refuses data that would lead to a shape error or to a policy that does not learn."""
     config, model = rl_config.data, rl_config.model
-    sample = _transformed_sample(dataset.table, rl_config)
+    rows = np.linspace(0, int(dataset.table.offsets[-1]) - 1, _CHECKED_WINDOWS).astype(np.int64)
+    sample = read_windows(dataset.table, rl_config, np.unique(rows))
     _check_dims(sample, rl_config)
     if dataset.norm_stats is None:
         return
@@ -272,10 +265,11 @@ def _origin(source: EpisodeSource, rl_config: RLTrainConfig) -> NormStatsOrigin:
     )
 
 
-def _transformed_sample(table: ColumnTable, rl_config: RLTrainConfig) -> dict[str, Any]:
-    """State [n, s] and actions [n, T, a] of evenly spaced windows, before normalisation."""
-    num_rows = int(table.offsets[-1])
-    rows = np.unique(np.linspace(0, num_rows - 1, _CHECKED_WINDOWS).astype(np.int64))
+def read_windows(table: ColumnTable, rl_config: RLTrainConfig, rows: np.ndarray) -> dict[str, Any]:
+    """State [n, s] and actions [n, T, a] of the windows that start at `rows`, before normalisation.
+
+    As in openpi, a chunk that reaches past its episode repeats the last action.
+    """
     steps = chunk_rows(table.offsets, rows, rl_config.model.action_horizon)
     data = {name: table.columns[name][rows] for name in rl_config.data.repack.state}
     data |= {name: table.columns[name][steps] for name in rl_config.data.repack.actions}

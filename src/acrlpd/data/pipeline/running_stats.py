@@ -1,12 +1,10 @@
 """Computes norm statistics: from the state and action columns of all episodes, as openpi computes them."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from acrlpd.data.pipeline.norm_stats import STATISTICS_KEYS, NormStats, NormStatsError, chunk_rows
-from acrlpd.data.sources.source import ColumnTable
+from acrlpd.data.pipeline.norm_stats import STATISTICS_KEYS, NormStats, NormStatsError
 
 _NUM_BINS = 5000
 # Windows per vectorised step: about 90 MB of float64 for 50 actions of 14 dims.
@@ -92,22 +90,20 @@ def _count_into_bins(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def compute_norm_stats(
-    table: ColumnTable,
-    transform: Callable[[dict[str, Any]], dict[str, Any]],
-    *,
-    columns: tuple[str, ...],
-    action_columns: tuple[str, ...],
-    action_horizon: int,
+    num_rows: int, read_windows: Callable[[np.ndarray], Mapping[str, np.ndarray]]
 ) -> dict[str, NormStats]:
-    """Statistics of state and action chunks of every frame, after `transform` (repack and data transforms).
+    """Statistics of state and action chunks; `read_windows` gives those that start at some of the `num_rows` rows.
 
-    As in openpi, a chunk that reaches past its episode repeats the last action. The data is read twice, first for its
-    range: a histogram whose range grows moves the counts of thousands of frames by up to one of the old bins and loses
-    the counts of the lowest bin, so that quantiles would depend on the order of the episodes.
+    The data is read twice, first for its range: a histogram whose range grows moves the counts of thousands of frames
+    by up to one of the old bins and loses the counts of the lowest bin, so that quantiles would depend on the order of
+    the episodes.
     """
 
     def batches() -> Iterator[tuple[str, np.ndarray]]:
-        return _statistics_batches(table, transform, columns, action_columns, action_horizon)
+        for start in range(0, num_rows, _WINDOWS_PER_CHUNK):
+            data = read_windows(np.arange(start, min(start + _WINDOWS_PER_CHUNK, num_rows)))
+            for key in STATISTICS_KEYS:
+                yield key, np.asarray(data[key], np.float64).reshape(-1, data[key].shape[-1])
 
     bounds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for key, batch in batches():
@@ -117,22 +113,3 @@ def compute_norm_stats(
     for key, batch in batches():
         running[key].update(batch)
     return {key: stats.get_statistics() for key, stats in running.items()}
-
-
-def _statistics_batches(
-    table: ColumnTable,
-    transform: Callable[[dict[str, Any]], dict[str, Any]],
-    columns: tuple[str, ...],
-    action_columns: tuple[str, ...],
-    action_horizon: int,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """(key, float64 [n, d]) of all windows, some thousand at a time."""
-    num_rows = int(table.offsets[-1])
-    for start in range(0, num_rows, _WINDOWS_PER_CHUNK):
-        rows = np.arange(start, min(start + _WINDOWS_PER_CHUNK, num_rows))
-        steps = chunk_rows(table.offsets, rows, action_horizon)
-        data = {name: table.columns[name][steps if name in action_columns else rows] for name in columns}
-        data = transform(data)
-        for key in STATISTICS_KEYS:
-            batch = np.asarray(data[key], np.float64)
-            yield key, batch.reshape(-1, batch.shape[-1])

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from acrlpd.data.sources.lerobot import Clip, LeRobotSource, Rows
+from acrlpd.data.sources.lerobot import LeRobotSource, Rows
 from acrlpd.data.sources.source import DatasetError
 
 
@@ -26,9 +26,9 @@ class LeRobotV2Source(LeRobotSource):
         path = self._file("data_path", episode_chunk=self._chunk(index), episode_index=index)
         return Rows(path, 0, self._length(index))
 
-    def clip(self, index: int, camera: str) -> Clip:
+    def clip(self, index: int, camera: str) -> tuple[Path, float]:
         path = self._file("video_path", episode_chunk=self._chunk(index), episode_index=index, video_key=camera)
-        return Clip(path, 0.0)
+        return path, 0.0
 
     def episode_tasks(self, index: int) -> list[str]:
         return list(self._entries[index]["tasks"])

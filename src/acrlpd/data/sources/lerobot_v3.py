@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acrlpd.data.sources.lerobot import Clip, LeRobotSource, Rows
+from acrlpd.data.sources.lerobot import LeRobotSource, Rows
 from acrlpd.data.sources.source import BadDataError, ColumnTable, DatasetError, concatenate_tables, locating
 
 
@@ -38,7 +38,7 @@ class LeRobotV3Source(LeRobotSource):
         start = self._get("dataset_from_index", row) - self._file_start[chunk, file]
         return Rows(path, start, self._length(index))
 
-    def clip(self, index: int, camera: str) -> Clip:
+    def clip(self, index: int, camera: str) -> tuple[Path, float]:
         row = self._row_of[index]
         path = self._file(
             "video_path",
@@ -46,7 +46,7 @@ class LeRobotV3Source(LeRobotSource):
             chunk_index=self._get(f"videos/{camera}/chunk_index", row),
             file_index=self._get(f"videos/{camera}/file_index", row),
         )
-        return Clip(path, float(self._columns[f"videos/{camera}/from_timestamp"][row]))
+        return path, float(self._columns[f"videos/{camera}/from_timestamp"][row])
 
     def episode_tasks(self, index: int) -> list[str]:
         return [] if self._tasks is None else self._tasks[self._row_of[index]].as_py() or []
@@ -77,7 +77,7 @@ class LeRobotV3Source(LeRobotSource):
         for index, r in rows.items():
             own = {name: values[r.start : r.start + r.length] for name, values in columns.items()}
             with locating(path, index):
-                tables[index] = self._checked(index, r, own, names)
+                tables[index] = self._checked(index, own, r.length, names)
         return tables
 
     def _length(self, index: int) -> int:

@@ -21,10 +21,6 @@ from acrlpd.data.sources.source import BadDataError
 _DECODE_ON_FRAMES = 2
 
 
-class VideoError(BadDataError):
-    """A video file cannot give the frame that was asked for."""
-
-
 class VideoReader:
     """One open video file. Not thread-safe: `VideoPool` hands each reader to one thread at a time."""
 
@@ -33,12 +29,12 @@ class VideoReader:
         try:
             self._container = av.open(str(path))
         except FileNotFoundError:
-            raise VideoError("the video file is missing") from None
+            raise BadDataError("the video file is missing") from None
         except av.error.FFmpegError as error:
-            raise VideoError(f"not a readable video, truncated or damaged ({error.strerror})") from None
+            raise BadDataError(f"not a readable video, truncated or damaged ({error.strerror})") from None
         if not self._container.streams.video:
             self._container.close()
-            raise VideoError("the file has no video stream")
+            raise BadDataError("the file has no video stream")
         self._stream = self._container.streams.video[0]
         # One thread: several would decode frames ahead that random access does not use.
         self._stream.codec_context.thread_count = 1
@@ -70,7 +66,7 @@ class VideoReader:
         # The duration does not tell it: writers disagree about how long the last frame is shown.
         last = (self._entries[len(self._entries) - 1].timestamp + self._decode_shift) * self._time_base
         if last < start + (count - 1.5) / fps:
-            raise VideoError(
+            raise BadDataError(
                 f"the last frame is at {last:.3f} s, expected {count} frames from {start:.3f} s at {fps:g} fps"
             )
 
@@ -86,7 +82,7 @@ class VideoReader:
         step = (times[-1] - times[0]) / (len(times) - 1)
         uneven = np.flatnonzero(np.abs(times - times[0] - step * np.arange(len(times))) > step / 4)
         if uneven.size:
-            raise VideoError(
+            raise BadDataError(
                 f"its frames are not evenly spaced (frame {uneven[0]} of {len(times)} is not where it should be), so "
                 "they cannot be counted; encode it again at a constant rate"
             )
@@ -97,12 +93,12 @@ class VideoReader:
         target, step = second / self._time_base, 1 / (fps * self._time_base)
         frame = self._decode_until(target, step)
         if abs(self._pts - target) > step / 2:
-            raise VideoError(
+            raise BadDataError(
                 f"no frame at {second:.4f} s: the nearest is at {self._pts * self._time_base:.4f} s, "
                 f"more than half a frame ({0.5 / fps:.4f} s) away"
             )
         if frame.is_corrupt:
-            raise VideoError(f"the frame at {second:.4f} s is damaged")
+            raise BadDataError(f"the frame at {second:.4f} s is damaged")
         return self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
 
     def _decode_until(self, target: float, step: float) -> VideoFrame:
@@ -114,9 +110,9 @@ class VideoReader:
             while self._last is not None and self._pts < target - step / 2:
                 self._advance()
         except av.error.FFmpegError as error:
-            raise VideoError(f"the video is damaged or truncated before {where}: {error.strerror}") from None
+            raise BadDataError(f"the video is damaged or truncated before {where}: {error.strerror}") from None
         if self._last is None:
-            raise VideoError(f"the video ends before {where}")
+            raise BadDataError(f"the video ends before {where}")
         return self._last
 
     def _seek(self, pts: int, latest: float) -> None:
@@ -138,7 +134,7 @@ class VideoReader:
         self._last = next(self._decoded, None)
         if self._last is not None:
             if self._last.pts is None:
-                raise VideoError("a frame carries no timestamp")
+                raise BadDataError("a frame carries no timestamp")
             self._pts = self._last.pts
 
     def _must_seek(self, target: float, step: float) -> bool:
@@ -162,7 +158,7 @@ class VideoReader:
         end = self._entries[count - 1].pos + self._entries[count - 1].size
         if end > size:
             self._container.close()
-            raise VideoError(f"truncated: the last of {count} frames ends at byte {end}, the file has {size}")
+            raise BadDataError(f"truncated: the last of {count} frames ends at byte {end}, the file has {size}")
 
 
 class VideoPool:
@@ -224,7 +220,7 @@ def read_video_frames(
         for k, step in enumerate(steps.tolist()):
             try:
                 frames[where == k] = reader.frame(start + step / fps, fps)
-            except VideoError as error:
+            except BadDataError as error:
                 error.frame = step
                 raise
     return frames
