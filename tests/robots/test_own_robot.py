@@ -14,7 +14,8 @@ from acrlpd.data.pipeline.transforms import create_policy_transforms
 from acrlpd.data.sources.source import Feature, open_source
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.policies.checkpoint import PolicyCheckpoint
-from acrlpd.policies.levels import ServingLevel, serving_level
+from acrlpd.policies.levels import serving_level
+from acrlpd.robots.base import ServingLevel
 from acrlpd.serving.export_readme import write_readme
 from acrlpd.serving.requests import RequestError, create_observation_spec
 

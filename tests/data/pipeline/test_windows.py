@@ -95,7 +95,7 @@ def test_every_window_equals_the_reference(episodes, horizon_length, extra):
         assert windows.next_rows[k] == first_row + expected["next_step"]
         assert (windows.action_rows[k] - first_row).tolist() == expected["action_steps"]
         for name in ("valid", "rewards", "masks", "terminals", "next_terminal", "sequence_mask"):
-            found = getattr(windows, name)
+            found = windows.fields[name]
             assert found.dtype == np.float32
             assert found[k].tolist() == expected[name], (name, e, t)
 

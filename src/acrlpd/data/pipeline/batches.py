@@ -32,12 +32,7 @@ class Windows:
     rows: np.ndarray  # int64 [B] of step t
     next_rows: np.ndarray  # int64 [B] of step t + H, or of the episode's last step
     action_rows: np.ndarray  # int64 [B, T]; past the end the last step repeats
-    valid: np.ndarray  # float32 [B, T]
-    rewards: np.ndarray  # float32 [B, H]
-    masks: np.ndarray  # float32 [B, H]
-    terminals: np.ndarray  # float32 [B, H]
-    next_terminal: np.ndarray  # float32 [B]
-    sequence_mask: np.ndarray  # float32 [B]
+    fields: dict[str, np.ndarray]  # valid, rewards, masks, terminals, next_terminal and sequence_mask; float32
 
 
 def make_windows(
@@ -66,16 +61,19 @@ def make_windows(
     has_terminal = terminals.any(axis=1)
     next_recorded = rows + horizon_length <= last
     usable = (has_terminal | next_recorded) & ~rewards.after_terminal[rows]
+    fields = {
+        "valid": inside,
+        "rewards": np.where(critic_inside, rewards.rewards[critic_rows], 0),
+        "masks": ~ended,
+        "terminals": terminals,
+        "next_terminal": has_terminal,
+        "sequence_mask": usable,
+    }
     return Windows(
         rows=rows,
         next_rows=np.minimum(rows + horizon_length, last),
         action_rows=action_rows,
-        valid=inside.astype(np.float32),
-        rewards=np.where(critic_inside, rewards.rewards[critic_rows], np.float32(0)),
-        masks=1 - ended.astype(np.float32),
-        terminals=terminals.astype(np.float32),
-        next_terminal=has_terminal.astype(np.float32),
-        sequence_mask=usable.astype(np.float32),
+        fields={name: values.astype(np.float32) for name, values in fields.items()},
     )
 
 
@@ -192,12 +190,7 @@ class BatchBuilder:
             observations=jax.tree.map(lambda x: x[:size], observations),
             next_observations=jax.tree.map(lambda x: x[size:], observations),
             actions=data["actions"][:size].astype(np.float32),
-            valid=windows.valid,
-            rewards=windows.rewards,
-            masks=windows.masks,
-            terminals=windows.terminals,
-            next_terminal=windows.next_terminal,
-            sequence_mask=windows.sequence_mask,
+            **windows.fields,
             episode_id=self._episode_ids[episodes],
             step_id=steps.astype(np.int32),
         )
@@ -237,7 +230,9 @@ class BufferPool:
             if buffer is None:
                 self.allocated_bytes += math.prod(shape)
         if buffer is None:
-            buffer = _aligned_empty(shape)
+            raw = np.empty(math.prod(shape) + _ALIGNMENT, np.uint8)
+            start = -raw.ctypes.data % _ALIGNMENT
+            buffer = raw[start : start + math.prod(shape)].reshape(shape)
         lease = _Lease(buffer)
         # No lock: a loan may end at any moment, also while this thread holds the lock. Appending is atomic.
         weakref.finalize(lease, free.append, buffer).atexit = False
@@ -253,10 +248,3 @@ class _Lease:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return self._buffer.__array_interface__
-
-
-def _aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
-    size = math.prod(shape)
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].reshape(shape)

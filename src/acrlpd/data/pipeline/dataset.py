@@ -22,13 +22,7 @@ from acrlpd.data.pipeline.norm_stats import (
     load_norm_stats_origin,
     save_norm_stats,
 )
-from acrlpd.data.pipeline.rewards import (
-    StepRewards,
-    compute_rewards,
-    labels_path,
-    load_labels,
-    require_success_in_time,
-)
+from acrlpd.data.pipeline.rewards import StepRewards, read_rewards
 from acrlpd.data.pipeline.running_stats import compute_norm_stats
 from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
@@ -156,14 +150,8 @@ def write_norm_stats(
 def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepRewards]:
     if len(source) == 0:
         raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
-    named = config.rewards.labels_file
-    labels = load_labels(labels_path(source.root) if named is None else Path(named), source)
-    if named is not None and labels is None:
-        raise DatasetError(f"data.rewards.labels_file={named}: no such file; write it with `acrlpd data label`")
     table = read_columns(source, config, rewards=True)
-    rewards = compute_rewards(table, source.indices, config.rewards, labels)
-    require_success_in_time(table, rewards, config.rewards)
-    return table, rewards
+    return table, read_rewards(source, table, config.rewards)
 
 
 def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:

@@ -92,10 +92,7 @@ def save_norm_stats(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     stats = {
-        key: {
-            field.name: None if (value := getattr(stats, field.name)) is None else np.asarray(value).tolist()
-            for field in dataclasses.fields(NormStats)
-        }
+        key: {name: None if x is None else np.asarray(x).tolist() for name, x in vars(stats).items()}
         for key, stats in norm_stats.items()
     }
     write_text_atomically(directory / _STATS_FILE, json.dumps({"norm_stats": stats}, indent=2))
@@ -122,25 +119,23 @@ def load_norm_stats(directory: str | Path) -> dict[str, NormStats]:
 
 
 def _parse_stats(path: Path, key: str, fields: Mapping[str, Any]) -> NormStats:
-    arrays = {
-        name: None if fields.get(name) is None else np.asarray(fields[name], np.float64)
-        for name in ("mean", "std", "q01", "q99")
-    }
-    mean, std = arrays["mean"], arrays["std"]
-    if mean is None or std is None:
-        raise KeyError(f"{key}: mean and std")
-    sizes = {name: x.shape for name, x in arrays.items() if x is not None}
+    names = [name for name in ("mean", "std", "q01", "q99") if fields.get(name) is not None]
+    arrays = {name: np.asarray(fields[name], np.float64) for name in names}
+    stats = NormStats(**arrays)
+    sizes = {name: x.shape for name, x in arrays.items()}
     if len(set(sizes.values())) != 1:
         raise NormStatsError(f"{path}: the statistics of {key!r} disagree about the number of dims: {sizes}")
-    if mean.ndim != 1:
-        raise NormStatsError(f"{path}: the statistics of {key!r} must be a list of numbers, found shape {mean.shape}")
+    if stats.mean.ndim != 1:
+        raise NormStatsError(
+            f"{path}: the statistics of {key!r} must be a list of numbers, found shape {stats.mean.shape}"
+        )
     for name, x in arrays.items():
-        if x is not None and not np.isfinite(x).all():  # later comparisons with NaN would accept it
+        if not np.isfinite(x).all():  # later comparisons with NaN would accept it
             raise NormStatsError(
                 f"{path}: {name} of {key!r} is not finite in dims {np.flatnonzero(~np.isfinite(x)).tolist()}; repair "
                 "the data and make the statistics again with `acrlpd data stats`"
             )
-    return NormStats(mean, std, arrays["q01"], arrays["q99"])
+    return stats
 
 
 def load_norm_stats_origin(directory: str | Path) -> NormStatsOrigin | None:

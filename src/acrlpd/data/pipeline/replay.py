@@ -219,10 +219,6 @@ class ReplayDataset:
 
 
 def _concatenate(first: StepRewards, second: StepRewards) -> StepRewards:
-    if first.origin != second.origin:
-        raise DatasetError(
-            f"rewards of the replay changed their origin: {first.origin.name}, then {second.origin.name}"
-        )
     names = ("rewards", "terminals", "after_terminal", "success")
     joined = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names}
     return StepRewards(**joined, origin=first.origin)

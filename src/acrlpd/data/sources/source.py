@@ -37,7 +37,6 @@ class EpisodeError(DatasetError):
         where += "" if frame is None else f", frame {frame}"
         where += "" if camera is None else f", camera {camera!r}"
         super().__init__(f"{where}: {problem}")
-        self.problem = problem
         self.path = path
         self.episode = episode
         self.frame = frame

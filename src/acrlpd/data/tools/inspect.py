@@ -13,14 +13,8 @@ from rich.table import Table
 
 from acrlpd.config import RewardConfig
 from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.pipeline.rewards import (
-    StepRewards,
-    compute_rewards,
-    labels_path,
-    load_labels,
-    require_success_in_time,
-)
-from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, SkippedEpisode
+from acrlpd.data.pipeline.rewards import read_rewards
+from acrlpd.data.sources.source import DatasetError, EpisodeSource, SkippedEpisode
 from acrlpd.data.tools.lerobot_stats import Stats, column_stats
 
 # A dimension whose middle 98 % spans less than this (radians, metres) blows up when it is normalised.
@@ -61,7 +55,10 @@ def inspect_source(source: EpisodeSource) -> Report:
         raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
     table = source.read_columns()
     lengths = np.diff(table.offsets)
-    rewards, no_rewards = _rewards(source, table)
+    try:
+        rewards, no_rewards = read_rewards(source, table, RewardConfig()), ""
+    except DatasetError as error:
+        rewards, no_rewards = None, str(error)
     vectors = {name: x for name, x in table.columns.items() if x.ndim == 2 and np.issubdtype(x.dtype, np.floating)}
     ranges = {name: column_stats(values) for name, values in vectors.items()}
     steps = Counter(table.prompts[i] for i in table.prompt_index.tolist())
@@ -97,17 +94,6 @@ def inspect_source(source: EpisodeSource) -> Report:
         warnings=warnings,
         skipped=list(source.skipped),
     )
-
-
-def _rewards(source: EpisodeSource, table: ColumnTable) -> tuple[StepRewards | None, str]:
-    """Rewards as a run with the default reward config would see them, or the reason why there are no rewards."""
-    try:
-        labels = load_labels(labels_path(source.root), source)
-        rewards = compute_rewards(table, source.indices, RewardConfig(), labels)
-        require_success_in_time(table, rewards, RewardConfig())
-    except DatasetError as error:
-        return None, str(error)
-    return rewards, ""
 
 
 def _range_warnings(ranges: dict[str, Stats]) -> list[str]:

@@ -219,7 +219,7 @@ class _ParquetFiles:
     def write(self, table: pa.Table, max_bytes: int) -> None:
         """Writes into the file in use, which takes no further write once it has `max_bytes`."""
         if self._writer is None or self._sink is None:
-            chunk, file = self.location("").values()
+            chunk, file = divmod(self._full_files, CHUNKS_SIZE)
             path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             self._sink = pa.OSFile(str(path), "wb")
