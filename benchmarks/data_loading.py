@@ -24,7 +24,7 @@ from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConf
 from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.pipeline.dataset import open_dataset, read_windows, write_norm_stats
 from acrlpd.data.pipeline.loader import DataLoader
-from acrlpd.data.pipeline.running_stats import compute_norm_stats
+from acrlpd.data.pipeline.norm_stats import compute_norm_stats
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.robots.aloha import Aloha

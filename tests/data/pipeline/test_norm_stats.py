@@ -11,14 +11,15 @@ from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
     NormStatsOrigin,
+    RunningStats,
     check_norm_stats,
     chunk_rows,
+    compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
     near_constant_dims,
     save_norm_stats,
 )
-from acrlpd.data.pipeline.running_stats import RunningStats, compute_norm_stats
 from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions
 
 ORIGIN = NormStatsOrigin(

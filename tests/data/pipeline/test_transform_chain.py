@@ -200,7 +200,7 @@ def test_repack_concatenates_columns():
 
 
 def test_missing_prompt_is_named():
-    tokenize = create_policy_transforms(rl_config("aloha")).model_inputs[2]
+    tokenize = create_policy_transforms(rl_config("aloha")).model_inputs[1]
     assert isinstance(tokenize, TokenizePrompt)
     with pytest.raises(KeyError, match="default_prompt"):
         tokenize({"state": np.zeros(14)})

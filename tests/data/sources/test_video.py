@@ -144,12 +144,13 @@ def open_files(folder: Path) -> int:
     return count
 
 
-def test_decoders_do_not_pile_up(tmp_path: Path) -> None:
+def test_decoders_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acrlpd.data.sources.video._MAX_IDLE_READERS", 3)
     original = write_video(tmp_path / "0.mp4", "h264", {"g": "12"}, list(range(4)))
     paths = [tmp_path / f"{k}.mp4" for k in range(12)]
     for path in paths[1:]:
         os.link(original, path)
-    pool = VideoPool(max_idle=3)
+    pool = VideoPool()
     for path in paths * 2:
         read_video_frames(pool, path, np.array([2]), fps=FPS)
     assert open_files(tmp_path) == 3

@@ -40,7 +40,6 @@ def make_windows(
     rewards: StepRewards,
     episodes: np.ndarray,
     steps: np.ndarray,
-    *,
     horizon_length: int,
     action_horizon: int,
 ) -> Windows:
@@ -150,8 +149,7 @@ class BatchBuilder:
     def __init__(self, dataset: Dataset, rl_config: RLTrainConfig) -> None:
         self.dataset = dataset
         self.buffers = BufferPool()
-        self._horizon_length = rl_config.qchunking.horizon_length
-        self._action_horizon = rl_config.model.action_horizon
+        self._horizons = (rl_config.qchunking.horizon_length, rl_config.model.action_horizon)
         self._repack = rl_config.data.repack
         self._transform = dataset.transforms.training_inputs(dataset.norm_stats)
         self._episode_ids = np.array(dataset.source.indices, np.int32)
@@ -162,14 +160,7 @@ class BatchBuilder:
         Observations at t and at t + H go through the transforms together, as one batch of twice the size.
         """
         table = self.dataset.table
-        windows = make_windows(
-            table.offsets,
-            self.dataset.rewards,
-            episodes,
-            steps,
-            horizon_length=self._horizon_length,
-            action_horizon=self._action_horizon,
-        )
+        windows = make_windows(table.offsets, self.dataset.rewards, episodes, steps, *self._horizons)
         size = len(steps)
         rows = np.concatenate([windows.rows, windows.next_rows])
         action_rows = np.concatenate([windows.action_rows, windows.action_rows])

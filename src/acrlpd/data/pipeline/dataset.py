@@ -18,12 +18,12 @@ from acrlpd.data.pipeline.norm_stats import (
     NormStatsOrigin,
     check_norm_stats,
     chunk_rows,
+    compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
     save_norm_stats,
 )
 from acrlpd.data.pipeline.rewards import StepRewards, read_rewards
-from acrlpd.data.pipeline.running_stats import compute_norm_stats
 from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
     DeltaActions,
@@ -33,6 +33,7 @@ from acrlpd.data.pipeline.transforms import (
     describe_statistics_transform,
     known_delta_mask,
 )
+from acrlpd.data.sources.fake import create_fake_source
 from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, open_source
 from acrlpd.models.families.base import PolicyConfig
 
@@ -116,15 +117,12 @@ def _is_fake(config: DataConfig) -> bool:
 def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
     """The episodes that a config names."""
     config = rl_config.data
-    if config.data_dir is not None:
-        return open_source(config.data_dir, on_bad_episode=config.on_bad_episode)
     if _is_fake(config):
-        from acrlpd.data.sources.fake import create_fake_source
-
         return create_fake_source(rl_config)
-    if config.repo_id is None:
+    name = config.repo_id if config.data_dir is None else config.data_dir
+    if name is None:
         raise DatasetError("no dataset is given: set data.data_dir to a directory or data.repo_id to a hub id")
-    return open_source(config.repo_id, on_bad_episode=config.on_bad_episode)
+    return open_source(name, on_bad_episode=config.on_bad_episode)
 
 
 def norm_stats_dir(config: DataConfig) -> Path:

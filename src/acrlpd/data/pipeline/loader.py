@@ -4,7 +4,7 @@ import logging
 import math
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Self, TypeVar
 
@@ -67,11 +67,6 @@ class DataLoader:
         if self._epochs_end and step % self.steps_per_epoch == 0 and step != self._first_step:
             self._restart(step)  # other episodes come into memory
         return self._prefetcher.get()
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Batches without end."""
-        while True:
-            yield self.sample_batch()
 
     def mix_replay(self, replay: Dataset, offline_ratio: float) -> None:
         """From the next batch on, takes `offline_ratio` of each batch from the dataset and the rest from `replay`.
@@ -193,8 +188,6 @@ def create_data_loader(
     batch_size: int | None = None,
     *,
     device_sharding: jax.sharding.Sharding | None = None,
-    process_index: int | None = None,
-    process_count: int | None = None,
 ) -> DataLoader:
     """Opens the dataset of a config and starts loading it.
 
@@ -205,8 +198,8 @@ def create_data_loader(
         rl_config,
         batch_size=rl_config.batch_size if batch_size is None else batch_size,
         device_sharding=device_sharding,
-        process_index=jax.process_index() if process_index is None else process_index,
-        process_count=jax.process_count() if process_count is None else process_count,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
     )
 
 

@@ -73,18 +73,6 @@ def _column(name: str, data: DataDict) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class InjectDefaultPrompt:
-    """Gives the default prompt to data without a prompt."""
-
-    prompt: str | None
-
-    def __call__(self, data: DataDict) -> DataDict:
-        if self.prompt is None or "prompt" in data:
-            return data
-        return {**data, "prompt": self.prompt}
-
-
-@dataclasses.dataclass(frozen=True)
 class Normalize:
     """Brings state and actions to about [-1, 1] by mean and deviation or by quantiles.
 
@@ -194,18 +182,21 @@ class ResizeImages:
 class TokenizePrompt:
     """Replaces the prompt by its tokens; with `discrete_state_input` the state is written into it (pi0.5).
 
-    Comes after normalisation (the state is binned over [-1, 1]) and before padding.
+    Data without a prompt gets the default prompt. Comes after normalisation (the state is binned over [-1, 1]) and
+    before padding.
     """
 
     tokenizer: Tokenizer
     discrete_state_input: bool = False
+    default_prompt: str | None = None
 
     def __call__(self, data: DataDict) -> DataDict:
-        if "prompt" not in data:
+        prompt = data.get("prompt", self.default_prompt)
+        if prompt is None:
             raise KeyError("there is no prompt: give the dataset a task, or set data.default_prompt")
         state = np.asarray(data["state"])
         batch_shape = state.shape[:-1]
-        prompts = np.broadcast_to(np.asarray(data["prompt"]), batch_shape).ravel()
+        prompts = np.broadcast_to(np.asarray(prompt), batch_shape).ravel()
         if self.discrete_state_input:
             tokens, mask = self.tokenizer.tokenize(prompts.tolist(), state.reshape(-1, state.shape[-1]))
         else:  # a batch has few distinct prompts
@@ -335,8 +326,7 @@ def _data_transforms(rl_config: RLTrainConfig) -> tuple[list[DataTransformFn], l
 
 def _model_inputs(rl_config: RLTrainConfig, long_prompts: LongPrompts) -> list[DataTransformFn]:
     config, model = rl_config.data, rl_config.model
-    inputs: list[DataTransformFn] = [InjectDefaultPrompt(config.default_prompt)] if model.prompt_len else []
-    inputs.append(ResizeImages(model.image_keys, *model.image_resolution))
+    inputs: list[DataTransformFn] = [ResizeImages(model.image_keys, *model.image_resolution)]
     if model.prompt_len:
         tokenizer = create_tokenizer(config.tokenizer, model.prompt_len, long_prompts)
         if tokenizer.vocab_size > model.vocab_size:
@@ -344,7 +334,7 @@ def _model_inputs(rl_config: RLTrainConfig, long_prompts: LongPrompts) -> list[D
                 f"data.tokenizer={config.tokenizer} has {tokenizer.vocab_size} ids, the model's vocab_size is "
                 f"{model.vocab_size}; use data.tokenizer=byte for a small vocabulary"
             )
-        inputs.append(TokenizePrompt(tokenizer, discrete_state_input=bool(model.discrete_state_input)))
+        inputs.append(TokenizePrompt(tokenizer, bool(model.discrete_state_input), config.default_prompt))
     if model.pads_actions:
         inputs.append(PadStatesAndActions(model.action_dim))
     return inputs

@@ -169,7 +169,8 @@ class LeRobotSource(EpisodeSource):
         try:
             file = self._parquet(rows.path)
             _require_rows(rows, file, names)
-            first, last = file.groups(rows)
+            first = int(np.searchsorted(file.starts, rows.start, side="right")) - 1
+            last = max(first, int(np.searchsorted(file.starts, rows.start + rows.length)))
             table = read(rows.path, first, last, tuple(name for name in names if name in file.columns))
             return table.slice(rows.start - int(file.starts[first]), rows.length)
         except FileNotFoundError:
@@ -230,8 +231,7 @@ _DECLARED = "meta/info.json says"
 
 def open_lerobot(root: Path) -> LeRobotSource:
     """Opens a LeRobot dataset of any supported version from its directory."""
-    from acrlpd.data.sources.lerobot_v2 import LeRobotV2Source
-    from acrlpd.data.sources.lerobot_v3 import LeRobotV3Source
+    from acrlpd.data.sources.lerobot_versions import LeRobotV2Source, LeRobotV3Source
 
     info = read_info(root)
     version = info["codebase_version"]
@@ -256,19 +256,15 @@ def read_info(root: Path) -> dict[str, Any]:
     missing = [k for k in ("codebase_version", "fps", "features", "data_path") if k not in info]
     if missing:
         raise DatasetError(f"{path}: the key {missing[0]!r} is missing; is this a LeRobot dataset?")
-    if not _is_positive(info["fps"]):
-        raise DatasetError(f"{path}: fps is {info['fps']!r}, expected a rate above 0")
-    if not _is_positive(info.get("chunks_size", 1000)):
-        raise DatasetError(f"{path}: chunks_size is {info['chunks_size']!r}, expected a number above 0")
+    for key in ("fps", "chunks_size"):
+        value = info.get(key, 1000)
+        if not isinstance(value, int | float) or value <= 0:
+            raise DatasetError(f"{path}: {key} is {value!r}, expected a number above 0")
     if not isinstance(info["features"], dict):
         raise DatasetError(f"{path}: features is {type(info['features']).__name__}, expected name: dtype and shape")
     for name, spec in info["features"].items():
         _check_feature(path, name, spec)
     return info
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and value > 0
 
 
 def _check_feature(path: Path, name: str, spec: Any) -> None:
@@ -303,11 +299,6 @@ class ParquetLayout:
     footer: pq.FileMetaData
     starts: np.ndarray  # int64 [row groups + 1]: the first row of each row group, and the end
     columns: frozenset[str]
-
-    def groups(self, rows: Rows) -> tuple[int, int]:
-        """The range of row groups that hold the rows."""
-        first = int(np.searchsorted(self.starts, rows.start, side="right")) - 1
-        return first, max(first, int(np.searchsorted(self.starts, rows.start + rows.length, side="left")))
 
 
 def _read_layout(path: Path) -> ParquetLayout:

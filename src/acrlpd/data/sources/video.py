@@ -19,6 +19,7 @@ from acrlpd.data.sources.source import BadDataError
 
 # Decoding this many frames that nobody asked for costs no more than a seek, at any interval of keyframes.
 _DECODE_ON_FRAMES = 2
+_MAX_IDLE_READERS = 48
 
 
 class VideoReader:
@@ -123,7 +124,7 @@ class VideoReader:
         """
         while True:
             self._container.seek(pts, stream=self._stream, backward=True)
-            self._decoded = self._decode()
+            self._decoded = self._container.decode(self._stream)
             self._advance()
             keyframe = self._keyframe(pts)
             if self._last is None or self._pts <= latest or keyframe <= 0:
@@ -147,10 +148,6 @@ class VideoReader:
     def _keyframe(self, pts: int) -> int:
         return self._entries.search_timestamp(pts - self._decode_shift, backward=True)
 
-    def _decode(self) -> Iterator[VideoFrame]:
-        for packet in self._container.demux(self._stream):
-            yield from packet.decode()
-
     def _check_size(self) -> None:
         count, size = len(self._entries), self.path.stat().st_size
         if not count:
@@ -164,45 +161,38 @@ class VideoReader:
 class VideoPool:
     """Open readers, least recently used out first, so that decoders never pile up.
 
-    A reader belongs to one thread while it reads; at most `max_idle` wait for the next use. Memory is
-    bounded by (max_idle + reading threads) decoders.
+    A reader belongs to one thread while it reads, and some readers wait for the next use. Memory is bounded by the
+    decoders of those that wait and of the reading threads.
     """
 
-    def __init__(self, max_idle: int = 48) -> None:
-        self._max_idle = max_idle
+    def __init__(self) -> None:
         self._idle: list[VideoReader] = []  # oldest first
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def reader(self, path: Path) -> Iterator[VideoReader]:
         """Lends a reader of `path`. A reader that failed is closed and never lent again."""
-        reader = self._take(path) or VideoReader(path)
+        with self._lock:
+            idle = next((reader for reader in reversed(self._idle) if reader.path == path), None)
+            if idle is not None:
+                self._idle.remove(idle)
+        reader = VideoReader(path) if idle is None else idle
         try:
             yield reader
         except BaseException:
             reader.close()
             raise
-        self._give_back(reader)
+        with self._lock:
+            self._idle.append(reader)
+            oldest = self._idle.pop(0) if len(self._idle) > _MAX_IDLE_READERS else None
+        if oldest is not None:
+            oldest.close()
 
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
         for reader in idle:
             reader.close()
-
-    def _take(self, path: Path) -> VideoReader | None:
-        with self._lock:
-            for i in reversed(range(len(self._idle))):
-                if self._idle[i].path == path:
-                    return self._idle.pop(i)
-        return None
-
-    def _give_back(self, reader: VideoReader) -> None:
-        with self._lock:
-            self._idle.append(reader)
-            oldest = self._idle.pop(0) if len(self._idle) > self._max_idle else None
-        if oldest is not None:
-            oldest.close()
 
 
 def read_video_frames(

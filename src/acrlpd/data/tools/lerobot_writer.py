@@ -118,7 +118,14 @@ class LeRobotWriter:
         if not self._length:
             raise ValueError("an episode needs at least one step")
         index, task_index = self._episodes, self._tasks.setdefault(task, len(self._tasks))
-        columns = self._episode_columns(index, task_index)
+        steps = np.arange(self._length, dtype=np.int64)
+        columns = {name: np.concatenate(values) for name, values in self._steps.items()} | {
+            "timestamp": (steps / self.fps).astype(np.float32),
+            "frame_index": steps,
+            "episode_index": np.full_like(steps, index),
+            "index": self._frames + steps,
+            "task_index": np.full_like(steps, task_index),
+        }
         row = {"episode_index": index, "tasks": [task], "length": self._length}
         row |= self._data.location("data")
         row |= {"dataset_from_index": self._frames, "dataset_to_index": self._frames + self._length}
@@ -157,16 +164,6 @@ class LeRobotWriter:
         self._length = 0
         self._steps: dict[str, list[np.ndarray]] = {name: [] for name in self._columns if name not in _ADDED}
         self._samples: dict[str, list[np.ndarray]] = {camera: [] for camera in self._videos}
-
-    def _episode_columns(self, index: int, task_index: int) -> dict[str, np.ndarray]:
-        steps = np.arange(self._length, dtype=np.int64)
-        return {name: np.concatenate(values) for name, values in self._steps.items()} | {
-            "timestamp": (steps / self.fps).astype(np.float32),
-            "frame_index": steps,
-            "episode_index": np.full(self._length, index, np.int64),
-            "index": self._frames + steps,
-            "task_index": np.full(self._length, task_index, np.int64),
-        }
 
     def _write_meta_rows(self) -> None:
         if self._meta_rows:
