@@ -150,8 +150,7 @@ def label(
         labels.save()
     console = Console()
     if interactive and shown is not None:
-        answers = tools.label_interactively(source, labels.episodes, camera=shown, ask=console.input, console=console)
-        for index, answer in answers:
+        for index, answer in tools.label_interactively(source, labels.episodes, shown, console):
             labels = labels.updated({index: answer})
             labels.save()
     wins = sum(entry.success for entry in labels.episodes.values())

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from PIL import Image
@@ -129,19 +129,13 @@ def _reduce(source: EpisodeSource, match: re.Match[str]) -> np.ndarray:
 
 
 def label_interactively(
-    source: EpisodeSource,
-    labelled: Iterable[int],
-    *,
-    camera: str,
-    ask: Callable[[str], str],
-    console: Console,
+    source: EpisodeSource, labelled: Container[int], camera: str, console: Console
 ) -> Iterator[tuple[int, Label]]:
     """Shows the first and the last frame of each episode without a label, and yields what the person answers.
 
     The caller saves after each answer, so that stopping at any moment loses nothing.
     """
-    done = set(labelled)
-    todo = [i for i, index in enumerate(source.indices) if index not in done]
+    todo = [i for i, index in enumerate(source.indices) if index not in labelled]
     for count, i in enumerate(todo):
         episode = source.episode(i)
         first, last = episode.frames(camera, [0, episode.length - 1])
@@ -152,17 +146,17 @@ def label_interactively(
             f"{camera}, first and last frame; task: {episode.prompt or 'none'}",
             markup=False,
         )
-        answer = _answer(ask)
+        answer = _answer(console)
         if answer == "q":
             return
         if answer != "s":
             yield episode.index, Label(answer == "y", episode.length)
 
 
-def _answer(ask: Callable[[str], str]) -> str:
+def _answer(console: Console) -> str:
     while True:
         try:
-            answer = ask("success? (y)es, (n)o, (s)kip, (q)uit: ").strip().lower()[:1]
+            answer = console.input("success? (y)es, (n)o, (s)kip, (q)uit: ").strip().lower()[:1]
         except EOFError:  # Ctrl-D, or the end of answers that came through a pipe
             return "q"
         if answer in ("y", "n", "s", "q"):
