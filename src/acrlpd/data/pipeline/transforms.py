@@ -262,7 +262,7 @@ def create_policy_transforms(rl_config: RLTrainConfig, *, long_prompts: LongProm
     quantiles = model.use_quantile_norm if config.use_quantile_norm is None else config.use_quantile_norm
     data_inputs, data_outputs = _data_transforms(rl_config)
     return PolicyTransforms(
-        repack=RepackTransform(repack_structure(config, cameras)),
+        repack=RepackTransform(config.robot.repack(config.repack.state, config.repack.actions, cameras)),
         data_inputs=data_inputs,
         data_outputs=data_outputs,
         model_inputs=_model_inputs(rl_config, long_prompts),
@@ -273,8 +273,8 @@ def create_policy_transforms(rl_config: RLTrainConfig, *, long_prompts: LongProm
 
 def create_statistics_transform(rl_config: RLTrainConfig) -> DataTransformFn:
     """What is done to the columns before norm statistics are taken; needs no camera and no tokenizer."""
-    data_inputs, _ = _data_transforms(rl_config)
-    return compose([RepackTransform(repack_structure(rl_config.data, {})), *data_inputs])
+    config, (data_inputs, _) = rl_config.data, _data_transforms(rl_config)
+    return compose([RepackTransform(config.robot.repack(config.repack.state, config.repack.actions, {})), *data_inputs])
 
 
 def describe_statistics_transform(config: DataConfig) -> dict[str, Any]:
@@ -308,11 +308,6 @@ def known_delta_mask(config: DataConfig) -> tuple[bool, ...] | None:
     if config.delta_action_mask is not None:
         return make_bool_mask(*config.delta_action_mask)
     return config.robot.delta_action_mask
-
-
-def repack_structure(config: DataConfig, cameras: Mapping[str, str]) -> dict[str, Any]:
-    """What the robot's inputs expect -> the dataset's columns, and its cameras by slot."""
-    return config.robot.repack(config.repack.state, config.repack.actions, cameras)
 
 
 def _data_transforms(rl_config: RLTrainConfig) -> tuple[list[DataTransformFn], list[DataTransformFn]]:
