@@ -7,6 +7,7 @@ A sample is one window: 3 cameras of 224 x 224 at t and at t + 50, 14-dim state,
 import argparse
 import dataclasses
 import datetime
+import functools
 import os
 import platform
 import resource
@@ -21,10 +22,9 @@ import numpy as np
 
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig
 from acrlpd.data.frames.cache_builder import build_frame_cache
-from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
+from acrlpd.data.pipeline.dataset import open_dataset, read_windows, write_norm_stats
 from acrlpd.data.pipeline.loader import DataLoader
-from acrlpd.data.pipeline.running_stats import compute_norm_stats
-from acrlpd.data.pipeline.transforms import create_statistics_transform
+from acrlpd.data.pipeline.norm_stats import compute_norm_stats
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.robots.aloha import Aloha
@@ -102,15 +102,9 @@ def measure_norm_stats(num_frames: int) -> tuple[float, float]:
     """Seconds of wall and CPU time for relative actions in pi units."""
     source = SyntheticSource(num_frames // 400, 400)
     table = source.read_columns(["observation.state", "action"])
-    transform = create_statistics_transform(make_config("", "", 1, 0))
+    read = functools.partial(read_windows, table, make_config("", "", 1, 0))
     wall, cpu = time.perf_counter(), time.process_time()
-    compute_norm_stats(
-        table,
-        transform,
-        columns=("observation.state", "action"),
-        action_columns=("action",),
-        action_horizon=HORIZON,
-    )
+    compute_norm_stats(int(table.offsets[-1]), read)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
@@ -204,7 +198,7 @@ def main() -> None:
     source = SyntheticSource(args.episodes, 200)
     with tempfile.TemporaryDirectory(dir=args.directory) as folder:
         cache = f"{folder}/cache"
-        build_frame_cache(source, Path(cache), height=SIZE, width=SIZE, show_progress=False)
+        build_frame_cache(source, Path(cache), height=SIZE, width=SIZE)
         config = make_config(f"{folder}/assets", cache, args.batch_size, args.num_workers)
         write_norm_stats(config, source)
         in_one_thread = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=0))

@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from acrlpd.data.frames.cache_builder import build_frame_cache
+from acrlpd.data.frames.decoded import FrameStore
 from acrlpd.data.frames.store import Encoding, open_frame_store
-from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature, FrameStore, open_source
+from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature, open_source
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 
 HORIZON = 50
@@ -191,7 +192,7 @@ def measure_cache(
     frames = int(source.lengths.sum()) * len(CAMERAS)
 
     def build() -> int:
-        build_frame_cache(source, directory, height=SIZE, width=SIZE, encoding=encoding, show_progress=False)
+        build_frame_cache(source, directory, height=SIZE, width=SIZE, encoding=encoding)
         return frames
 
     yield f"building the {encoding} cache, frames per CPU s", f"{per_cpu_second(build):.0f}", ""

@@ -59,7 +59,7 @@ def libero_configs(libero: dict[str, Path], tmp_path_factory: pytest.TempPathFac
         source = open_source(path)
         labels = Labels(folder / "labels.json", label_rule(source, "length != 61"))
         labels.save()
-        build_frame_cache(source, folder / "cache", height=SIZE, width=SIZE, show_progress=False)
+        build_frame_cache(source, folder / "cache", height=SIZE, width=SIZE)
         configs[version] = RLTrainConfig(
             name="test",
             seed=11,

@@ -5,7 +5,8 @@ import dataclasses
 import jax
 import numpy as np
 
-from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.data.pipeline.dataset import open_dataset
+from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.models.families.pi0 import Pi0Config
 
 H, T = 4, 6
@@ -37,7 +38,7 @@ def with_data(config, **changes):
 
 
 def batches(config, count, *, batch_size=None, **arguments):
-    with create_data_loader(config, batch_size, **arguments) as loader:
+    with DataLoader(open_dataset(config), config, batch_size=batch_size or config.batch_size, **arguments) as loader:
         return [loader.sample_batch() for _ in range(count)]
 
 

@@ -32,7 +32,8 @@ from acrlpd.data.pipeline.norm_stats import save_norm_stats
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
 from acrlpd.policies.acting_model import candidate_noise
 from acrlpd.policies.checkpoint import Checkpoint, open_checkpoint
-from acrlpd.policies.levels import Level, ServingLevel, serving_level, trained_level
+from acrlpd.policies.levels import Level, serving_level, trained_level
+from acrlpd.robots.base import ServingLevel
 from acrlpd.runs.checkpoint_layout import CheckpointError
 from acrlpd.serving.critic_ranking import rank_critics
 from acrlpd.serving.export import export_policy, verify_export

@@ -150,8 +150,7 @@ def label(
         labels.save()
     console = Console()
     if interactive and shown is not None:
-        answers = tools.label_interactively(source, labels.episodes, camera=shown, ask=console.input, console=console)
-        for index, answer in answers:
+        for index, answer in tools.label_interactively(source, labels.episodes, shown, console):
             labels = labels.updated({index: answer})
             labels.save()
     wins = sum(entry.success for entry in labels.episodes.values())
@@ -199,7 +198,7 @@ def validate(
     from acrlpd.data.tools.validate import validate_cache, validate_source
 
     source = open_source(dataset)
-    problems = validate_source(source, frames=frames, show_progress=not json_)
+    problems = validate_source(source, frames=frames)
     if cache_dir is not None:
         problems += validate_cache(cache_dir, source)
     if json_:

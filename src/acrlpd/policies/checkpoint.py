@@ -25,8 +25,9 @@ from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts
 from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi
 from acrlpd.policies.acting_model import ActingCritics, ActingModel, acting_model
-from acrlpd.policies.levels import ServingLevel, trained_level
+from acrlpd.policies.levels import trained_level
 from acrlpd.policies.policy import Policy, check_best_of_n, create_policy
+from acrlpd.robots.base import ServingLevel
 from acrlpd.runs.checkpoint_layout import (
     ASSETS,
     PARAMS,

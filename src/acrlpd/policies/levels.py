@@ -1,6 +1,5 @@
 """How much a served policy may cost: denoising steps, candidates and critics, by robot and level."""
 
-import dataclasses
 from typing import Literal
 
 from acrlpd.config import RLTrainConfig
@@ -9,8 +8,6 @@ from acrlpd.robots.base import ServingLevel
 Level = Literal["fast", "standard", "accurate"]
 FAST_STEPS, FAST_CRITICS = 10, 3
 ACCURATE_STEPS = 50
-
-__all__ = ["Level", "ServingLevel", "serving_level", "trained_level"]
 
 
 def trained_level(rl_config: RLTrainConfig) -> ServingLevel:
@@ -27,11 +24,9 @@ def serving_level(rl_config: RLTrainConfig, level: Level) -> ServingLevel:
     """
     trained = trained_level(rl_config)
     standard = rl_config.data.robot.standard_level or trained
-    if level == "fast":
-        num_steps = min(FAST_STEPS, standard.num_steps)
-        chosen = dataclasses.replace(standard, num_steps=num_steps, num_critics=FAST_CRITICS)
-    elif level == "accurate":
-        chosen = dataclasses.replace(standard, num_steps=ACCURATE_STEPS, num_critics=trained.num_critics)
-    else:
-        chosen = standard
-    return dataclasses.replace(chosen, num_critics=min(chosen.num_critics, trained.num_critics))
+    num_steps, num_critics = {
+        "fast": (min(FAST_STEPS, standard.num_steps), FAST_CRITICS),
+        "standard": (standard.num_steps, standard.num_critics),
+        "accurate": (ACCURATE_STEPS, trained.num_critics),
+    }[level]
+    return ServingLevel(num_steps, standard.best_of_n, min(num_critics, trained.num_critics))

@@ -20,7 +20,6 @@ from acrlpd.data.pipeline.transforms import (
     RepackTransform,
     compose,
     create_policy_transforms,
-    repack_structure,
 )
 from acrlpd.execution.base import Chunks, Columns
 from acrlpd.models.observation import Observation
@@ -146,8 +145,7 @@ def create_policy(
         best_of_n = level.best_of_n if has_critics else 1
     check_best_of_n(best_of_n, has_critics=has_critics)
     transforms = create_policy_transforms(rl_config, long_prompts=long_prompts)
-    structure = repack_structure(config, transforms.cameras)
-    structure.pop("actions")
+    structure = {key: leaf for key, leaf in transforms.repack.structure.items() if key != "actions"}
     normalize = Normalize(norm_stats, use_quantiles=transforms.use_quantile_norm)
     observation_spec, actions_spec = rl_config.model.inputs_spec()
     selection = rl_config.acrlpd.best_of_n
@@ -155,8 +153,8 @@ def create_policy(
     return Policy(
         model,
         repack=RepackTransform(structure),
-        normalize=compose([*transforms.data.inputs, normalize]),
-        model_inputs=compose(transforms.model.inputs),
+        normalize=compose([*transforms.data_inputs, normalize]),
+        model_inputs=compose(transforms.model_inputs),
         outputs=transforms.serving_outputs(norm_stats),
         observation_spec=observation_spec,
         chunk_shape=(actions_spec.shape[-2], actions_spec.shape[-1]),

@@ -24,7 +24,8 @@ from acrlpd.policies.checkpoint import (
     critic_arrays,
     open_checkpoint,
 )
-from acrlpd.policies.levels import Level, ServingLevel, serving_level
+from acrlpd.policies.levels import Level, serving_level
+from acrlpd.robots.base import ServingLevel
 from acrlpd.runs.checkpoint_layout import ASSETS, CheckpointError
 from acrlpd.serving.critic_ranking import rank_critics, training_observations
 from acrlpd.serving.export_readme import write_readme

@@ -48,7 +48,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(source: EpisodeSource, directory: Path, **options) -> dict[int, str]:
-    return build_frame_cache(source, directory, **SIZE, show_progress=False, **options)
+    return build_frame_cache(source, directory, **SIZE, **options)
 
 
 def all_frames(source: EpisodeSource, camera: str) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +136,7 @@ def read_two_shards(*args):
 lerobot.LeRobotSource.read_frames = read_two_shards
 source = open_source(sys.argv[1])
 frame_cache_builder.build_frame_cache(
-    source, Path(sys.argv[2]), height=40, width=56, workers=2, show_progress=False
+    source, Path(sys.argv[2]), height=40, width=56, workers=2
 )
 """
 

@@ -57,5 +57,3 @@ def test_an_episode_that_is_not_in_it(source: EpisodeSource) -> None:
     absent = next(i for i in range(6) if i not in present)
     with pytest.raises(KeyError, match=r"not in the memory pool"):
         pool.read_into("image", np.array([absent]), np.array([0]), np.zeros((1, 28, 28, 3), np.uint8))
-    with pytest.raises(ValueError, match=r"at least 1"):
-        MemoryPool(source, ("image",), 28, 28, 0)

@@ -159,17 +159,13 @@ def test_a_policy_on_state_alone():
     assert batch.actions.shape == (8, T, 5)
 
 
-def test_dataset_statistics(config):
+def test_rewards_of_the_whole_dataset(config):
     with create_data_loader(config) as loader:
-        statistics = loader.get_dataset_statistics()
+        dataset = loader.dataset
     lengths = open_source(config.data.data_dir).lengths
-    assert statistics["num_episodes"] == 6
-    assert statistics["num_frames"] == lengths.sum()
-    assert statistics["episode_length"] == {"min": 40, "mean": lengths.mean(), "max": 68}
-    assert statistics["success_rate"] == 5 / 6
-    assert statistics["windows_inside_episode"] == (lengths - H + 1).sum()
-    assert statistics["windows_past_episode_end"] == 6 * (H - 1)
-    assert statistics["reward"]["mean_return"] == pytest.approx(-(lengths.sum() - 5) / 6)
+    np.testing.assert_array_equal(np.diff(dataset.table.offsets), lengths)
+    assert dataset.rewards.success.mean() == 5 / 6
+    assert dataset.rewards.rewards.sum() == -(lengths.sum() - 5)
 
 
 def test_episodes_can_be_chosen(config):

@@ -16,7 +16,8 @@ from acrlpd.batch import Batch
 from acrlpd.config import DataConfig, QChunkingConfig, RewardConfig, RLTrainConfig
 from acrlpd.config.presets import debug
 from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.pipeline.loader import create_data_loader, interleave
+from acrlpd.data.pipeline.dataset import open_dataset
+from acrlpd.data.pipeline.loader import DataLoader, create_data_loader, interleave
 from acrlpd.data.pipeline.replay import Replay, ReplayDataset
 from acrlpd.data.pipeline.tokenizer import create_tokenizer
 from acrlpd.data.sources.source import Feature
@@ -66,7 +67,7 @@ class Mixed:
     """A loader and a replay that it takes windows from."""
 
     def __init__(self, replay: Replay, config: RLTrainConfig = CONFIG, **options: Any) -> None:
-        self.loader = create_data_loader(config, **options)
+        self.loader = DataLoader(open_dataset(config), config, batch_size=config.batch_size, **options)
         self.replay = ReplayDataset(replay, config, self.loader.dataset)
 
     def admit(self, numbers: range, ratio: float) -> None:

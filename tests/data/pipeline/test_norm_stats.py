@@ -11,15 +11,16 @@ from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
     NormStatsOrigin,
+    RunningStats,
     check_norm_stats,
+    chunk_rows,
+    compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
     near_constant_dims,
     save_norm_stats,
 )
-from acrlpd.data.pipeline.running_stats import RunningStats, compute_norm_stats
-from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions, RepackTransform, compose
-from acrlpd.data.sources.source import ColumnTable
+from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions
 
 ORIGIN = NormStatsOrigin(
     dataset="abc",
@@ -83,11 +84,12 @@ def test_statistics_of_windows_equal_brute_force():
     lengths = [3, 40, 1, 17]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     columns = {name: rng.normal(size=(offsets[-1], 2)).astype(np.float32) for name in ("state", "action")}
-    table = ColumnTable(columns, offsets, ("",), np.zeros(offsets[-1], np.int32))
-    transform = compose([RepackTransform({"state": ("state",), "actions": ("action",)}), DeltaActions((True, False))])
-    stats = compute_norm_stats(
-        table, transform, columns=("state", "action"), action_columns=("action",), action_horizon=6
-    )
+
+    def read_windows(rows):
+        actions = columns["action"][chunk_rows(offsets, rows, 6)]
+        return DeltaActions((True, False))({"state": columns["state"][rows], "actions": actions})
+
+    stats = compute_norm_stats(int(offsets[-1]), read_windows)
     chunks = []
     for start, end in itertools.pairwise(offsets):
         for t in range(start, end):
@@ -131,12 +133,9 @@ def test_quantiles_of_a_dataset_whose_range_grows_late():
     """A gripper that is mostly shut in the first 16,000 frames, and wide open in those after them."""
     gripper = np.concatenate([np.tile([0, 0, 0, 0.2], 4_000), np.linspace(0.5, 1, 24_000)]).astype(np.float32)
     columns = {"state": gripper[:, None], "actions": (gripper * gripper - 0.5)[:, None]}
-    table = ColumnTable(columns, np.array([0, 20_000, 40_000]), ("",), np.zeros(40_000, np.int32))
     for order in (slice(None), slice(None, None, -1)):
-        ordered = dataclasses.replace(table, columns={name: x[order] for name, x in columns.items()})
-        stats = compute_norm_stats(
-            ordered, dict, columns=("state", "actions"), action_columns=("actions",), action_horizon=1
-        )
+        ordered = {name: x[order] for name, x in columns.items()}
+        stats = compute_norm_stats(40_000, lambda rows, x=ordered: {name: x[name][rows] for name in x})
         for name, values in columns.items():
             for q, found in ((0.01, stats[name].q01), (0.99, stats[name].q99)):
                 expected = np.quantile(values, q, axis=0, method="inverted_cdf")

@@ -59,7 +59,8 @@ def threads():
 
 
 def test_closing_ends_the_threads():
-    prefetcher = Prefetcher(lambda step: step, first_step=0, num_workers=3, depth=2)
+    together = threading.Barrier(3)
+    prefetcher = Prefetcher(lambda step: step < 3 and together.wait(30), first_step=0, num_workers=3, depth=2)
     prefetcher.get()
     assert len(threads()) == 3
     prefetcher.close()
@@ -73,6 +74,8 @@ def test_dropping_it_ends_the_threads():
     prefetcher.get()
     del prefetcher
     gc.collect()
+    for thread in threads():
+        thread.join(30)
     assert threads() == []
 
 

@@ -13,10 +13,8 @@ from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
     DeltaActions,
-    Group,
     RepackTransform,
     TokenizePrompt,
-    compose,
     create_policy_transforms,
     create_statistics_transform,
 )
@@ -184,16 +182,6 @@ def test_a_state_that_is_not_alohas_is_named():
         chain({"state": np.zeros(7), "images": {}, "prompt": "x"})
 
 
-def test_groups_undo_in_reverse_order():
-    def appending(text):
-        return lambda data: {"text": data["text"] + text}
-
-    group = Group().push(inputs=[appending("a")], outputs=[appending("A")])
-    group = group.push(inputs=[appending("b")], outputs=[appending("B")])
-    assert compose(group.inputs)({"text": ""}) == {"text": "ab"}
-    assert compose(group.outputs)({"text": ""}) == {"text": "BA"}
-
-
 def test_bool_mask():
     assert make_bool_mask(2, -1, 0, 1) == (True, True, False, True)
 
@@ -212,7 +200,7 @@ def test_repack_concatenates_columns():
 
 
 def test_missing_prompt_is_named():
-    tokenize = create_policy_transforms(rl_config("aloha")).model.inputs[3]
+    tokenize = create_policy_transforms(rl_config("aloha")).model_inputs[1]
     assert isinstance(tokenize, TokenizePrompt)
     with pytest.raises(KeyError, match="default_prompt"):
         tokenize({"state": np.zeros(14)})

@@ -34,7 +34,7 @@ def all_files() -> list[tuple[str, str]]:
 def problems_of(root: Path, frames: Frames = "ends") -> list[str]:
     """Everything that is said about a dataset when it is opened, read and (partly) decoded."""
     try:
-        return validate_source(open_source(root), frames=frames, show_progress=False)
+        return validate_source(open_source(root), frames=frames)
     except DatasetError as error:
         return [str(error)]
 
@@ -235,8 +235,8 @@ def edit_info(root: Path, edit: Callable[[dict], object]) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda info: info.update(fps=None), "fps is None, expected a rate above 0"),
-        (lambda info: info.update(fps=0), "fps is 0, expected a rate above 0"),
+        (lambda info: info.update(fps=None), "fps is None, expected a number above 0"),
+        (lambda info: info.update(fps=0), "fps is 0, expected a number above 0"),
         (lambda info: info.update(chunks_size=0), "chunks_size is 0, expected"),
         (lambda info: info.update(features=[]), "features is list, expected"),
         (lambda info: info["features"].update(action=3), "'action' has dtype None and shape None"),

@@ -13,7 +13,8 @@ import frame_codes
 import numpy as np
 import pytest
 
-from acrlpd.data.sources.video import VideoError, VideoPool, VideoReader, read_video_frames
+from acrlpd.data.sources.source import BadDataError
+from acrlpd.data.sources.video import VideoPool, VideoReader, read_video_frames
 
 FRAMES, FPS, SIZE = 90, 25, (96, 128)
 ENCODINGS = {
@@ -76,7 +77,7 @@ def test_a_frame_that_was_never_written_is_an_error(tmp_path: Path) -> None:
     path = write_video(tmp_path / "gap.mp4", "h264", {"g": "12"}, steps)
     pool = VideoPool()
     assert frame_codes.decode(read_video_frames(pool, path, np.array([42]), fps=FPS)[0])[1] == 42
-    with pytest.raises(VideoError, match=r"no frame at 1.6000 s: the nearest is at 1.6800 s") as caught:
+    with pytest.raises(BadDataError, match=r"no frame at 1.6000 s: the nearest is at 1.6800 s") as caught:
         read_video_frames(pool, path, np.array([39, 40]), fps=FPS)
     assert caught.value.frame == 40
 
@@ -104,22 +105,22 @@ def test_frames_by_number_wherever_the_file_begins_and_however_long_it_shows_the
     start, fps = reader.numbering()
     assert fps == pytest.approx(FPS)
     reader.check_range(start, FRAMES, fps)
-    with pytest.raises(VideoError, match="the last frame is at"):
+    with pytest.raises(BadDataError, match="the last frame is at"):
         reader.check_range(start, FRAMES + 1, fps)
 
 
 def test_frames_that_cannot_be_counted_are_an_error(tmp_path: Path) -> None:
     steps = [t for t in range(FRAMES) if t not in (40, 41)]
     path = write_video(tmp_path / "gap.mp4", "h264", {"g": "12"}, steps)
-    with pytest.raises(VideoError, match=r"frames are not evenly spaced"):
+    with pytest.raises(BadDataError, match=r"frames are not evenly spaced"):
         read_video_frames(VideoPool(), path, np.array([25]))
 
 
 def test_past_the_end_is_an_error(video: Path) -> None:
-    with pytest.raises(VideoError, match=r"the video ends before") as caught:
+    with pytest.raises(BadDataError, match=r"the video ends before") as caught:
         read_video_frames(VideoPool(), video, np.array([FRAMES - 1, FRAMES]), fps=FPS)
     assert caught.value.frame == FRAMES
-    with pytest.raises(VideoError, match=r"the last frame is at 3.560 s, expected 91 frames from 0.000 s"):
+    with pytest.raises(BadDataError, match=r"the last frame is at 3.560 s, expected 91 frames from 0.000 s"):
         VideoReader(video).check_range(0.0, FRAMES + 1, FPS)
 
 
@@ -130,7 +131,7 @@ def test_a_file_without_video(tmp_path: Path) -> None:
         frame.sample_rate = 16_000
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    with pytest.raises(VideoError, match=r"no video stream"):
+    with pytest.raises(BadDataError, match=r"no video stream"):
         VideoReader(tmp_path / "sound.mp4")
 
 
@@ -143,12 +144,13 @@ def open_files(folder: Path) -> int:
     return count
 
 
-def test_decoders_do_not_pile_up(tmp_path: Path) -> None:
+def test_decoders_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acrlpd.data.sources.video._MAX_IDLE_READERS", 3)
     original = write_video(tmp_path / "0.mp4", "h264", {"g": "12"}, list(range(4)))
     paths = [tmp_path / f"{k}.mp4" for k in range(12)]
     for path in paths[1:]:
         os.link(original, path)
-    pool = VideoPool(max_idle=3)
+    pool = VideoPool()
     for path in paths * 2:
         read_video_frames(pool, path, np.array([2]), fps=FPS)
     assert open_files(tmp_path) == 3

@@ -15,7 +15,7 @@ from acrlpd.data.tools.validate import validate_source
 
 
 def convert(source: EpisodeSource, output: Path, **options):
-    return convert_to_lerobot(source, output, codec="h264", show_progress=False, **options)
+    return convert_to_lerobot(source, output, codec="h264", **options)
 
 
 @pytest.mark.parametrize("name", ["aloha_hdf5_compressed", "aloha_hdf5_sim_raw", "droid_like"])
@@ -118,7 +118,7 @@ def test_a_second_conversion_does_not_spoil_the_first(
     monkeypatch.setattr(source, "read_frames", meddle)
     convert(source, tmp_path / "new", task="Transfer cube")
     converted = open_source(tmp_path / "new")
-    assert refused and validate_source(converted, frames="all", show_progress=False) == []
+    assert refused and validate_source(converted, frames="all") == []
     assert [p.name for p in tmp_path.iterdir()] == ["new"]
 
 

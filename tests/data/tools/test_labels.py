@@ -126,18 +126,11 @@ def test_rules_that_make_no_sense_are_refused(source, rule, message):
         label_rule(source, rule)
 
 
-def test_asking_a_person(source):
-    answers = iter(["maybe", "y", "n", "s", "Yes", "q"])
+def test_asking_a_person(source, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("maybe\ny\nn\ns\nYes\nq\n"))
     output = io.StringIO()
-    found = list(
-        label_interactively(
-            source,
-            labelled=[1],
-            camera="image",
-            ask=lambda _: next(answers),
-            console=Console(file=output, width=200, force_terminal=True, color_system="truecolor"),
-        )
-    )
+    console = Console(file=output, width=200, force_terminal=True, color_system="truecolor")
+    found = list(label_interactively(source, [1], "image", console))
     steps = lengths(source)
     assert found == [
         (0, Label(True, steps[0])),

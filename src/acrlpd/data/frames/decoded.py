@@ -1,5 +1,6 @@
-"""Frames without a frame cache: decoded when a batch needs them, or some episodes at a time into memory."""
+"""Where a loader gets frames. Without a frame cache frames are decoded, on demand or some episodes at a time."""
 
+import abc
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,28 +8,57 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.sources.source import EpisodeSource, require_steps
-
-# Frames that each thread decodes and resizes at once.
-_DECODE_BLOCK = 32
+from acrlpd.data.sources.source import EpisodeSource, step_blocks
 
 
-class DecodedFrames:
-    """A FrameStore that decodes every frame when it is asked for: no preparation, the most CPU."""
+class FrameStore(abc.ABC):
+    """Frames at the model's resolution: from a frame cache, from the decoder, or from a memory pool.
+
+    `acrlpd.data.frames.store.open_frame_store` makes one.
+    """
 
     def __init__(self, source: EpisodeSource, cameras: Sequence[str], height: int, width: int) -> None:
+        """`source` holds the episodes that the store serves; positions below are positions in this source."""
         self.source = source
         self.cameras = tuple(cameras)
         self.height = height
         self.width = width
-        self._threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="decode")
 
     @property
     def capacity(self) -> int:
+        """Episodes that can be read at once; a memory pool holds only some of all."""
         return len(self.source)
 
     def prepare(self, epoch: int) -> np.ndarray:
+        """Makes the episodes of an epoch readable; returns their sorted positions, int64 [capacity or fewer]."""
         return np.arange(len(self.source))
+
+    @abc.abstractmethod
+    def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
+        """Frame ts[k] of `camera` in episode episodes[k] -> out[k]; out is uint8 [n, h, w, 3], C order.
+
+        Safe to call from several threads at once.
+        """
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def require_steps(lengths: np.ndarray, episodes: np.ndarray, ts: np.ndarray) -> None:
+    """Raises IndexError if a step lies outside its episode; a store would read the frame of another episode."""
+    outside = np.flatnonzero((ts < 0) | (ts >= lengths[episodes]))
+    if outside.size:
+        k = int(outside[0])
+        length = lengths[episodes[k]]
+        raise IndexError(f"the episode at position {episodes[k]} has steps 0..{length - 1}, asked for {ts[k]}")
+
+
+class DecodedFrames(FrameStore):
+    """Decodes every frame when it is asked for: no preparation, the most CPU."""
+
+    def __init__(self, source: EpisodeSource, cameras: Sequence[str], height: int, width: int) -> None:
+        super().__init__(source, cameras, height, width)
+        self._threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="decode")
 
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
         # Frames of one episode together and in order share a seek and a decode.
@@ -47,11 +77,11 @@ class DecodedFrames:
 
     def close(self) -> None:
         self._threads.shutdown()
-        self.source.close()
+        super().close()
 
 
 class MemoryPool(DecodedFrames):
-    """A FrameStore that holds some decoded episodes in memory, other ones in every epoch.
+    """Holds some decoded episodes in memory, other ones in every epoch.
 
     Each frame is decoded once and in order, which takes less CPU than seeking the frames of random windows. The pool
     holds at most episodes x steps x cameras x height x width x 3 bytes: the episodes of the last epoch are dropped
@@ -59,8 +89,6 @@ class MemoryPool(DecodedFrames):
     """
 
     def __init__(self, source: EpisodeSource, cameras: Sequence[str], height: int, width: int, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"a memory pool must hold at least 1 episode, found {capacity}")
         super().__init__(source, cameras, height, width)
         self._lengths = source.lengths
         self._capacity = min(capacity, len(source))
@@ -96,8 +124,7 @@ class MemoryPool(DecodedFrames):
         length, frames = int(self._lengths[position]), {}
         for camera in self.cameras:
             frames[camera] = np.empty((length, self.height, self.width, 3), np.uint8)
-            for start in range(0, length, _DECODE_BLOCK):
-                ts = np.arange(start, min(start + _DECODE_BLOCK, length))
+            for ts in step_blocks(length):
                 frames[camera][ts] = self._decode(position, camera, ts)
         return frames
 

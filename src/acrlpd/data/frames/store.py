@@ -11,20 +11,19 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import simplejpeg
 
-from acrlpd.data.frames.decoded import DecodedFrames, MemoryPool
-from acrlpd.data.sources.source import DatasetError, EpisodeSource, FrameStore, require_steps
+from acrlpd.data.frames.decoded import DecodedFrames, FrameStore, MemoryPool, require_steps
+from acrlpd.data.sources.source import DatasetError, EpisodeSource
 
 Encoding = Literal["raw", "jpeg"]
 MANIFEST = "manifest.json"
 # The name of what `resize_with_pad` does: a cache that was resized in another way is refused.
 RESIZE = "resize_with_pad bilinear"
 VERSION = 1
-_HASH_BLOCK = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +31,7 @@ class CacheSpec:
     """What decides the content of a cache; equal specs make equal caches."""
 
     source: str  # EpisodeSource.identity
-    cameras: tuple[str, ...]
+    cameras: list[str]
     height: int
     width: int
     encoding: Encoding
@@ -45,13 +44,6 @@ class CacheSpec:
         """Size of one raw frame."""
         return self.height * self.width * 3
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"cameras": list(self.cameras)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "CacheSpec":
-        return cls(**(data | {"cameras": tuple(data["cameras"])}))
-
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
@@ -59,52 +51,31 @@ class Shard:
 
     file: str  # below the cache directory
     camera: str
-    episodes: tuple[tuple[int, int, int], ...]  # (dataset index, first frame in the shard, length)
+    episodes: list[tuple[int, int, int]]  # (dataset index, first frame in the shard, length)
     bytes: int
     sha256: str
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Shard":
-        return cls(**(data | {"episodes": tuple(tuple(e) for e in data["episodes"])}))
-
-    @property
-    def frames(self) -> int:
-        return sum(length for _, _, length in self.episodes)
-
-
-class FrameCache:
-    """A FrameStore over a finished cache: shards stay open, a frame is one pread into the caller's buffer."""
+class FrameCache(FrameStore):
+    """The frames of a finished cache: shards stay open, a frame is one pread into the caller's buffer."""
 
     def __init__(
-        self,
-        directory: Path,
-        source: EpisodeSource,
-        *,
-        cameras: Sequence[str],
-        height: int,
-        width: int,
+        self, directory: Path, source: EpisodeSource, *, cameras: Sequence[str], height: int, width: int
     ) -> None:
         self.spec, self.shards, skipped = read_manifest(directory)
+        left_out = {index: reason for index, reason in skipped.items() if index in source.indices}
+        super().__init__(source.without(left_out), cameras, height, width)
         self.directory = directory
-        self.cameras = tuple(cameras)
-        self.height, self.width = height, width
-        self._require_match(source)
+        self._require_match()
         self._require_shards()
-        self._require_skips_agreed(source, skipped)
-        self.source = source.without({i: reason for i, reason in skipped.items() if i in source.indices})
+        if left_out and source.on_bad_episode == "error":
+            raise DatasetError(
+                f"{directory}: {len(left_out)} episodes could not be decoded and are not in the cache (the first: "
+                f"{next(iter(left_out.values()))}); train with on_bad_episode=skip to go without them"
+            )
         self._place()
         self._files = [os.open(directory / shard.file, os.O_RDONLY) for shard in self.shards]
         self._offsets = [self._jpeg_offsets(k) for k in range(len(self.shards))]
-
-    @property
-    def capacity(self) -> int:
-        return len(self.source)
-
-    def prepare(self, epoch: int) -> np.ndarray:
-        return np.arange(len(self.source))
 
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
         if out.shape != (len(ts), self.height, self.width, 3) or out.dtype != np.uint8:
@@ -132,7 +103,7 @@ class FrameCache:
         files, self._files = self._files, []
         for file in files:
             os.close(file)
-        self.source.close()
+        super().close()
 
     def _read_raw(self, shard: int, frame: int, out: np.ndarray) -> None:
         size = self.spec.frame_bytes
@@ -154,7 +125,7 @@ class FrameCache:
         if self.spec.encoding == "raw":
             return np.zeros(0, np.uint64)
         shard = self.shards[k]
-        size = (shard.frames + 1) * 8
+        size = (sum(length for _, _, length in shard.episodes) + 1) * 8
         table = os.pread(self._files[k], size, shard.bytes - size)
         return np.frombuffer(table, np.uint64)
 
@@ -180,10 +151,10 @@ class FrameCache:
                     "in the cache; build it again for this dataset"
                 )
 
-    def _require_match(self, source: EpisodeSource) -> None:
+    def _require_match(self) -> None:
         spec, rebuild = self.spec, "build it again with `acrlpd data cache` into an empty directory"
-        if spec.source != source.identity:
-            raise DatasetError(f"{self.directory}: made from another dataset than {source.root}; {rebuild}")
+        if spec.source != self.source.identity:
+            raise DatasetError(f"{self.directory}: made from another dataset than {self.source.root}; {rebuild}")
         if (spec.height, spec.width) != (self.height, self.width):
             raise DatasetError(
                 f"{self.directory}: frames are {spec.height}x{spec.width}, the model wants "
@@ -193,7 +164,7 @@ class FrameCache:
             raise DatasetError(f"{self.directory}: made by another version ({spec.resize!r}); {rebuild}")
         missing = [camera for camera in self.cameras if camera not in spec.cameras]
         if missing:
-            raise DatasetError(f"{self.directory}: no camera {missing[0]!r}, it has {list(spec.cameras)}; {rebuild}")
+            raise DatasetError(f"{self.directory}: no camera {missing[0]!r}, it has {spec.cameras}; {rebuild}")
 
     def _require_shards(self) -> None:
         for shard in self.shards:
@@ -204,15 +175,6 @@ class FrameCache:
                 raise DatasetError(
                     f"{path}: {found}, the manifest says {shard.bytes} bytes; delete the cache and build it again"
                 )
-
-    def _require_skips_agreed(self, source: EpisodeSource, skipped: dict[int, str]) -> None:
-        """Refuses a cache without some episodes, unless the run skips bad episodes."""
-        left_out = [index for index in skipped if index in source.indices]
-        if left_out and source.on_bad_episode == "error":
-            raise DatasetError(
-                f"{self.directory}: {len(left_out)} episodes could not be decoded and are not in the cache "
-                f"(the first: {skipped[left_out[0]]}); train with on_bad_episode=skip to go without them"
-            )
 
 
 def read_manifest(directory: Path) -> tuple[CacheSpec, list[Shard], dict[int, str]]:
@@ -225,18 +187,15 @@ def read_manifest(directory: Path) -> tuple[CacheSpec, list[Shard], dict[int, st
         )
     try:
         data = json.loads(path.read_text())
-        spec, shards = CacheSpec.from_json(data["spec"]), [Shard.from_json(s) for s in data["shards"]]
+        spec, shards = CacheSpec(**data["spec"]), [Shard(**s) for s in data["shards"]]
         return spec, shards, {int(index): reason for index, reason in data["skipped"].items()}
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{path}: damaged ({error!r}); delete the cache and build it again") from None
 
 
 def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_frame_store(
@@ -246,22 +205,17 @@ def open_frame_store(
     width: int,
     cameras: Sequence[str] | None = None,
     cache_dir: str | Path | None = None,
-    episodes_per_memory_pool: int | None = None,
+    episodes_per_memory_pool: int = 0,
 ) -> FrameStore:
     """The store that a loader reads from.
 
-    `cache_dir` names a frame cache (build it with `acrlpd data cache`). `episodes_per_memory_pool` asks for a pool of
-    so many decoded episodes in memory. Without both, frames are decoded when a batch needs them. Sample from
+    `cache_dir` names a frame cache (build it with `acrlpd data cache`). Without a cache `episodes_per_memory_pool` asks
+    for a pool of so many decoded episodes in memory, or frames are decoded when a batch needs them. Sample from
     `store.source`: a cache may lack episodes that could not be decoded.
     """
-    cameras = source.cameras if cameras is None else tuple(cameras)
-    unknown = [camera for camera in cameras if camera not in source.cameras]
-    if unknown:
-        raise DatasetError(f"{source.root}: no camera {unknown[0]!r}; it has {list(source.cameras)}")
-    if cache_dir is not None and episodes_per_memory_pool is not None:
-        raise ValueError("give cache_dir or episodes_per_memory_pool, not both")
+    cameras = source.cameras if cameras is None else cameras
     if cache_dir is not None:
         return FrameCache(Path(cache_dir), source, cameras=cameras, height=height, width=width)
-    if episodes_per_memory_pool is not None:
+    if episodes_per_memory_pool:
         return MemoryPool(source, cameras, height, width, episodes_per_memory_pool)
     return DecodedFrames(source, cameras, height, width)

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from acrlpd.batch import Batch
@@ -31,12 +32,7 @@ class Windows:
     rows: np.ndarray  # int64 [B] of step t
     next_rows: np.ndarray  # int64 [B] of step t + H, or of the episode's last step
     action_rows: np.ndarray  # int64 [B, T]; past the end the last step repeats
-    valid: np.ndarray  # float32 [B, T]
-    rewards: np.ndarray  # float32 [B, H]
-    masks: np.ndarray  # float32 [B, H]
-    terminals: np.ndarray  # float32 [B, H]
-    next_terminal: np.ndarray  # float32 [B]
-    sequence_mask: np.ndarray  # float32 [B]
+    fields: dict[str, np.ndarray]  # valid, rewards, masks, terminals, next_terminal and sequence_mask; float32
 
 
 def make_windows(
@@ -44,7 +40,6 @@ def make_windows(
     rewards: StepRewards,
     episodes: np.ndarray,
     steps: np.ndarray,
-    *,
     horizon_length: int,
     action_horizon: int,
 ) -> Windows:
@@ -65,16 +60,19 @@ def make_windows(
     has_terminal = terminals.any(axis=1)
     next_recorded = rows + horizon_length <= last
     usable = (has_terminal | next_recorded) & ~rewards.after_terminal[rows]
+    fields = {
+        "valid": inside,
+        "rewards": np.where(critic_inside, rewards.rewards[critic_rows], 0),
+        "masks": ~ended,
+        "terminals": terminals,
+        "next_terminal": has_terminal,
+        "sequence_mask": usable,
+    }
     return Windows(
         rows=rows,
         next_rows=np.minimum(rows + horizon_length, last),
         action_rows=action_rows,
-        valid=inside.astype(np.float32),
-        rewards=np.where(critic_inside, rewards.rewards[critic_rows], np.float32(0)),
-        masks=1 - ended.astype(np.float32),
-        terminals=terminals.astype(np.float32),
-        next_terminal=has_terminal.astype(np.float32),
-        sequence_mask=usable.astype(np.float32),
+        fields={name: values.astype(np.float32) for name, values in fields.items()},
     )
 
 
@@ -104,35 +102,22 @@ class WindowSampler:
         self.episodes = np.arange(len(lengths)) if episodes is None else np.asarray(episodes, np.int64)
         if len(self.episodes) == 0:
             raise ValueError("there are no episodes to draw windows from")
-        if not 0 <= sequence_ratio <= 1:
-            raise ValueError(f"sequence_ratio must be between 0 and 1, found {sequence_ratio}")
         lengths = np.asarray(lengths, np.int64)[self.episodes]
         inside = np.maximum(lengths - horizon_length + 1, 0)  # starts per episode: 0..L-H
         self._inside_ends = np.cumsum(inside)
         self._crossing_ends = np.cumsum(lengths - inside)
         self._inside = inside
-        self._ratio = sequence_ratio
-        if self.num_inside == 0 and sequence_ratio > 0:
+        # A chunk of one step never reaches past the end of an episode.
+        self._ratio = sequence_ratio if self._crossing_ends[-1] else 1.0
+        if self._inside_ends[-1] == 0 and sequence_ratio > 0:
             raise ValueError(
                 f"no episode has horizon_length={horizon_length} steps (the longest has {lengths.max()}): "
                 "choose a shorter horizon, or sequence_ratio=0"
             )
-        if self.num_crossing == 0:  # a chunk of one step never reaches past the end of an episode
-            self._ratio = 1.0
         self._key = np.array([seed, stream], np.uint64)
 
-    @property
-    def num_inside(self) -> int:
-        """Starting steps whose H steps lie inside their episode."""
-        return int(self._inside_ends[-1])
-
-    @property
-    def num_crossing(self) -> int:
-        """Starting steps whose H steps reach past the end of their episode."""
-        return int(self._crossing_ends[-1])
-
     def sample(
-        self, step: int, batch_size: int, *, process_index: int = 0, process_count: int = 1
+        self, step: int, batch_size: int, process_index: int = 0, process_count: int = 1
     ) -> tuple[np.ndarray, np.ndarray]:
         """(episode positions, steps t) of this process's part of the batch of a training step."""
         draws = np.random.Philox(key=self._key, counter=[0, step, 0, 0]).random_raw(batch_size)
@@ -164,8 +149,7 @@ class BatchBuilder:
     def __init__(self, dataset: Dataset, rl_config: RLTrainConfig) -> None:
         self.dataset = dataset
         self.buffers = BufferPool()
-        self._horizon_length = rl_config.qchunking.horizon_length
-        self._action_horizon = rl_config.model.action_horizon
+        self._horizons = (rl_config.qchunking.horizon_length, rl_config.model.action_horizon)
         self._repack = rl_config.data.repack
         self._transform = dataset.transforms.training_inputs(dataset.norm_stats)
         self._episode_ids = np.array(dataset.source.indices, np.int32)
@@ -176,14 +160,7 @@ class BatchBuilder:
         Observations at t and at t + H go through the transforms together, as one batch of twice the size.
         """
         table = self.dataset.table
-        windows = make_windows(
-            table.offsets,
-            self.dataset.rewards,
-            episodes,
-            steps,
-            horizon_length=self._horizon_length,
-            action_horizon=self._action_horizon,
-        )
+        windows = make_windows(table.offsets, self.dataset.rewards, episodes, steps, *self._horizons)
         size = len(steps)
         rows = np.concatenate([windows.rows, windows.next_rows])
         action_rows = np.concatenate([windows.action_rows, windows.action_rows])
@@ -193,16 +170,18 @@ class BatchBuilder:
         if self.dataset.prompts is not None:
             data["prompt"] = self.dataset.prompts[table.prompt_index[rows]]
         data = self._transform(data)
+        observations = Observation(
+            images=data.get("image", {}),
+            image_masks=data.get("image_mask", {}),
+            state=data["state"].astype(np.float32),
+            tokenized_prompt=data.get("tokenized_prompt"),
+            tokenized_prompt_mask=data.get("tokenized_prompt_mask"),
+        )
         return Batch(
-            observations=_observation(data, slice(0, size)),
-            next_observations=_observation(data, slice(size, None)),
+            observations=jax.tree.map(lambda x: x[:size], observations),
+            next_observations=jax.tree.map(lambda x: x[size:], observations),
             actions=data["actions"][:size].astype(np.float32),
-            valid=windows.valid,
-            rewards=windows.rewards,
-            masks=windows.masks,
-            terminals=windows.terminals,
-            next_terminal=windows.next_terminal,
-            sequence_mask=windows.sequence_mask,
+            **windows.fields,
             episode_id=self._episode_ids[episodes],
             step_id=steps.astype(np.int32),
         )
@@ -219,18 +198,6 @@ class BatchBuilder:
             images[camera] = self.buffers.take((len(rows), frames.height, frames.width, 3))
             frames.read_into(camera, episodes, steps, images[camera])
         return images
-
-
-def _observation(data: dict[str, Any], part: slice) -> Observation:
-    prompt = data.get("tokenized_prompt")
-    prompt_mask = data.get("tokenized_prompt_mask")
-    return Observation(
-        images={key: image[part] for key, image in data.get("image", {}).items()},
-        image_masks={key: mask[part] for key, mask in data.get("image_mask", {}).items()},
-        state=data["state"][part].astype(np.float32),
-        tokenized_prompt=None if prompt is None else prompt[part],
-        tokenized_prompt_mask=None if prompt_mask is None else prompt_mask[part],
-    )
 
 
 class BufferPool:
@@ -254,7 +221,9 @@ class BufferPool:
             if buffer is None:
                 self.allocated_bytes += math.prod(shape)
         if buffer is None:
-            buffer = _aligned_empty(shape)
+            raw = np.empty(math.prod(shape) + _ALIGNMENT, np.uint8)
+            start = -raw.ctypes.data % _ALIGNMENT
+            buffer = raw[start : start + math.prod(shape)].reshape(shape)
         lease = _Lease(buffer)
         # No lock: a loan may end at any moment, also while this thread holds the lock. Appending is atomic.
         weakref.finalize(lease, free.append, buffer).atexit = False
@@ -270,10 +239,3 @@ class _Lease:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return self._buffer.__array_interface__
-
-
-def _aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
-    size = math.prod(shape)
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].reshape(shape)

@@ -1,6 +1,7 @@
 """The dataset of a config: columns and rewards in memory, frames within reach, everything checked."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.config import DataConfig, RLTrainConfig
+from acrlpd.data.frames.decoded import FrameStore
 from acrlpd.data.frames.store import open_frame_store
 from acrlpd.data.pipeline.norm_stats import (
     NormStats,
@@ -16,18 +18,12 @@ from acrlpd.data.pipeline.norm_stats import (
     NormStatsOrigin,
     check_norm_stats,
     chunk_rows,
+    compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
     save_norm_stats,
 )
-from acrlpd.data.pipeline.rewards import (
-    StepRewards,
-    compute_rewards,
-    labels_path,
-    load_labels,
-    require_success_in_time,
-)
-from acrlpd.data.pipeline.running_stats import compute_norm_stats
+from acrlpd.data.pipeline.rewards import StepRewards, read_rewards
 from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
     DeltaActions,
@@ -37,7 +33,8 @@ from acrlpd.data.pipeline.transforms import (
     describe_statistics_transform,
     known_delta_mask,
 )
-from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, FrameStore, open_source
+from acrlpd.data.sources.fake import create_fake_source
+from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, open_source
 from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
@@ -100,18 +97,16 @@ def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource
 
 def _open_frames(source: EpisodeSource, transforms: PolicyTransforms, rl_config: RLTrainConfig) -> FrameStore | None:
     """The frame cache if the config names one, else a pool of decoded episodes, else the decoder."""
-    config = rl_config.data
     if not transforms.cameras:
         return None
     height, width = rl_config.model.image_resolution
-    pool = config.episodes_per_memory_pool if config.frame_cache_dir is None else 0
     return open_frame_store(
         source,
         height=height,
         width=width,
         cameras=tuple(dict.fromkeys(transforms.cameras.values())),
-        cache_dir=config.frame_cache_dir,
-        episodes_per_memory_pool=pool or None,
+        cache_dir=rl_config.data.frame_cache_dir,
+        episodes_per_memory_pool=rl_config.data.episodes_per_memory_pool,
     )
 
 
@@ -122,15 +117,12 @@ def _is_fake(config: DataConfig) -> bool:
 def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
     """The episodes that a config names."""
     config = rl_config.data
-    if config.data_dir is not None:
-        return open_source(config.data_dir, on_bad_episode=config.on_bad_episode)
     if _is_fake(config):
-        from acrlpd.data.sources.fake import create_fake_source
-
         return create_fake_source(rl_config)
-    if config.repo_id is None:
+    name = config.repo_id if config.data_dir is None else config.data_dir
+    if name is None:
         raise DatasetError("no dataset is given: set data.data_dir to a directory or data.repo_id to a hub id")
-    return open_source(config.repo_id, on_bad_episode=config.on_bad_episode)
+    return open_source(name, on_bad_episode=config.on_bad_episode)
 
 
 def norm_stats_dir(config: DataConfig) -> Path:
@@ -147,14 +139,7 @@ def write_norm_stats(
     """Computes the norm statistics of a config's dataset and writes them where training looks for them."""
     source = open_config_source(rl_config) if source is None else source
     table = read_columns(source, rl_config.data, rewards=False)
-    repack = rl_config.data.repack
-    norm_stats = compute_norm_stats(
-        table,
-        create_statistics_transform(rl_config),
-        columns=(*repack.state, *repack.actions),
-        action_columns=repack.actions,
-        action_horizon=rl_config.model.action_horizon,
-    )
+    norm_stats = compute_norm_stats(int(table.offsets[-1]), functools.partial(read_windows, table, rl_config))
     directory = norm_stats_dir(rl_config.data)
     save_norm_stats(directory, norm_stats, _origin(source, rl_config))
     return directory, norm_stats
@@ -163,14 +148,8 @@ def write_norm_stats(
 def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepRewards]:
     if len(source) == 0:
         raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
-    named = config.rewards.labels_file
-    labels = load_labels(labels_path(source.root) if named is None else Path(named), source)
-    if named is not None and labels is None:
-        raise DatasetError(f"data.rewards.labels_file={named}: no such file; write it with `acrlpd data label`")
     table = read_columns(source, config, rewards=True)
-    rewards = compute_rewards(table, source.indices, config.rewards, labels)
-    require_success_in_time(table, rewards, config.rewards)
-    return table, rewards
+    return table, read_rewards(source, table, config.rewards)
 
 
 def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:
@@ -210,7 +189,8 @@ def load_config_norm_stats(config: DataConfig) -> dict[str, NormStats] | None:
 def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) -> None:
     """Refuses data that would lead to a shape error or to a policy that does not learn."""
     config, model = rl_config.data, rl_config.model
-    sample = _transformed_sample(dataset.table, rl_config)
+    rows = np.linspace(0, int(dataset.table.offsets[-1]) - 1, _CHECKED_WINDOWS).astype(np.int64)
+    sample = read_windows(dataset.table, rl_config, np.unique(rows))
     _check_dims(sample, rl_config)
     if dataset.norm_stats is None:
         return
@@ -271,10 +251,11 @@ def _origin(source: EpisodeSource, rl_config: RLTrainConfig) -> NormStatsOrigin:
     )
 
 
-def _transformed_sample(table: ColumnTable, rl_config: RLTrainConfig) -> dict[str, Any]:
-    """State [n, s] and actions [n, T, a] of evenly spaced windows, before normalisation."""
-    num_rows = int(table.offsets[-1])
-    rows = np.unique(np.linspace(0, num_rows - 1, _CHECKED_WINDOWS).astype(np.int64))
+def read_windows(table: ColumnTable, rl_config: RLTrainConfig, rows: np.ndarray) -> dict[str, Any]:
+    """State [n, s] and actions [n, T, a] of the windows that start at `rows`, before normalisation.
+
+    As in openpi, a chunk that reaches past its episode repeats the last action.
+    """
     steps = chunk_rows(table.offsets, rows, rl_config.model.action_horizon)
     data = {name: table.columns[name][rows] for name in rl_config.data.repack.state}
     data |= {name: table.columns[name][steps] for name in rl_config.data.repack.actions}

@@ -22,7 +22,7 @@ import simplejpeg
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.frames.store import open_frame_store
 from acrlpd.data.pipeline.dataset import Dataset, fill_prompts, read_columns
-from acrlpd.data.pipeline.rewards import StepRewards, compute_rewards, environment_rewards
+from acrlpd.data.pipeline.rewards import compute_rewards, environment_rewards
 from acrlpd.data.sources.source import (
     ColumnTable,
     DatasetError,
@@ -199,16 +199,14 @@ class ReplayDataset:
         self.replay.admit(numbers)
         new = self.replay.without(dict.fromkeys(self.replay.indices[:seen], "known"))
         table = read_columns(new, dataclasses.replace(self._config, rewards=self._rewards), rewards=True)
-        rewards = compute_rewards(table, new.indices, self._rewards, None)
         if self._dataset is not None:
             table = concatenate_tables([self._dataset.table, table])
-            rewards = _concatenate(self._dataset.rewards, rewards)
         self._dataset = dataclasses.replace(
             self._prior,
             source=self.replay,
             frames=self._frames,
             table=table,
-            rewards=rewards,
+            rewards=compute_rewards(table, self.replay.indices, self._rewards, None),
             prompts=None if self._prior.prompts is None else fill_prompts(self.replay, table, self._config),
         )
         return self._dataset
@@ -216,13 +214,3 @@ class ReplayDataset:
     def close(self) -> None:
         if self._frames is not None:
             self._frames.close()
-
-
-def _concatenate(first: StepRewards, second: StepRewards) -> StepRewards:
-    if first.origin != second.origin:
-        raise DatasetError(
-            f"rewards of the replay changed their origin: {first.origin.name}, then {second.origin.name}"
-        )
-    names = ("rewards", "terminals", "after_terminal", "success")
-    joined = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in names}
-    return StepRewards(**joined, origin=first.origin)

@@ -132,6 +132,17 @@ def environment_rewards(config: RewardConfig, origin: RewardOrigin | None) -> Re
     )
 
 
+def read_rewards(source: EpisodeSource, table: ColumnTable, config: RewardConfig) -> StepRewards:
+    """Rewards of the episodes of a source, whose columns are in `table`; labels come from their file."""
+    named = config.labels_file
+    labels = load_labels(labels_path(source.root) if named is None else Path(named), source)
+    if named is not None and labels is None:
+        raise DatasetError(f"data.rewards.labels_file={named}: no such file; write it with `acrlpd data label`")
+    rewards = compute_rewards(table, source.indices, config, labels)
+    require_success_in_time(table, rewards, config)
+    return rewards
+
+
 def compute_rewards(
     table: ColumnTable, indices: tuple[int, ...], config: RewardConfig, labels: Labels | None
 ) -> StepRewards:

@@ -28,18 +28,6 @@ DataTransformFn = Callable[[DataDict], DataDict]
 _EPSILON = 1e-6
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Transforms that belong together: what is done to inputs, and what undoes it on outputs."""
-
-    inputs: tuple[DataTransformFn, ...] = ()
-    outputs: tuple[DataTransformFn, ...] = ()
-
-    def push(self, *, inputs: Sequence[DataTransformFn] = (), outputs: Sequence[DataTransformFn] = ()) -> "Group":
-        """A group that does `inputs` last on the way in and `outputs` first on the way out."""
-        return Group((*self.inputs, *inputs), (*outputs, *self.outputs))
-
-
 def compose(transforms: Sequence[DataTransformFn]) -> DataTransformFn:
     """One transform that applies all of them in order."""
 
@@ -85,18 +73,6 @@ def _column(name: str, data: DataDict) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class InjectDefaultPrompt:
-    """Gives the default prompt to data without a prompt."""
-
-    prompt: str | None
-
-    def __call__(self, data: DataDict) -> DataDict:
-        if self.prompt is None or "prompt" in data:
-            return data
-        return {**data, "prompt": self.prompt}
-
-
-@dataclasses.dataclass(frozen=True)
 class Normalize:
     """Brings state and actions to about [-1, 1] by mean and deviation or by quantiles.
 
@@ -109,11 +85,8 @@ class Normalize:
     def __call__(self, data: DataDict) -> DataDict:
         if self.norm_stats is None:
             return data
-        normalized = {key: self._normalize(data[key], stats) for key, stats in self._present(data)}
-        return {**data, **normalized}
-
-    def _present(self, data: DataDict) -> list[tuple[str, NormStats]]:
-        return [(key, stats) for key, stats in (self.norm_stats or {}).items() if key in data]
+        present = self.norm_stats.keys() & data.keys()
+        return {**data, **{key: self._normalize(data[key], self.norm_stats[key]) for key in present}}
 
     def _normalize(self, x: np.ndarray, stats: NormStats) -> np.ndarray:
         dim = x.shape[-1]
@@ -157,10 +130,10 @@ class Unnormalize:
 class DeltaActions:
     """Makes the masked action dims relative to the state at the chunk's first step."""
 
-    mask: tuple[bool, ...] | None
+    mask: tuple[bool, ...]
 
     def __call__(self, data: DataDict) -> DataDict:
-        if self.mask is None or "actions" not in data:
+        if "actions" not in data:
             return data
         return {**data, "actions": data["actions"] - _masked_state(self.mask, data)}
 
@@ -169,10 +142,10 @@ class DeltaActions:
 class AbsoluteActions:
     """Undoes `DeltaActions`."""
 
-    mask: tuple[bool, ...] | None
+    mask: tuple[bool, ...]
 
     def __call__(self, data: DataDict) -> DataDict:
-        if self.mask is None or "actions" not in data:
+        if "actions" not in data:
             return data
         return {**data, "actions": data["actions"] + _masked_state(self.mask, data)}
 
@@ -191,47 +164,39 @@ def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectImages:
-    """Keeps only the cameras that the policy is given, so that other cameras cost no resizing and no transfer."""
+class ResizeImages:
+    """Keeps the cameras that the policy is given, and resizes them to its resolution, with black borders."""
 
     image_keys: tuple[str, ...]
-
-    def __call__(self, data: DataDict) -> DataDict:
-        if "image" not in data:
-            return data
-        return data | {name: {key: data[name][key] for key in self.image_keys} for name in ("image", "image_mask")}
-
-
-@dataclasses.dataclass(frozen=True)
-class ResizeImages:
-    """Resizes every image to the model's resolution, with black borders."""
-
     height: int
     width: int
 
     def __call__(self, data: DataDict) -> DataDict:
         if "image" not in data:
             return data
-        resized = {key: resize_with_pad(x, self.height, self.width) for key, x in data["image"].items()}
-        return {**data, "image": resized}
+        images = {key: resize_with_pad(data["image"][key], self.height, self.width) for key in self.image_keys}
+        return data | {"image": images, "image_mask": {key: data["image_mask"][key] for key in self.image_keys}}
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizePrompt:
     """Replaces the prompt by its tokens; with `discrete_state_input` the state is written into it (pi0.5).
 
-    Comes after normalisation (the state is binned over [-1, 1]) and before padding.
+    Data without a prompt gets the default prompt. Comes after normalisation (the state is binned over [-1, 1]) and
+    before padding.
     """
 
     tokenizer: Tokenizer
     discrete_state_input: bool = False
+    default_prompt: str | None = None
 
     def __call__(self, data: DataDict) -> DataDict:
-        if "prompt" not in data:
+        prompt = data.get("prompt", self.default_prompt)
+        if prompt is None:
             raise KeyError("there is no prompt: give the dataset a task, or set data.default_prompt")
         state = np.asarray(data["state"])
         batch_shape = state.shape[:-1]
-        prompts = np.broadcast_to(np.asarray(data["prompt"]), batch_shape).ravel()
+        prompts = np.broadcast_to(np.asarray(prompt), batch_shape).ravel()
         if self.discrete_state_input:
             tokens, mask = self.tokenizer.tokenize(prompts.tolist(), state.reshape(-1, state.shape[-1]))
         else:  # a batch has few distinct prompts
@@ -265,25 +230,26 @@ class PadStatesAndActions:
 class PolicyTransforms:
     """Everything between a dataset (or a robot) and the policy."""
 
-    repack: Group
-    data: Group
-    model: Group
+    repack: RepackTransform
+    data_inputs: Sequence[DataTransformFn]
+    data_outputs: Sequence[DataTransformFn]
+    model_inputs: Sequence[DataTransformFn]
     use_quantile_norm: bool
     cameras: Mapping[str, str]  # the model's slot -> the dataset's camera, for cameras that the policy is given
 
     def training_inputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
         """Dataset columns to what the model eats."""
-        return compose([*self.repack.inputs, self.serving_inputs(norm_stats)])
+        return compose([self.repack, self.serving_inputs(norm_stats)])
 
     def serving_inputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
         """A robot's observation to what the model eats."""
         normalize = Normalize(norm_stats, use_quantiles=self.use_quantile_norm)
-        return compose([*self.data.inputs, normalize, *self.model.inputs])
+        return compose([*self.data_inputs, normalize, *self.model_inputs])
 
     def serving_outputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
         """The model's {"state", "actions"} to a robot's {"actions"}; undoes the inputs."""
         unnormalize = Unnormalize(norm_stats, use_quantiles=self.use_quantile_norm)
-        return compose([*self.model.outputs, unnormalize, *self.data.outputs])
+        return compose([unnormalize, *self.data_outputs])
 
 
 def create_policy_transforms(rl_config: RLTrainConfig, *, long_prompts: LongPrompts = "cut") -> PolicyTransforms:
@@ -294,10 +260,12 @@ def create_policy_transforms(rl_config: RLTrainConfig, *, long_prompts: LongProm
     config, model = rl_config.data, rl_config.model
     cameras = {slot: name for slot, name in config.repack.cameras.items() if slot in model.image_keys}
     quantiles = model.use_quantile_norm if config.use_quantile_norm is None else config.use_quantile_norm
+    data_inputs, data_outputs = _data_transforms(rl_config)
     return PolicyTransforms(
-        repack=Group(inputs=(RepackTransform(repack_structure(config, cameras)),)),
-        data=_data_transforms(rl_config),
-        model=_model_transforms(rl_config, long_prompts),
+        repack=RepackTransform(config.robot.repack(config.repack.state, config.repack.actions, cameras)),
+        data_inputs=data_inputs,
+        data_outputs=data_outputs,
+        model_inputs=_model_inputs(rl_config, long_prompts),
         use_quantile_norm=quantiles,
         cameras=cameras,
     )
@@ -305,8 +273,8 @@ def create_policy_transforms(rl_config: RLTrainConfig, *, long_prompts: LongProm
 
 def create_statistics_transform(rl_config: RLTrainConfig) -> DataTransformFn:
     """What is done to the columns before norm statistics are taken; needs no camera and no tokenizer."""
-    repack = RepackTransform(repack_structure(rl_config.data, {}))
-    return compose([repack, *_data_transforms(rl_config).inputs])
+    config, (data_inputs, _) = rl_config.data, _data_transforms(rl_config)
+    return compose([RepackTransform(config.robot.repack(config.repack.state, config.repack.actions, {})), *data_inputs])
 
 
 def describe_statistics_transform(config: DataConfig) -> dict[str, Any]:
@@ -342,25 +310,18 @@ def known_delta_mask(config: DataConfig) -> tuple[bool, ...] | None:
     return config.robot.delta_action_mask
 
 
-def repack_structure(config: DataConfig, cameras: Mapping[str, str]) -> dict[str, Any]:
-    """What the robot's inputs expect -> the dataset's columns, and its cameras by slot."""
-    return config.robot.repack(config.repack.state, config.repack.actions, cameras)
-
-
-def _data_transforms(rl_config: RLTrainConfig) -> Group:
+def _data_transforms(rl_config: RLTrainConfig) -> tuple[list[DataTransformFn], list[DataTransformFn]]:
     """The robot's inputs and outputs, and relative actions between them and the model."""
     robot, mask = rl_config.data.robot, delta_action_mask(rl_config.data)
     outputs = functools.partial(robot.outputs, action_dim=robot.action_dim or rl_config.qchunking.action_dim)
-    group = Group((robot.inputs,), (outputs,))
-    return group if mask is None else group.push(inputs=[DeltaActions(mask)], outputs=[AbsoluteActions(mask)])
+    if mask is None:
+        return [robot.inputs], [outputs]
+    return [robot.inputs, DeltaActions(mask)], [AbsoluteActions(mask), outputs]
 
 
-def _model_transforms(rl_config: RLTrainConfig, long_prompts: LongPrompts) -> Group:
+def _model_inputs(rl_config: RLTrainConfig, long_prompts: LongPrompts) -> list[DataTransformFn]:
     config, model = rl_config.data, rl_config.model
-    inputs: list[DataTransformFn] = [InjectDefaultPrompt(config.default_prompt)] if model.prompt_len else []
-    inputs.append(SelectImages(model.image_keys))
-    if model.image_keys:
-        inputs.append(ResizeImages(*model.image_resolution))
+    inputs: list[DataTransformFn] = [ResizeImages(model.image_keys, *model.image_resolution)]
     if model.prompt_len:
         tokenizer = create_tokenizer(config.tokenizer, model.prompt_len, long_prompts)
         if tokenizer.vocab_size > model.vocab_size:
@@ -368,7 +329,7 @@ def _model_transforms(rl_config: RLTrainConfig, long_prompts: LongPrompts) -> Gr
                 f"data.tokenizer={config.tokenizer} has {tokenizer.vocab_size} ids, the model's vocab_size is "
                 f"{model.vocab_size}; use data.tokenizer=byte for a small vocabulary"
             )
-        inputs.append(TokenizePrompt(tokenizer, discrete_state_input=bool(model.discrete_state_input)))
+        inputs.append(TokenizePrompt(tokenizer, bool(model.discrete_state_input), config.default_prompt))
     if model.pads_actions:
         inputs.append(PadStatesAndActions(model.action_dim))
-    return Group(tuple(inputs))
+    return inputs

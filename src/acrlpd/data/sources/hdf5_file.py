@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ class Hdf5Source(EpisodeSource):
         self.root = root
         self._paths = paths
         self.indices = tuple(sorted(paths))
-        self._length_of = functools.lru_cache(maxsize=None)(self._read_length)
+        self._lengths: dict[int, int] = {}
         self.features = self._first_features()
         self.cameras = tuple(name for name, f in self.features.items() if f.dtype in ("image", "video"))
 
@@ -79,11 +78,10 @@ class Hdf5Source(EpisodeSource):
                 raise BadDataError(f"incomplete HDF5 file ({error.args[0]})") from None
 
     def _length(self, index: int) -> int:
-        return self._length_of(index)
-
-    def _read_length(self, index: int) -> int:
-        with self._open(index) as file:
-            return len(file[self.steps])
+        if index not in self._lengths:
+            with self._open(index) as file:
+                self._lengths[index] = len(file[self.steps])
+        return self._lengths[index]
 
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
         wanted = [n for n in self.features if n not in self.cameras] if names is None else names

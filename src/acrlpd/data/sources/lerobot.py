@@ -42,14 +42,6 @@ class Rows:
     length: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Clip:
-    """Where the frames of an episode lie in a video file."""
-
-    path: Path
-    start: float  # seconds
-
-
 class LeRobotSource(EpisodeSource):
     """A LeRobot dataset; the versions differ in where an episode's rows and clips lie."""
 
@@ -58,7 +50,9 @@ class LeRobotSource(EpisodeSource):
         self.info = info
         self.format = f"LeRobot {info['codebase_version']}"
         self.fps = float(info["fps"])
-        self.features = {name: _feature(spec) for name, spec in info["features"].items() if _is_read(spec)}
+        # Text columns are left out: the policy gets its text as the task.
+        specs = {name: spec for name, spec in info["features"].items() if spec["dtype"] not in _TEXT}
+        self.features = {name: _feature(spec) for name, spec in specs.items()}
         self.cameras = tuple(n for n, f in self.features.items() if f.dtype in ("video", "image"))
         self.tasks = self._read_tasks()
         self._videos = VideoPool()
@@ -70,7 +64,8 @@ class LeRobotSource(EpisodeSource):
     def rows(self, index: int) -> Rows: ...
 
     @abc.abstractmethod
-    def clip(self, index: int, camera: str) -> Clip: ...
+    def clip(self, index: int, camera: str) -> tuple[Path, float]:
+        """The video file with the frames of an episode, and the second at which they begin."""
 
     @abc.abstractmethod
     def episode_tasks(self, index: int) -> list[str]:
@@ -119,26 +114,26 @@ class LeRobotSource(EpisodeSource):
         rows = self.rows(index)
         with locating(rows.path, index):
             columns = self._to_columns(self._read_rows(rows, self._column_names(names), self._row_groups))
-            return self._checked(index, rows, columns, names)
+            return self._checked(index, columns, rows.length, names)
 
     def _to_columns(self, table: pa.Table) -> dict[str, np.ndarray]:
         return {name: _to_numpy(name, table[name], self.features.get(name)) for name in table.column_names}
 
     def _checked(
-        self, index: int, rows: Rows, columns: dict[str, np.ndarray], names: Sequence[str] | None
+        self, index: int, columns: dict[str, np.ndarray], length: int, names: Sequence[str] | None
     ) -> ColumnTable:
         """The table of one episode, after every check that needs no video."""
-        self._check_bookkeeping(index, rows, columns)
+        self._check_bookkeeping(index, columns, length)
         check_columns(columns)
-        prompts, prompt_index = self._prompts(index, rows, columns)
+        prompts, prompt_index = self._prompts(index, columns, length)
         if names is not None:
             columns = {name: columns[name] for name in names}
-        return ColumnTable(columns, np.array([0, rows.length], np.int64), prompts, prompt_index)
+        return ColumnTable(columns, np.array([0, length], np.int64), prompts, prompt_index)
 
-    def _check_bookkeeping(self, index: int, rows: Rows, columns: dict[str, np.ndarray]) -> None:
-        steps = np.arange(rows.length)
+    def _check_bookkeeping(self, index: int, columns: dict[str, np.ndarray], length: int) -> None:
+        steps = np.arange(length)
         expected = {
-            "episode_index": (np.full(rows.length, index), 0.5),
+            "episode_index": (np.full(length, index), 0.5),
             "frame_index": (steps, 0.5),
             "timestamp": (steps / self.fps, 0.5 / self.fps),
         }
@@ -153,11 +148,11 @@ class LeRobotSource(EpisodeSource):
                 )
 
     def _prompts(
-        self, index: int, rows: Rows, columns: dict[str, np.ndarray]
+        self, index: int, columns: dict[str, np.ndarray], length: int
     ) -> tuple[tuple[str | None, ...], np.ndarray]:
         if "task_index" not in columns:
             tasks = self.episode_tasks(index)
-            return (tasks[0] if tasks else None,), np.zeros(rows.length, np.int32)
+            return (tasks[0] if tasks else None,), np.zeros(length, np.int32)
         used, where = np.unique(columns["task_index"], return_inverse=True)
         unknown = [task for task in used.tolist() if task not in self.tasks]
         if unknown:
@@ -174,7 +169,8 @@ class LeRobotSource(EpisodeSource):
         try:
             file = self._parquet(rows.path)
             _require_rows(rows, file, names)
-            first, last = file.groups(rows)
+            first = int(np.searchsorted(file.starts, rows.start, side="right")) - 1
+            last = max(first, int(np.searchsorted(file.starts, rows.start + rows.length)))
             table = read(rows.path, first, last, tuple(name for name in names if name in file.columns))
             return table.slice(rows.start - int(file.starts[first]), rows.length)
         except FileNotFoundError:
@@ -189,9 +185,9 @@ class LeRobotSource(EpisodeSource):
     def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
         if self.features[camera].dtype == "image":
             return self._read_images(index, camera, ts)
-        clip = self.clip(index, camera)
-        with locating(clip.path, index, camera):
-            frames = read_video_frames(self._videos, clip.path, ts, start=clip.start, fps=self.fps)
+        path, start = self.clip(index, camera)
+        with locating(path, index, camera):
+            frames = read_video_frames(self._videos, path, ts, start=start, fps=self.fps)
             check_frame_shape(frames.shape[1:], self.features[camera].shape, _DECLARED)
         return frames
 
@@ -199,9 +195,9 @@ class LeRobotSource(EpisodeSource):
         if self.features[camera].dtype == "image":
             self._image_block(index, camera)
             return
-        clip = self.clip(index, camera)
-        with locating(clip.path, index, camera), self._videos.reader(clip.path) as reader:
-            reader.check_range(clip.start, self._length(index), self.fps)
+        path, start = self.clip(index, camera)
+        with locating(path, index, camera), self._videos.reader(path) as reader:
+            reader.check_range(start, self._length(index), self.fps)
             check_frame_shape((reader.height, reader.width, 3), self.features[camera].shape, _DECLARED)
 
     def _read_images(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
@@ -235,8 +231,7 @@ _DECLARED = "meta/info.json says"
 
 def open_lerobot(root: Path) -> LeRobotSource:
     """Opens a LeRobot dataset of any supported version from its directory."""
-    from acrlpd.data.sources.lerobot_v2 import LeRobotV2Source
-    from acrlpd.data.sources.lerobot_v3 import LeRobotV3Source
+    from acrlpd.data.sources.lerobot_versions import LeRobotV2Source, LeRobotV3Source
 
     info = read_info(root)
     version = info["codebase_version"]
@@ -261,19 +256,15 @@ def read_info(root: Path) -> dict[str, Any]:
     missing = [k for k in ("codebase_version", "fps", "features", "data_path") if k not in info]
     if missing:
         raise DatasetError(f"{path}: the key {missing[0]!r} is missing; is this a LeRobot dataset?")
-    if not _is_positive(info["fps"]):
-        raise DatasetError(f"{path}: fps is {info['fps']!r}, expected a rate above 0")
-    if not _is_positive(info.get("chunks_size", 1000)):
-        raise DatasetError(f"{path}: chunks_size is {info['chunks_size']!r}, expected a number above 0")
+    for key in ("fps", "chunks_size"):
+        value = info.get(key, 1000)
+        if not isinstance(value, int | float) or value <= 0:
+            raise DatasetError(f"{path}: {key} is {value!r}, expected a number above 0")
     if not isinstance(info["features"], dict):
         raise DatasetError(f"{path}: features is {type(info['features']).__name__}, expected name: dtype and shape")
     for name, spec in info["features"].items():
         _check_feature(path, name, spec)
     return info
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and value > 0
 
 
 def _check_feature(path: Path, name: str, spec: Any) -> None:
@@ -287,11 +278,6 @@ def _check_feature(path: Path, name: str, spec: Any) -> None:
         )
     if dtype in ("video", "image") and len(shape) != 3:
         raise DatasetError(f"{path}: the camera {name!r} has shape {shape}, expected height, width and channels")
-
-
-def _is_read(spec: dict[str, Any]) -> bool:
-    """Text columns are left out: the policy gets its text as the task."""
-    return spec["dtype"] not in _TEXT
 
 
 def _feature(spec: dict[str, Any]) -> Feature:
@@ -313,11 +299,6 @@ class ParquetLayout:
     footer: pq.FileMetaData
     starts: np.ndarray  # int64 [row groups + 1]: the first row of each row group, and the end
     columns: frozenset[str]
-
-    def groups(self, rows: Rows) -> tuple[int, int]:
-        """The range of row groups that hold the rows."""
-        first = int(np.searchsorted(self.starts, rows.start, side="right")) - 1
-        return first, max(first, int(np.searchsorted(self.starts, rows.start + rows.length, side="left")))
 
 
 def _read_layout(path: Path) -> ParquetLayout:

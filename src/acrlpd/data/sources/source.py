@@ -13,14 +13,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 import numpy as np
 
 OnBadEpisode = Literal["error", "skip"]
 
-# Threads that read column files at once; parquet decoding and file access release the GIL.
-_COLUMN_READERS = 8
+_STEPS_PER_BLOCK = 32
 _REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -38,7 +37,6 @@ class EpisodeError(DatasetError):
         where += "" if frame is None else f", frame {frame}"
         where += "" if camera is None else f", camera {camera!r}"
         super().__init__(f"{where}: {problem}")
-        self.problem = problem
         self.path = path
         self.episode = episode
         self.frame = frame
@@ -159,7 +157,7 @@ class EpisodeSource(abc.ABC):
     def read_columns(self, names: Sequence[str] | None = None) -> ColumnTable:
         """Low-dimensional columns (all, or those named) of all episodes; never touches video."""
         self._require_columns(names)
-        with ThreadPoolExecutor(_COLUMN_READERS) as pool:
+        with ThreadPoolExecutor() as pool:  # parquet decoding and file access release the GIL
             tables = list(pool.map(lambda index: self._read_episode(index, names), self.indices))
         return concatenate_tables(tables)
 
@@ -220,40 +218,9 @@ class EpisodeSource(abc.ABC):
             raise DatasetError(f"{self.root}: no column {missing[0]!r}; it has {known}")
 
 
-class FrameStore(Protocol):
-    """Where a loader gets frames at the model's resolution: a frame cache, the decoder, or a memory pool.
-
-    `acrlpd.data.frames.store.open_frame_store` makes one.
-    """
-
-    source: EpisodeSource  # the episodes that the store serves; positions below are positions in this source
-    cameras: tuple[str, ...]
-    height: int
-    width: int
-
-    @property
-    def capacity(self) -> int:
-        """Episodes that can be read at once; a memory pool holds only some of all."""
-
-    def prepare(self, epoch: int) -> np.ndarray:
-        """Makes the episodes of an epoch readable; returns their sorted positions, int64 [capacity or fewer]."""
-
-    def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
-        """Frame ts[k] of `camera` in episode episodes[k] -> out[k]; out is uint8 [n, h, w, 3], C order.
-
-        Safe to call from several threads at once.
-        """
-
-    def close(self) -> None: ...
-
-
-def require_steps(lengths: np.ndarray, episodes: np.ndarray, ts: np.ndarray) -> None:
-    """Raises IndexError if a step lies outside its episode; a store would read the frame of another episode."""
-    outside = np.flatnonzero((ts < 0) | (ts >= lengths[episodes]))
-    if outside.size:
-        k = int(outside[0])
-        length = lengths[episodes[k]]
-        raise IndexError(f"the episode at position {episodes[k]} has steps 0..{length - 1}, asked for {ts[k]}")
+def step_blocks(length: int) -> list[np.ndarray]:
+    """The steps of an episode, some at a time, so that a thread holds few frames of the camera's own size."""
+    return np.split(np.arange(length), range(_STEPS_PER_BLOCK, length, _STEPS_PER_BLOCK))
 
 
 def concatenate_tables(tables: Sequence[ColumnTable]) -> ColumnTable:
@@ -298,7 +265,7 @@ def open_source(path_or_repo_id: str | Path, *, on_bad_episode: OnBadEpisode = "
         )
     source.on_bad_episode = on_bad_episode
     if on_bad_episode == "skip":
-        return source.without(find_bad_episodes(source))
+        return source.without({index: problem for index, problem in check_episodes(source, source.check) if problem})
     return source
 
 
@@ -342,19 +309,18 @@ def _download(repo_id: str) -> Path:
         ) from error
 
 
-def find_bad_episodes(source: EpisodeSource) -> dict[int, str]:
-    """Dataset index -> reason for every episode whose columns or file headers are broken."""
+def check_episodes(source: EpisodeSource, check: Callable[[int], object]) -> Iterator[tuple[int, str | None]]:
+    """(dataset index, what is wrong or None) of every episode, from an EpisodeError of `check`, which threads call."""
 
     def problem(index: int) -> str | None:
         try:
-            source.check(index)
+            check(index)
         except EpisodeError as error:
             return str(error)
         return None
 
-    with ThreadPoolExecutor(_COLUMN_READERS) as pool:
-        problems = pool.map(problem, source.indices)
-        return {index: reason for index, reason in zip(source.indices, problems, strict=True) if reason}
+    with ThreadPoolExecutor() as pool:
+        yield from zip(source.indices, pool.map(problem, source.indices), strict=True)
 
 
 def check_columns(columns: Mapping[str, np.ndarray]) -> None:

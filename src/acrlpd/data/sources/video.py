@@ -19,10 +19,7 @@ from acrlpd.data.sources.source import BadDataError
 
 # Decoding this many frames that nobody asked for costs no more than a seek, at any interval of keyframes.
 _DECODE_ON_FRAMES = 2
-
-
-class VideoError(BadDataError):
-    """A video file cannot give the frame that was asked for."""
+_MAX_IDLE_READERS = 48
 
 
 class VideoReader:
@@ -33,12 +30,12 @@ class VideoReader:
         try:
             self._container = av.open(str(path))
         except FileNotFoundError:
-            raise VideoError("the video file is missing") from None
+            raise BadDataError("the video file is missing") from None
         except av.error.FFmpegError as error:
-            raise VideoError(f"not a readable video, truncated or damaged ({error.strerror})") from None
+            raise BadDataError(f"not a readable video, truncated or damaged ({error.strerror})") from None
         if not self._container.streams.video:
             self._container.close()
-            raise VideoError("the file has no video stream")
+            raise BadDataError("the file has no video stream")
         self._stream = self._container.streams.video[0]
         # One thread: several would decode frames ahead that random access does not use.
         self._stream.codec_context.thread_count = 1
@@ -70,7 +67,7 @@ class VideoReader:
         # The duration does not tell it: writers disagree about how long the last frame is shown.
         last = (self._entries[len(self._entries) - 1].timestamp + self._decode_shift) * self._time_base
         if last < start + (count - 1.5) / fps:
-            raise VideoError(
+            raise BadDataError(
                 f"the last frame is at {last:.3f} s, expected {count} frames from {start:.3f} s at {fps:g} fps"
             )
 
@@ -86,7 +83,7 @@ class VideoReader:
         step = (times[-1] - times[0]) / (len(times) - 1)
         uneven = np.flatnonzero(np.abs(times - times[0] - step * np.arange(len(times))) > step / 4)
         if uneven.size:
-            raise VideoError(
+            raise BadDataError(
                 f"its frames are not evenly spaced (frame {uneven[0]} of {len(times)} is not where it should be), so "
                 "they cannot be counted; encode it again at a constant rate"
             )
@@ -97,12 +94,12 @@ class VideoReader:
         target, step = second / self._time_base, 1 / (fps * self._time_base)
         frame = self._decode_until(target, step)
         if abs(self._pts - target) > step / 2:
-            raise VideoError(
+            raise BadDataError(
                 f"no frame at {second:.4f} s: the nearest is at {self._pts * self._time_base:.4f} s, "
                 f"more than half a frame ({0.5 / fps:.4f} s) away"
             )
         if frame.is_corrupt:
-            raise VideoError(f"the frame at {second:.4f} s is damaged")
+            raise BadDataError(f"the frame at {second:.4f} s is damaged")
         return self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
 
     def _decode_until(self, target: float, step: float) -> VideoFrame:
@@ -114,9 +111,9 @@ class VideoReader:
             while self._last is not None and self._pts < target - step / 2:
                 self._advance()
         except av.error.FFmpegError as error:
-            raise VideoError(f"the video is damaged or truncated before {where}: {error.strerror}") from None
+            raise BadDataError(f"the video is damaged or truncated before {where}: {error.strerror}") from None
         if self._last is None:
-            raise VideoError(f"the video ends before {where}")
+            raise BadDataError(f"the video ends before {where}")
         return self._last
 
     def _seek(self, pts: int, latest: float) -> None:
@@ -127,7 +124,7 @@ class VideoReader:
         """
         while True:
             self._container.seek(pts, stream=self._stream, backward=True)
-            self._decoded = self._decode()
+            self._decoded = self._container.decode(self._stream)
             self._advance()
             keyframe = self._keyframe(pts)
             if self._last is None or self._pts <= latest or keyframe <= 0:
@@ -138,7 +135,7 @@ class VideoReader:
         self._last = next(self._decoded, None)
         if self._last is not None:
             if self._last.pts is None:
-                raise VideoError("a frame carries no timestamp")
+                raise BadDataError("a frame carries no timestamp")
             self._pts = self._last.pts
 
     def _must_seek(self, target: float, step: float) -> bool:
@@ -151,10 +148,6 @@ class VideoReader:
     def _keyframe(self, pts: int) -> int:
         return self._entries.search_timestamp(pts - self._decode_shift, backward=True)
 
-    def _decode(self) -> Iterator[VideoFrame]:
-        for packet in self._container.demux(self._stream):
-            yield from packet.decode()
-
     def _check_size(self) -> None:
         count, size = len(self._entries), self.path.stat().st_size
         if not count:
@@ -162,51 +155,44 @@ class VideoReader:
         end = self._entries[count - 1].pos + self._entries[count - 1].size
         if end > size:
             self._container.close()
-            raise VideoError(f"truncated: the last of {count} frames ends at byte {end}, the file has {size}")
+            raise BadDataError(f"truncated: the last of {count} frames ends at byte {end}, the file has {size}")
 
 
 class VideoPool:
     """Open readers, least recently used out first, so that decoders never pile up.
 
-    A reader belongs to one thread while it reads; at most `max_idle` wait for the next use. Memory is
-    bounded by (max_idle + reading threads) decoders.
+    A reader belongs to one thread while it reads, and some readers wait for the next use. Memory is bounded by the
+    decoders of those that wait and of the reading threads.
     """
 
-    def __init__(self, max_idle: int = 48) -> None:
-        self._max_idle = max_idle
+    def __init__(self) -> None:
         self._idle: list[VideoReader] = []  # oldest first
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def reader(self, path: Path) -> Iterator[VideoReader]:
         """Lends a reader of `path`. A reader that failed is closed and never lent again."""
-        reader = self._take(path) or VideoReader(path)
+        with self._lock:
+            idle = next((reader for reader in reversed(self._idle) if reader.path == path), None)
+            if idle is not None:
+                self._idle.remove(idle)
+        reader = VideoReader(path) if idle is None else idle
         try:
             yield reader
         except BaseException:
             reader.close()
             raise
-        self._give_back(reader)
+        with self._lock:
+            self._idle.append(reader)
+            oldest = self._idle.pop(0) if len(self._idle) > _MAX_IDLE_READERS else None
+        if oldest is not None:
+            oldest.close()
 
     def close(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
         for reader in idle:
             reader.close()
-
-    def _take(self, path: Path) -> VideoReader | None:
-        with self._lock:
-            for i in reversed(range(len(self._idle))):
-                if self._idle[i].path == path:
-                    return self._idle.pop(i)
-        return None
-
-    def _give_back(self, reader: VideoReader) -> None:
-        with self._lock:
-            self._idle.append(reader)
-            oldest = self._idle.pop(0) if len(self._idle) > self._max_idle else None
-        if oldest is not None:
-            oldest.close()
 
 
 def read_video_frames(
@@ -224,7 +210,7 @@ def read_video_frames(
         for k, step in enumerate(steps.tolist()):
             try:
                 frames[where == k] = reader.frame(start + step / fps, fps)
-            except VideoError as error:
+            except BadDataError as error:
                 error.frame = step
                 raise
     return frames

@@ -3,17 +3,15 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import rich.progress
+from rich.console import Console
 
 from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
 from acrlpd.data.sources.lerobot import LeRobotSource
-from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, Feature, SkippedEpisode
+from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, Feature, SkippedEpisode, step_blocks
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.files import only_one
 
-# Frames of each camera in memory at once.
-_BLOCK = 32
 # LeRobot numbers rows itself.
 _NUMBERING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 
@@ -25,7 +23,6 @@ def convert_to_lerobot(
     task: str | None = None,
     codec: str = "libsvtav1",
     robot_type: str | None = None,
-    show_progress: bool = True,
 ) -> list[SkippedEpisode]:
     """Writes the source as a LeRobot v3.0 dataset; returns the episodes left out.
 
@@ -46,7 +43,7 @@ def convert_to_lerobot(
     with only_one(work, f"converting to {output}", DatasetError):
         partial = work / "dataset"
         shutil.rmtree(partial, ignore_errors=True)  # left behind by a conversion that stopped
-        skipped = _convert(source, partial, task, codec, robot_type, show_progress)
+        skipped = _convert(source, partial, task, codec, robot_type)
         if len(skipped) == len(source) + len(source.skipped):
             reason = f"; the first: {skipped[0].reason}" if skipped else ""
             raise DatasetError(f"{source.root}: none of {len(skipped)} episodes could be converted{reason}")
@@ -63,15 +60,17 @@ def convert_to_lerobot(
 
 
 def _convert(
-    source: EpisodeSource, output: Path, task: str | None, codec: str, robot_type: str | None, show_progress: bool
+    source: EpisodeSource, output: Path, task: str | None, codec: str, robot_type: str | None
 ) -> list[SkippedEpisode]:
-    features = _writable_features(source)
+    columns = [name for name in source.features if "/" not in name and name not in (*_NUMBERING, *source.cameras)]
+    features = {name: source.features[name] for name in columns}
+    features |= {camera: Feature("video", source.features[camera].shape) for camera in source.cameras}
     skipped = list(source.skipped)
     with LeRobotWriter(output, fps=source.fps, features=features, robot_type=robot_type, codec=codec) as writer:
-        episodes = rich.progress.track(range(len(source)), "converting episodes", disable=not show_progress)
-        for i in episodes:
+        positions = range(len(source))
+        for i in rich.progress.track(positions, "converting episodes", console=Console(stderr=True)):
             try:
-                _copy_episode(source, i, writer, features, task)
+                _copy_episode(source, i, writer, columns, task)
             except EpisodeError as error:
                 if source.on_bad_episode == "error":
                     raise
@@ -80,25 +79,14 @@ def _convert(
     return skipped
 
 
-def _writable_features(source: EpisodeSource) -> dict[str, Feature]:
-    features = {}
-    for name, feature in source.features.items():
-        if name in source.cameras:
-            features[name] = Feature("video", feature.shape)
-        elif "/" not in name and name not in _NUMBERING:
-            features[name] = feature
-    return features
-
-
-def _copy_episode(
-    source: EpisodeSource, i: int, writer: LeRobotWriter, features: dict[str, Feature], task: str | None
-) -> None:
+def _copy_episode(source: EpisodeSource, i: int, writer: LeRobotWriter, columns: list[str], task: str | None) -> None:
     episode = source.episode(i)
     prompt = episode.prompt or task
     if prompt is None:
         raise DatasetError(f"{source.root}: episode {episode.index} has no prompt; say what the robot does with --task")
-    for start in range(0, episode.length, _BLOCK):
-        ts = np.arange(start, min(start + _BLOCK, episode.length))
-        columns = {name: episode.columns[name][ts] for name in features if name not in source.cameras}
-        writer.add_steps(columns, {camera: episode.frames(camera, ts) for camera in source.cameras})
+    for ts in step_blocks(episode.length):
+        writer.add_steps(
+            {name: episode.columns[name][ts] for name in columns},
+            {camera: episode.frames(camera, ts) for camera in source.cameras},
+        )
     writer.end_episode(prompt)

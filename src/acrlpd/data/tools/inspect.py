@@ -13,14 +13,9 @@ from rich.table import Table
 
 from acrlpd.config import RewardConfig
 from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.pipeline.rewards import (
-    StepRewards,
-    compute_rewards,
-    labels_path,
-    load_labels,
-    require_success_in_time,
-)
-from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, SkippedEpisode
+from acrlpd.data.pipeline.rewards import read_rewards
+from acrlpd.data.sources.source import DatasetError, EpisodeSource, SkippedEpisode
+from acrlpd.data.tools.lerobot_stats import Stats, column_stats
 
 # A dimension whose middle 98 % spans less than this (radians, metres) blows up when it is normalised.
 NEAR_CONSTANT = 1e-3
@@ -30,18 +25,6 @@ _SHORT_EPISODE = 10
 _HISTOGRAM_BINS = 10
 _THUMBNAIL = (120, 160)
 _SHEET_EPISODES = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class ColumnRange:
-    """How the values of one column spread over the whole dataset; one number per dimension."""
-
-    min: list[float]
-    q01: list[float]
-    mean: list[float]
-    q99: list[float]
-    max: list[float]
-    std: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +44,7 @@ class Report:
     success_rate: float | None
     rewards_from: str | None
     reward_histogram: list[tuple[float, float, int]]  # (from, to, steps)
-    ranges: dict[str, ColumnRange]  # of the state and action columns
+    ranges: dict[str, Stats]  # of every column of vectors: statistic -> a number per dim
     warnings: list[str]
     skipped: list[SkippedEpisode]
 
@@ -72,11 +55,20 @@ def inspect_source(source: EpisodeSource) -> Report:
         raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
     table = source.read_columns()
     lengths = np.diff(table.offsets)
-    rewards, no_rewards = _rewards(source, table)
-    ranges = {name: _range(v) for name, v in table.columns.items() if _is_vector(v)}
+    try:
+        rewards, no_rewards = read_rewards(source, table, RewardConfig()), ""
+    except DatasetError as error:
+        rewards, no_rewards = None, str(error)
+    vectors = {name: x for name, x in table.columns.items() if x.ndim == 2 and np.issubdtype(x.dtype, np.floating)}
+    ranges = {name: column_stats(values) for name, values in vectors.items()}
     steps = Counter(table.prompts[i] for i in table.prompt_index.tolist())
     warnings = [*_length_warnings(source, lengths), *_range_warnings(ranges)]
-    warnings += [no_rewards] if no_rewards else _success_warnings(rewards)
+    if rewards is None:
+        warnings.append(no_rewards)
+    elif rewards.success.all():
+        warnings.append("every episode is a success: the critic sees no failure to learn from")
+    elif not rewards.success.any():
+        warnings.append("no episode is a success: there is nothing to learn from")
     if None in steps:
         warnings.append(f"{steps[None]} steps have no prompt: set data.default_prompt")
     return Report(
@@ -104,38 +96,10 @@ def inspect_source(source: EpisodeSource) -> Report:
     )
 
 
-def _rewards(source: EpisodeSource, table: ColumnTable) -> tuple[StepRewards | None, str | None]:
-    """Rewards as a run with the default reward config would see them, or the reason why there are no rewards."""
-    try:
-        labels = load_labels(labels_path(source.root), source)
-        config = RewardConfig()
-        rewards = compute_rewards(table, source.indices, config, labels)
-        require_success_in_time(table, rewards, config)
-    except DatasetError as error:
-        return None, str(error)
-    return rewards, None
-
-
-def _is_vector(values: np.ndarray) -> bool:
-    return values.ndim == 2 and np.issubdtype(values.dtype, np.floating)
-
-
-def _range(values: np.ndarray) -> ColumnRange:
-    low, high = np.quantile(values, [0.01, 0.99], axis=0)
-    return ColumnRange(
-        min=values.min(axis=0).tolist(),
-        q01=low.tolist(),
-        mean=values.mean(axis=0, dtype=np.float64).tolist(),
-        q99=high.tolist(),
-        max=values.max(axis=0).tolist(),
-        std=values.std(axis=0, dtype=np.float64).tolist(),
-    )
-
-
-def _range_warnings(ranges: dict[str, ColumnRange]) -> list[str]:
+def _range_warnings(ranges: dict[str, Stats]) -> list[str]:
     warnings = []
-    for name, r in ranges.items():
-        whole, middle = np.subtract(r.max, r.min), np.subtract(r.q99, r.q01)
+    for name, stats in ranges.items():
+        whole, middle = np.subtract(stats["max"], stats["min"]), np.subtract(stats["q99"], stats["q01"])
         constant = np.flatnonzero(middle < NEAR_CONSTANT)
         if constant.size:
             warnings.append(
@@ -161,15 +125,6 @@ def _length_warnings(source: EpisodeSource, lengths: np.ndarray) -> list[str]:
     if source.skipped:
         warnings.append(f"{len(source.skipped)} broken episodes were skipped")
     return warnings
-
-
-def _success_warnings(rewards: StepRewards | None) -> list[str]:
-    assert rewards is not None
-    if rewards.success.all():
-        return ["every episode is a success: the critic sees no failure to learn from"]
-    if not rewards.success.any():
-        return ["no episode is a success: there is nothing to learn from"]
-    return []
 
 
 def _histogram(rewards: np.ndarray) -> list[tuple[float, float, int]]:
@@ -199,20 +154,16 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"success rate {report.success_rate:.1%} ({report.rewards_from})", markup=False)
         for low, high, count in report.reward_histogram:
             console.print(f"  reward {low:g}{'' if low == high else f' to {high:g}'}: {count} steps")
-    for name, r in report.ranges.items():
-        console.print(_range_table(name, r))
+    shown = ("min", "q01", "mean", "q99", "max", "std")
+    for name, stats in report.ranges.items():
+        table = Table("dim", *shown, title=escape(name), box=rich.box.SIMPLE)
+        for dim, numbers in enumerate(zip(*(stats[statistic] for statistic in shown), strict=True)):
+            table.add_row(str(dim), *(f"{number:.4g}" for number in numbers))
+        console.print(table)
     for skipped in report.skipped:
         console.print(f"[yellow]skipped[/] {escape(skipped.reason)}")
     for warning in report.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}")
-
-
-def _range_table(name: str, r: ColumnRange) -> Table:
-    table = Table("dim", "min", "q01", "mean", "q99", "max", "std", title=escape(name), box=rich.box.SIMPLE)
-    columns = (r.min, r.q01, r.mean, r.q99, r.max, r.std)
-    for dim, numbers in enumerate(zip(*columns, strict=True)):
-        table.add_row(str(dim), *(f"{number:.4g}" for number in numbers))
-    return table
 
 
 def contact_sheet(source: EpisodeSource) -> Image.Image:

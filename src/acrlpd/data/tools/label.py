@@ -4,16 +4,14 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+from PIL import Image
+from rich.console import Console
 
 from acrlpd.data.pipeline.rewards import Label
-from acrlpd.data.sources.source import ColumnTable, EpisodeSource
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from acrlpd.data.sources.source import EpisodeSource
 
 _PREVIEW_WIDTH = 64  # characters per camera
 
@@ -118,7 +116,7 @@ def _reduce(source: EpisodeSource, match: re.Match[str]) -> np.ndarray:
     known = sorted(source.features.keys() - set(source.cameras))
     if name not in known:
         raise ValueError(f"{source.root} has no column {name!r}; it has {', '.join(known)}")
-    table: ColumnTable = source.read_columns([name])
+    table = source.read_columns([name])
     column = table.columns[name]
     if (column.ndim == 1) != (dim is None) or (dim is not None and int(dim) >= column.shape[1]):
         if column.ndim == 1:
@@ -131,19 +129,13 @@ def _reduce(source: EpisodeSource, match: re.Match[str]) -> np.ndarray:
 
 
 def label_interactively(
-    source: EpisodeSource,
-    labelled: Iterable[int],
-    *,
-    camera: str,
-    ask: Callable[[str], str],
-    console: "Console",
+    source: EpisodeSource, labelled: Container[int], camera: str, console: Console
 ) -> Iterator[tuple[int, Label]]:
     """Shows the first and the last frame of each episode without a label, and yields what the person answers.
 
     The caller saves after each answer, so that stopping at any moment loses nothing.
     """
-    done = set(labelled)
-    todo = [i for i, index in enumerate(source.indices) if index not in done]
+    todo = [i for i, index in enumerate(source.indices) if index not in labelled]
     for count, i in enumerate(todo):
         episode = source.episode(i)
         first, last = episode.frames(camera, [0, episode.length - 1])
@@ -154,17 +146,17 @@ def label_interactively(
             f"{camera}, first and last frame; task: {episode.prompt or 'none'}",
             markup=False,
         )
-        answer = _answer(ask)
+        answer = _answer(console)
         if answer == "q":
             return
         if answer != "s":
             yield episode.index, Label(answer == "y", episode.length)
 
 
-def _answer(ask: Callable[[str], str]) -> str:
+def _answer(console: Console) -> str:
     while True:
         try:
-            answer = ask("success? (y)es, (n)o, (s)kip, (q)uit: ").strip().lower()[:1]
+            answer = console.input("success? (y)es, (n)o, (s)kip, (q)uit: ").strip().lower()[:1]
         except EOFError:  # Ctrl-D, or the end of answers that came through a pipe
             return "q"
         if answer in ("y", "n", "s", "q"):
@@ -173,8 +165,6 @@ def _answer(ask: Callable[[str], str]) -> str:
 
 def _preview(images: Sequence[np.ndarray]) -> str:
     """Images side by side in the terminal: each character shows two pixels, one above the other."""
-    from PIL import Image
-
     small = []
     for image in images:
         height = max(2, round(image.shape[0] / image.shape[1] * _PREVIEW_WIDTH) // 2 * 2)

@@ -52,16 +52,10 @@ class DatasetStats:
         self._sums[name] = new
 
     def to_json(self) -> dict[str, Stats]:
-        return {name: self._finish(sums) for name, sums in self._sums.items()}
-
-    def _finish(self, sums: dict[str, np.ndarray]) -> Stats:
-        count = sums["count"]
-        mean = sums["mean"] / count
-        stats = {
-            "min": sums["min"].tolist(),
-            "max": sums["max"].tolist(),
-            "mean": mean.tolist(),
-            "std": np.sqrt(np.maximum(sums["square"] / count - mean**2, 0)).tolist(),
-            "count": [int(count)],
-        }
-        return stats | {q: (sums[q] / count).tolist() for q in _QUANTILES}
+        statistics: dict[str, Stats] = {}
+        for name, sums in self._sums.items():
+            means = {key: total / sums["count"] for key, total in sums.items() if key not in ("min", "max", "count")}
+            std = np.sqrt(np.maximum(means.pop("square") - means["mean"] ** 2, 0))
+            found = {"min": sums["min"], "max": sums["max"], "std": std, **means}
+            statistics[name] = {key: value.tolist() for key, value in found.items()} | {"count": [int(sums["count"])]}
+        return statistics

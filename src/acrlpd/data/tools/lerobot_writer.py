@@ -53,19 +53,20 @@ class LeRobotWriter:
         if root.exists() and any(root.iterdir()):
             raise DatasetError(f"{root}: not empty; write a new dataset into an empty directory")
         self.root = root
-        self.fps = fps
+        self.fps = int(fps) if fps == int(fps) else fps
         self._robot_type = robot_type
         for name, feature in features.items():
             _check_feature(name, feature)
         self._features = dict(features) | _ADDED
         self._videos = {
-            name: VideoWriter(root, name, feature.shape, fps, codec)
+            name: VideoWriter(root, name, feature.shape, self.fps, codec)
             for name, feature in features.items()
             if feature.dtype == "video"
         }
         self._columns = {name: f for name, f in self._features.items() if name not in self._videos}
-        self._data = _ParquetFiles(root / "data", _data_schema(self._columns))
-        self._meta = _ParquetFiles(root / "meta" / "episodes", _meta_schema(self._features))
+        self._schema = _data_schema(self._columns)
+        self._data = _ParquetFiles(root / "data")
+        self._meta = _ParquetFiles(root / "meta" / "episodes")
         self._meta_rows: list[dict[str, Any]] = []
         self._tasks: dict[str, int] = {}
         self._stats = DatasetStats()
@@ -81,66 +82,63 @@ class LeRobotWriter:
 
     def add_step(self, columns: Mapping[str, Any], frames: Mapping[str, np.ndarray]) -> None:
         """One step: every declared column, and for every camera a uint8 [h, w, 3] frame."""
-        self._add_columns(columns, set(frames))
-        for camera, frame in frames.items():
-            self._add_frame(camera, frame, self._length)
-        self._length += 1
+        self.add_steps(
+            {name: np.asarray(value)[None] for name, value in columns.items()},
+            {camera: frame[None] for camera, frame in frames.items()},
+        )
 
     def add_steps(self, columns: Mapping[str, np.ndarray], frames: Mapping[str, np.ndarray]) -> None:
-        """Equal to n calls of `add_step`, from arrays [n, ...]. Every camera is encoded in its own thread."""
+        """Several steps from arrays [n, ...]. Every camera is encoded in its own thread."""
+        wrong = sorted((columns.keys() ^ self._steps.keys()) | (frames.keys() ^ self._videos.keys()))
+        if wrong:
+            raise ValueError(f"a step must give exactly the declared features; missing or unknown: {wrong}")
         lengths = {len(values) for values in (*columns.values(), *frames.values())}
         if len(lengths) != 1:
             raise ValueError(f"columns and cameras must have equally many steps; found {sorted(lengths)}")
         (count,) = lengths
-        for t in range(count):
-            self._add_columns({name: values[t] for name, values in columns.items()}, set(frames))
+        for name, values in columns.items():
+            feature = self._columns[name]
+            array = np.array(values, feature.dtype)
+            if array.size != count * int(np.prod(feature.shape)):
+                raise ValueError(f"{name} has shape {list(array.shape[1:])}, declared {list(feature.shape)}")
+            self._steps[name].append(array.reshape(count, *feature.shape))
 
         def encode(camera: str) -> None:
-            for t, frame in enumerate(frames[camera]):
-                self._add_frame(camera, frame, self._length + t)
+            for step, frame in enumerate(frames[camera], self._length):
+                self._videos[camera].write(frame)
+                if step % _STATS_FRAMES == 0:
+                    self._samples[camera].append(frame[::_STATS_PIXELS, ::_STATS_PIXELS].copy())
 
         with ThreadPoolExecutor(max(1, len(frames))) as threads:
             list(threads.map(encode, frames))
         self._length += count
-
-    def _add_columns(self, columns: Mapping[str, Any], cameras: set[str]) -> None:
-        expected = set(self._columns) - set(_ADDED)
-        if set(columns) != expected or cameras != set(self._videos):
-            wrong = sorted((set(columns) ^ expected) | (cameras ^ set(self._videos)))
-            raise ValueError(f"a step must give exactly the declared features; missing or unknown: {wrong}")
-        for name, value in columns.items():
-            feature = self._columns[name]
-            array = np.asarray(value, feature.dtype)
-            if array.size != int(np.prod(feature.shape)):
-                raise ValueError(f"{name} has shape {list(array.shape)}, declared {list(feature.shape)}")
-            self._steps[name].append(array.reshape(feature.shape))
-
-    def _add_frame(self, camera: str, frame: np.ndarray, step: int) -> None:
-        self._videos[camera].write(frame)
-        if step % _STATS_FRAMES == 0:
-            self._samples[camera].append(frame[::_STATS_PIXELS, ::_STATS_PIXELS].copy())
 
     def end_episode(self, task: str) -> int:
         """Stores the steps since the last end as an episode; returns its index."""
         if not self._length:
             raise ValueError("an episode needs at least one step")
         index, task_index = self._episodes, self._tasks.setdefault(task, len(self._tasks))
-        columns = self._episode_columns(index, task_index)
+        steps = np.arange(self._length, dtype=np.int64)
+        columns = {name: np.concatenate(values) for name, values in self._steps.items()} | {
+            "timestamp": (steps / self.fps).astype(np.float32),
+            "frame_index": steps,
+            "episode_index": np.full_like(steps, index),
+            "index": self._frames + steps,
+            "task_index": np.full_like(steps, task_index),
+        }
         row = {"episode_index": index, "tasks": [task], "length": self._length}
-        row |= {"dataset_from_index": self._frames, "dataset_to_index": self._frames + self._length}
         row |= self._data.location("data")
-        self._data.write(_to_table(columns, self._data.schema))
+        row |= {"dataset_from_index": self._frames, "dataset_to_index": self._frames + self._length}
+        self._data.write(_to_table(columns, self._schema), DATA_FILE_MB << 20)
         for video in self._videos.values():
             row |= video.end_clip(VIDEO_FILE_MB << 20)
-        stats = {camera: image_stats(samples) for camera, samples in self._samples.items()}
-        stats |= {name: column_stats(values) for name, values in columns.items()}
-        for name, values in stats.items():
-            self._stats.add(name, values)
-            row |= {f"stats/{name}/{statistic}": values[statistic] for statistic in STATISTICS}
+        for name in self._features:
+            stats = image_stats(self._samples[name]) if name in self._videos else column_stats(columns[name])
+            self._stats.add(name, stats)
+            row |= {f"stats/{name}/{statistic}": stats[statistic] for statistic in STATISTICS}
         self._meta_rows.append(row | self._meta.location("meta/episodes"))
         self._episodes += 1
         self._frames += self._length
-        self._data.roll(DATA_FILE_MB << 20)
         if len(self._meta_rows) == _META_ROWS:
             self._write_meta_rows()
         self._begin_episode()
@@ -167,28 +165,22 @@ class LeRobotWriter:
         self._steps: dict[str, list[np.ndarray]] = {name: [] for name in self._columns if name not in _ADDED}
         self._samples: dict[str, list[np.ndarray]] = {camera: [] for camera in self._videos}
 
-    def _episode_columns(self, index: int, task_index: int) -> dict[str, np.ndarray]:
-        steps = np.arange(self._length, dtype=np.int64)
-        return {name: np.stack(values) for name, values in self._steps.items()} | {
-            "timestamp": (steps / self.fps).astype(np.float32),
-            "frame_index": steps,
-            "episode_index": np.full(self._length, index, np.int64),
-            "index": self._frames + steps,
-            "task_index": np.full(self._length, task_index, np.int64),
-        }
-
     def _write_meta_rows(self) -> None:
         if self._meta_rows:
-            self._meta.write(pa.Table.from_pylist(self._meta_rows, self._meta.schema))
+            self._meta.write(pa.Table.from_pylist(self._meta_rows), DATA_FILE_MB << 20)
             self._meta_rows = []
-            self._meta.roll(DATA_FILE_MB << 20)
 
     def _write_metadata(self) -> None:
         meta = self.root / "meta"
         meta.mkdir(parents=True, exist_ok=True)
         _write_tasks(meta / "tasks.parquet", list(self._tasks))
         write_text_atomically(meta / "stats.json", json.dumps(self._stats.to_json(), indent=1))
-        fps = int(self.fps) if self.fps == int(self.fps) else self.fps
+        file = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+        features: dict[str, dict[str, Any]] = {}
+        for name, feature in self._features.items():
+            features[name] = {"dtype": feature.dtype, "shape": list(feature.shape or (1,)), "names": None}
+            if name in self._videos:
+                features[name] |= {"names": ["height", "width", "channels"], "info": self._videos[name].info}
         info = {
             "codebase_version": "v3.0",
             "robot_type": self._robot_type,
@@ -198,49 +190,39 @@ class LeRobotWriter:
             "chunks_size": CHUNKS_SIZE,
             "data_files_size_in_mb": DATA_FILE_MB,
             "video_files_size_in_mb": VIDEO_FILE_MB,
-            "fps": fps,
+            "fps": self.fps,
             "splits": {"train": f"0:{self._episodes}"},
-            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-            "video_path": _VIDEO_PATH if self._videos else None,
-            "features": {name: self._feature_json(name, f) for name, f in self._features.items()},
+            "data_path": f"data/{file}.parquet",
+            "video_path": f"videos/{{video_key}}/{file}.mp4" if self._videos else None,
+            "features": features,
         }
         write_text_atomically(meta / "info.json", json.dumps(info, indent=1))
-
-    def _feature_json(self, name: str, feature: Feature) -> dict[str, Any]:
-        spec: dict[str, Any] = {"dtype": feature.dtype, "shape": list(feature.shape or (1,)), "names": None}
-        if name in self._videos:
-            spec |= {"names": ["height", "width", "channels"], "info": self._videos[name].info}
-        return spec
-
-
-_VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 
 
 class _ParquetFiles:
     """Parquet files of one schema, one after another, a row group per write."""
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self.schema = schema
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._chunk, self._file = 0, 0
+        self._full_files = 0
         self._sink: pa.NativeFile | None = None
         self._writer: pq.ParquetWriter | None = None
 
     def location(self, prefix: str) -> dict[str, int]:
         """Where the next write goes."""
-        return {f"{prefix}/chunk_index": self._chunk, f"{prefix}/file_index": self._file}
+        chunk, file = divmod(self._full_files, CHUNKS_SIZE)
+        return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
 
-    def write(self, table: pa.Table) -> None:
-        if self._writer is None:
-            path = self._folder / f"chunk-{self._chunk:03d}" / f"file-{self._file:03d}.parquet"
+    def write(self, table: pa.Table, max_bytes: int) -> None:
+        """Writes into the file in use, which takes no further write once it has `max_bytes`."""
+        if self._writer is None or self._sink is None:
+            chunk, file = divmod(self._full_files, CHUNKS_SIZE)
+            path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             self._sink = pa.OSFile(str(path), "wb")
-            self._writer = pq.ParquetWriter(self._sink, self.schema, compression="snappy")
+            self._writer = pq.ParquetWriter(self._sink, table.schema, compression="snappy")
         self._writer.write_table(table)
-
-    def roll(self, max_bytes: int) -> None:
-        """Goes on to the next file once this one has `max_bytes`."""
-        if self._sink is not None and self._sink.tell() >= max_bytes:
+        if self._sink.tell() >= max_bytes:
             self.close()
 
     def close(self) -> None:
@@ -249,9 +231,7 @@ class _ParquetFiles:
         self._writer.close()
         self._sink.close()
         self._writer = self._sink = None
-        self._file += 1
-        if self._file == CHUNKS_SIZE:
-            self._chunk, self._file = self._chunk + 1, 0
+        self._full_files += 1
 
 
 def _check_feature(name: str, feature: Feature) -> None:
@@ -263,44 +243,17 @@ def _check_feature(name: str, feature: Feature) -> None:
         raise ValueError(f"{name!r}: {feature.dtype} {list(feature.shape)} is not a number or a vector of numbers")
 
 
-def _arrow_type(feature: Feature) -> pa.DataType:
-    scalar = pa.from_numpy_dtype(np.dtype(feature.dtype))
-    return pa.list_(scalar, feature.shape[0]) if feature.shape else scalar
-
-
 def _data_schema(columns: Mapping[str, Feature]) -> pa.Schema:
     """Carries the description that the Hugging Face `datasets` library looks for."""
-    described = {}
+    described: dict[str, Any] = {}
+    fields: dict[str, pa.DataType] = {}
     for name, feature in columns.items():
-        value = {"dtype": feature.dtype, "_type": "Value"}
-        described[name] = {"feature": value, "length": feature.shape[0], "_type": "List"} if feature.shape else value
-    fields = [pa.field(name, _arrow_type(feature)) for name, feature in columns.items()]
+        fields[name] = pa.from_numpy_dtype(np.dtype(feature.dtype))
+        described[name] = {"dtype": feature.dtype, "_type": "Value"}
+        if feature.shape:
+            fields[name] = pa.list_(fields[name], feature.shape[0])
+            described[name] = {"feature": described[name], "length": feature.shape[0], "_type": "List"}
     return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": described}})})
-
-
-def _meta_schema(features: Mapping[str, Feature]) -> pa.Schema:
-    whole = pa.int64()
-    fields: list[tuple[str, pa.DataType]] = [("episode_index", whole), ("tasks", pa.list_(pa.string()))]
-    fields += [(n, whole) for n in ("length", "data/chunk_index", "data/file_index")]
-    fields += [(n, whole) for n in ("dataset_from_index", "dataset_to_index")]
-    for camera in (name for name, feature in features.items() if feature.dtype == "video"):
-        fields += [(f"videos/{camera}/{n}", whole) for n in ("chunk_index", "file_index")]
-        fields += [(f"videos/{camera}/{n}", pa.float64()) for n in ("from_timestamp", "to_timestamp")]
-    for name, feature in features.items():
-        fields += [(f"stats/{name}/{statistic}", _stats_type(feature, statistic)) for statistic in STATISTICS]
-    fields += [(f"meta/episodes/{n}", whole) for n in ("chunk_index", "file_index")]
-    return pa.schema(fields)
-
-
-def _stats_type(feature: Feature, statistic: str) -> pa.DataType:
-    if statistic == "count":
-        return pa.list_(pa.int64())
-    if feature.dtype == "video":
-        return pa.list_(pa.list_(pa.list_(pa.float64())))
-    if statistic in ("min", "max"):
-        kind = np.dtype(feature.dtype).kind
-        return pa.list_({"b": pa.bool_(), "i": pa.int64(), "u": pa.int64()}.get(kind, pa.float64()))
-    return pa.list_(pa.float64())
 
 
 def _to_table(columns: Mapping[str, np.ndarray], schema: pa.Schema) -> pa.Table:

@@ -1,43 +1,33 @@
 """Checks a dataset and its frame cache thoroughly, and lists everything that is wrong."""
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import rich.progress
+from rich.console import Console
 
 from acrlpd.data.frames.store import FrameCache, read_manifest
-from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource
+from acrlpd.data.sources.source import DatasetError, EpisodeSource, check_episodes, step_blocks
 
 # Which frames are decoded: none (file headers only), the first and last of each clip, or all.
 Frames = Literal["none", "ends", "all"]
-_BLOCK = 32
 
 
-def validate_source(source: EpisodeSource, *, frames: Frames = "ends", show_progress: bool = True) -> list[str]:
+def validate_source(source: EpisodeSource, *, frames: Frames = "ends") -> list[str]:
     """Reads every column, every file header and the chosen frames; returns a line per broken episode."""
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
-        results = rich.progress.track(
-            threads.map(lambda index: _problem(source, index, frames), source.indices),
-            "checking episodes",
-            total=len(source),
-            disable=not show_progress,
-        )
-        return [result for result in results if result]
 
-
-def _problem(source: EpisodeSource, index: int, frames: Frames) -> str | None:
-    try:
+    def check(index: int) -> None:
         length = source.check(index)
-        for camera in source.cameras if frames != "none" else ():
-            steps = np.arange(length) if frames == "all" else np.unique([0, length - 1])
-            for start in range(0, len(steps), _BLOCK):
-                source.read_frames(index, camera, steps[start : start + _BLOCK])
-    except EpisodeError as error:
-        return str(error)
-    return None
+        ends = [np.unique([0, length - 1])] if frames == "ends" else []
+        for camera in source.cameras:
+            for ts in step_blocks(length) if frames == "all" else ends:
+                source.read_frames(index, camera, ts)
+
+    results = rich.progress.track(
+        check_episodes(source, check), "checking episodes", total=len(source), console=Console(stderr=True)
+    )
+    return [problem for _, problem in results if problem]
 
 
 def validate_cache(directory: Path, source: EpisodeSource) -> list[str]:

@@ -33,7 +33,7 @@ class VideoWriter:
         self._shape = shape
         self._fps = fps
         self._codec = codec
-        self._chunk, self._file = 0, 0
+        self._full_files = 0
         self._container: Any = None
         self._frames = 0  # in the current file
         self._clip_start = 0
@@ -48,7 +48,7 @@ class VideoWriter:
             "video.codec": _CODEC_NAMES[self._codec],
             "video.pix_fmt": "yuv420p",
             "video.is_depth_map": False,
-            "video.fps": _whole(self._fps),
+            "video.fps": self._fps,
             "video.channels": 3,
             "has_audio": False,
         }
@@ -67,9 +67,10 @@ class VideoWriter:
 
     def end_clip(self, max_bytes: int) -> dict[str, Any]:
         """Ends the episode's clip and says where it lies; a file of `max_bytes` takes no further clip."""
+        chunk, file = divmod(self._full_files, CHUNKS_SIZE)
         location = {
-            "chunk_index": self._chunk,
-            "file_index": self._file,
+            "chunk_index": chunk,
+            "file_index": file,
             "from_timestamp": self._clip_start / self._fps,
             "to_timestamp": self._frames / self._fps,
         }
@@ -89,16 +90,15 @@ class VideoWriter:
         self._container.close()
         self._container = None
         self._frames = self._clip_start = self._bytes = 0
-        self._file += 1
-        if self._file == CHUNKS_SIZE:
-            self._chunk, self._file = self._chunk + 1, 0
+        self._full_files += 1
 
     def _mux(self, packets: list[Any]) -> None:
         self._bytes += sum(packet.size for packet in packets)
         self._container.mux(packets)
 
     def _open(self) -> None:
-        path = self._folder / f"chunk-{self._chunk:03d}" / f"file-{self._file:03d}.mp4"
+        chunk, file = divmod(self._full_files, CHUNKS_SIZE)
+        path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("SVT_LOG", "1")  # otherwise the AV1 encoder prints its settings for every file
         self._container = av.open(str(path), "w")
@@ -109,7 +109,3 @@ class VideoWriter:
             raise DatasetError(f"this build of PyAV cannot encode {self._codec!r} ({error})") from None
         self._stream.height, self._stream.width = self._shape[:2]
         self._stream.pix_fmt = "yuv420p"
-
-
-def _whole(number: float) -> float | int:
-    return int(number) if number == int(number) else number

@@ -1,5 +1,6 @@
-"""LeRobot v3.0: many episodes per parquet and per video file, located by meta/episodes."""
+"""Where the rows, frames and tasks of an episode lie: one file per episode in LeRobot v2.x, shared files in v3.0."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,62 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acrlpd.data.sources.lerobot import Clip, LeRobotSource, Rows
+from acrlpd.data.sources.lerobot import LeRobotSource, Rows
 from acrlpd.data.sources.source import BadDataError, ColumnTable, DatasetError, concatenate_tables, locating
+
+
+class LeRobotV2Source(LeRobotSource):
+    """A LeRobot v2.0 or v2.1 dataset. An empty `images/` directory that writers leave behind is ignored."""
+
+    def __init__(self, root: Path, info: dict[str, Any]) -> None:
+        super().__init__(root, info)
+        entries = _read_jsonl(root / "meta" / "episodes.jsonl", ("episode_index", "length", "tasks"))
+        self._entries = {int(entry["episode_index"]): entry for entry in entries}
+        self.indices = tuple(sorted(self._entries))
+        expected = info.get("total_episodes", len(self.indices))
+        if len(self.indices) != expected:
+            raise DatasetError(
+                f"{root}/meta/episodes.jsonl: lists {len(self.indices)} episodes, meta/info.json says {expected}"
+            )
+
+    def rows(self, index: int) -> Rows:
+        path = self._file("data_path", episode_chunk=self._chunk(index), episode_index=index)
+        return Rows(path, 0, self._length(index))
+
+    def clip(self, index: int, camera: str) -> tuple[Path, float]:
+        path = self._file("video_path", episode_chunk=self._chunk(index), episode_index=index, video_key=camera)
+        return path, 0.0
+
+    def episode_tasks(self, index: int) -> list[str]:
+        return list(self._entries[index]["tasks"])
+
+    def _length(self, index: int) -> int:
+        return int(self._entries[index]["length"])
+
+    def _chunk(self, index: int) -> int:
+        return index // int(self.info.get("chunks_size", 1000))
+
+    def _read_tasks(self) -> dict[int, str]:
+        entries = _read_jsonl(self.root / "meta" / "tasks.jsonl", ("task_index", "task"))
+        return {int(entry["task_index"]): entry["task"] for entry in entries}
+
+    def _metadata_files(self) -> list[Path]:
+        return [self.root / "meta" / name for name in ("info.json", "episodes.jsonl", "tasks.jsonl")]
+
+
+def _read_jsonl(path: Path, keys: tuple[str, ...]) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise DatasetError(f"{path}: missing; the dataset was not fully written or copied")
+    entries = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            entries.append({key: entry[key] for key in keys})
+        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise DatasetError(f"{path}, line {number}: truncated or damaged ({error!r})") from None
+    return entries
 
 
 class LeRobotV3Source(LeRobotSource):
@@ -38,7 +93,7 @@ class LeRobotV3Source(LeRobotSource):
         start = self._get("dataset_from_index", row) - self._file_start[chunk, file]
         return Rows(path, start, self._length(index))
 
-    def clip(self, index: int, camera: str) -> Clip:
+    def clip(self, index: int, camera: str) -> tuple[Path, float]:
         row = self._row_of[index]
         path = self._file(
             "video_path",
@@ -46,7 +101,7 @@ class LeRobotV3Source(LeRobotSource):
             chunk_index=self._get(f"videos/{camera}/chunk_index", row),
             file_index=self._get(f"videos/{camera}/file_index", row),
         )
-        return Clip(path, float(self._columns[f"videos/{camera}/from_timestamp"][row]))
+        return path, float(self._columns[f"videos/{camera}/from_timestamp"][row])
 
     def episode_tasks(self, index: int) -> list[str]:
         return [] if self._tasks is None else self._tasks[self._row_of[index]].as_py() or []
@@ -77,7 +132,7 @@ class LeRobotV3Source(LeRobotSource):
         for index, r in rows.items():
             own = {name: values[r.start : r.start + r.length] for name, values in columns.items()}
             with locating(path, index):
-                tables[index] = self._checked(index, r, own, names)
+                tables[index] = self._checked(index, own, r.length, names)
         return tables
 
     def _length(self, index: int) -> int:
