@@ -47,7 +47,7 @@ def _advice(rl_config: RLTrainConfig, accumulation: int | None) -> str:
     automatic = "" if accumulation is None else "; --auto_batch raises gradient_accumulation_steps by itself"
     if changes is None:
         return f"No change of layout takes much off it: use more or larger devices{automatic}"
-    flags = " ".join(f"--{name} {value}" for name, value in changes.items())
+    flags = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in changes.items())
     return f"Smallest change that helps, by the plan: {flags}{automatic}"
 
 
