@@ -38,14 +38,12 @@ class Policy:
     """
 
     model: ActingModel
+    rl_config: RLTrainConfig
+    norm_stats: Mapping[str, NormStats] | None
     repack: DataTransformFn  # columns of a dataset or an environment to what a robot sends
     normalize: DataTransformFn  # what a robot sends to normalised state and images
     model_inputs: DataTransformFn  # normalised state and images to what the model reads
     outputs: DataTransformFn  # the model's state and actions to the robot's actions
-    observation_spec: Observation  # shapes of what the model reads
-    chunk_shape: tuple[int, int]  # action_horizon and action_dim of the model
-    prompt_from_task: bool
-    default_prompt: str | None
     best_of_n: int  # candidates per chunk
     num_steps: int  # denoising steps
     exploration: BestOfNConfig | None = None  # None: the best candidate is taken
@@ -77,7 +75,8 @@ class Policy:
 
     def noise(self, seed: int) -> np.ndarray:
         """The noise [N, T, a] of the candidates of one observation."""
-        return candidate_noise(seed, self.best_of_n, *self.chunk_shape)
+        model = self.rl_config.model
+        return candidate_noise(seed, self.best_of_n, model.action_horizon, model.action_dim)
 
     def choose(
         self,
@@ -105,14 +104,15 @@ class Policy:
 
     def _prompt(self, task: str) -> str:
         """The task of the environment where training read the tasks of the data, else the config's prompt."""
-        prompt = (task if self.prompt_from_task else "") or self.default_prompt
+        config = self.rl_config.data
+        prompt = (task if config.prompt_from_task else "") or config.default_prompt
         if prompt is None:
             raise ValueError("the environment has no task to make a prompt from; set data.default_prompt")
         return prompt
 
     def _to_observation(self, data: DataDict) -> Observation:
         """The part of the data that the model reads."""
-        cameras, reads_prompt = self.observation_spec.images, self.observation_spec.tokenized_prompt is not None
+        cameras, reads_prompt = self.rl_config.model.image_keys, self.rl_config.model.prompt_len > 0
         if cameras and "image" not in data:
             raise ValueError("the observation has no image")
         return Observation(
@@ -140,43 +140,32 @@ def create_policy(
     candidate. With `explore` the candidate is drawn as acrlpd.best_of_n says. Environments have their prompts cut as
     in training; a server refuses prompts that the policy cannot read to their end.
     """
-    config, level = rl_config.data, trained_level(rl_config)
-    has_critics = model.critics is not None
+    level, has_critics = trained_level(rl_config), model.critics is not None
     if best_of_n is None:
         best_of_n = level.best_of_n if has_critics else 1
-    check_best_of_n(best_of_n, has_critics=has_critics)
-    transforms = create_policy_transforms(rl_config, long_prompts=long_prompts)
-    structure = repack_structure(config, transforms.cameras)
-    structure.pop("actions")
-    normalize = Normalize(norm_stats, use_quantiles=transforms.use_quantile_norm)
-    observation_spec, actions_spec = rl_config.model.inputs_spec()
-    selection = rl_config.acrlpd.best_of_n
-    explores = explore and has_critics and (selection.top_k > 1 or selection.diversity_weight > 0)
-    return Policy(
-        model,
-        repack=RepackTransform(structure),
-        normalize=compose([*transforms.data.inputs, normalize]),
-        model_inputs=compose(transforms.model.inputs),
-        outputs=transforms.serving_outputs(norm_stats),
-        observation_spec=observation_spec,
-        chunk_shape=(actions_spec.shape[-2], actions_spec.shape[-1]),
-        prompt_from_task=config.prompt_from_task,
-        default_prompt=config.default_prompt,
-        best_of_n=best_of_n,
-        num_steps=level.num_steps if num_steps is None else num_steps,
-        exploration=selection if explores else None,
-    )
-
-
-def check_best_of_n(best_of_n: int, *, has_critics: bool) -> None:
-    """Refuses numbers of candidates that nobody can choose among."""
-    if best_of_n < 1:
-        raise ValueError(f"best_of_n must be at least 1; found {best_of_n}")
     if best_of_n > 1 and not has_critics:
         raise ValueError(
             f"best_of_n={best_of_n} needs critics to choose by, and this policy has none: its run did not train them "
             "(acrlpd.loss_weights.critic_weight 0), or the checkpoint does not hold them. Use best_of_n 1"
         )
+    transforms = create_policy_transforms(rl_config, long_prompts=long_prompts)
+    structure = repack_structure(rl_config.data, transforms.cameras)
+    structure.pop("actions")
+    normalize = Normalize(norm_stats, use_quantiles=transforms.use_quantile_norm)
+    selection = rl_config.acrlpd.best_of_n
+    explores = explore and has_critics and (selection.top_k > 1 or selection.diversity_weight > 0)
+    return Policy(
+        model,
+        rl_config,
+        norm_stats,
+        repack=RepackTransform(structure),
+        normalize=compose([*transforms.data.inputs, normalize]),
+        model_inputs=compose(transforms.model.inputs),
+        outputs=transforms.serving_outputs(norm_stats),
+        best_of_n=best_of_n,
+        num_steps=level.num_steps if num_steps is None else num_steps,
+        exploration=selection if explores else None,
+    )
 
 
 def _values(chosen: ChosenActions) -> dict[str, np.ndarray]:
