@@ -11,6 +11,7 @@ import tyro
 from annotated_types import Ge
 
 from acrlpd.config.bounds import check_bounds
+from acrlpd.config.command_line import find_config
 
 if TYPE_CHECKING:
     from acrlpd.policies.checkpoint import Checkpoint
@@ -136,7 +137,6 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
 
 
 def _open(options: ServeOptions) -> "Checkpoint":
-    from acrlpd.config.command_line import find_config
     from acrlpd.policies.checkpoint import open_checkpoints
 
     config = None if options.config is None else find_config(options.config)

@@ -78,7 +78,7 @@ class Checkpoint:
         directory = self.norm_stats_directory
         if directory is None and self.kind == "openpi":
             raise CheckpointError(
-                f"{self.directory} has no {ASSETS}/<asset_id>/norm_stats.json: the policy's actions could not be turned "
+                f"{self.directory} has no {ASSETS}/<asset_id>/norm_stats.json: the actions could not be turned "
                 "into the robot's units. Copy the statistics that the policy was trained with to this place"
             )
         return None if directory is None else load_norm_stats(directory)
@@ -170,9 +170,7 @@ def _open_described(directory: pathlib.Path, kind: Kind, file: pathlib.Path) -> 
         origin = None if name is None else RewardOrigin[name]
         return Checkpoint(directory, kind, rl_config, level, content["step"], has_critics, origin)
     except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{file} is damaged or of another version: {type(error).__name__}: {error}"
-        ) from error
+        raise CheckpointError(f"{file} is damaged or of another version: {type(error).__name__}: {error}") from error
 
 
 def _open_openpi_checkpoint(directory: pathlib.Path, rl_config: RLTrainConfig | None) -> Checkpoint:

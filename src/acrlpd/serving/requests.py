@@ -109,9 +109,7 @@ class ObservationSpec:
             raise RequestError(f"prompt is too long: {len(prompt)} characters")
 
 
-def create_observation_spec(
-    rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None
-) -> ObservationSpec:
+def create_observation_spec(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> ObservationSpec:
     """What the robot and the policy of a config ask of an observation."""
     config, model = rl_config.data, rl_config.model
     trained = norm_stats["state"].trained_dims(model.action_dim) if norm_stats else None

@@ -326,7 +326,7 @@ class Trainer:
             "last_metrics": self.metrics_log.last,
             "evaluation": self.evaluations.phases,
             "best_evaluation": self.evaluations.best,
-            "online": None if self._online is None else self._online.summary(),
+            "online": None if self._online is None else dict(self._online.totals),
             "failed_saves": self.writer.num_failures,
             "peak_device_bytes": device_memory().peak,
         }

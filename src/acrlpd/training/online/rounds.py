@@ -5,6 +5,7 @@ as it is over, the record of a round as soon as all its episodes are. A run that
 rounds that are on disk instead of playing them again, and plays an unfinished round to the same end.
 """
 
+import abc
 import dataclasses
 import json
 import pathlib
@@ -13,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from acrlpd.agents import Agent
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.replay import Replay, ReplayError
-from acrlpd.data.sources.source import Feature
 from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, rollout_features, rollouts
 from acrlpd.envs.create import create_execution
 from acrlpd.files import write_text_atomically
-from acrlpd.policies.acting_model import ActingModel
+from acrlpd.policies.acting_model import abstract_model, acting_model
 from acrlpd.policies.policy import Policy, create_policy
 
 REPLAY = "replay"
@@ -61,6 +62,45 @@ class Round:
         return metrics
 
 
+class Player(abc.ABC):
+    """Where the rounds of an online phase come from: this process, or an actor process."""
+
+    @abc.abstractmethod
+    def update_policy(self, agent: Agent, step: int) -> None:
+        """Called before every update with the newest policy."""
+
+    @abc.abstractmethod
+    def round(self, number: int) -> Round:
+        """The round of this number; waits until it has been played to its end."""
+
+    def finished_rounds(self, first: int) -> list[Round]:
+        """The rounds from `first` on that are over, without waiting."""
+        return []
+
+    def close(self) -> None:  # noqa: B027
+        """Ends what the player has started."""
+
+
+class SynchronousPlayer(Player):
+    """Plays a round in this process when it is asked for one, with the policy of that moment."""
+
+    def __init__(
+        self, rl_config: RLTrainConfig, rounds: "RoundPlayer", norm_stats: Mapping[str, NormStats] | None
+    ) -> None:
+        self._rl_config = rl_config
+        self._rounds = rounds
+        self._policy = create_online_policy(rl_config, norm_stats)
+        self._agent: Agent
+        self._step = 0
+
+    def update_policy(self, agent: Agent, step: int) -> None:
+        self._agent, self._step = agent, step
+
+    def round(self, number: int) -> Round:
+        model = acting_model(self._agent, self._rl_config)
+        return self._rounds.play(number, dataclasses.replace(self._policy, model=model), self._step)
+
+
 class RoundPlayer:
     """Plays the rounds of a run into its replay."""
 
@@ -69,17 +109,20 @@ class RoundPlayer:
         self._replay = replay
         self._execution = create_execution(rl_config)
         self._seed = rl_config.seed
-        self._size = episodes_per_round(rl_config)
+        self._size = rl_config.online.episodes_per_round or rl_config.env.num_envs
         self._action_column = action_column(rl_config)
         self._lost_in_a_row = 0
         self._firsts = [0]  # first episode of each round
 
     def play(self, number: int, policy: ChunkPolicy, policy_step: int) -> Round:
-        """Plays a round to its end; every episode is on disk as soon as it is over.
+        """Plays a round to its end, unless its record is on disk; every episode is on disk as soon as it is over.
 
         Episodes that are on disk already, from before an interruption, stay as they are. They are played once more
         all the same: the actions of the others are the same to the last bit only in the same batches.
         """
+        recorded = read_round(self._replay.root, number)
+        if recorded is not None:
+            return recorded
         first = self._first_episode(number)
         seeds = {episode_seed(self._seed, first + i): first + i for i in range(self._size)}
         on_disk = set(self._replay.scan())
@@ -133,15 +176,13 @@ class RoundPlayer:
             )
 
 
-def episodes_per_round(rl_config: RLTrainConfig) -> int:
-    return rl_config.online.episodes_per_round or rl_config.env.num_envs
+def create_online_policy(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> Policy:
+    """The policy of an online phase: it explores as the config says, with online.best_of_n candidates.
 
-
-def create_online_policy(
-    model: ActingModel, rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None
-) -> Policy:
-    """The policy of an online phase: it explores as the config says, with online.best_of_n candidates."""
-    return create_policy(model, rl_config, norm_stats, best_of_n=rl_config.online.best_of_n, explore=True)
+    Its model has shapes in place of arrays until a model is put in its place.
+    """
+    model, best_of_n = abstract_model(rl_config), rl_config.online.best_of_n
+    return create_policy(model, rl_config, norm_stats, best_of_n=best_of_n, explore=True)
 
 
 def action_column(rl_config: RLTrainConfig) -> str:
@@ -157,10 +198,8 @@ def action_column(rl_config: RLTrainConfig) -> str:
 
 def open_replay(directory: pathlib.Path, rl_config: RLTrainConfig, spec: EnvSpec) -> Replay:
     """The replay of the run in `directory`, with the columns of its environment."""
-    features: Mapping[str, Feature] = rollout_features(
-        dataclasses.replace(spec, action_column=action_column(rl_config))
-    )
-    return Replay(directory / REPLAY, features, spec.fps)
+    spec = dataclasses.replace(spec, action_column=action_column(rl_config))
+    return Replay(directory / REPLAY, rollout_features(spec), spec.fps)
 
 
 def write_round(directory: pathlib.Path, played: Round) -> None:
@@ -188,11 +227,8 @@ def read_round(directory: pathlib.Path, number: int) -> Round | None:
 
 def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
     """The records of the rounds from `first` on that are on disk now, up to the first missing round."""
-    there = {path.name for path in directory.glob("round-*.json")}
     rounds: list[Round] = []
-    while _round_file(directory, first + len(rounds)).name in there:
-        played = read_round(directory, first + len(rounds))
-        assert played is not None
+    while (played := read_round(directory, first + len(rounds))) is not None:
         rounds.append(played)
     return rounds
 
