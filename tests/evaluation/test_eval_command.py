@@ -13,13 +13,14 @@ import pytest
 from small_checkpoints import openpi_checkpoint, openpi_config
 from toy_agent import NORM_STATS, toy_agent, toy_config
 
-from acrlpd.cli.eval import main, open_checkpoints
+from acrlpd.cli.eval import main
 from acrlpd.cli.main import main as command
-from acrlpd.config import QChunkingConfig, save_config
+from acrlpd.config import QChunkingConfig, load_config, save_config
 from acrlpd.data.pipeline.norm_stats import save_norm_stats
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.envs import Env, register_env
 from acrlpd.evaluation.protocol import EvaluationProtocol
+from acrlpd.policies.checkpoint import open_checkpoints
 from acrlpd.training.checkpoints.manager import CheckpointWriter
 
 # The data of this run had no rewards of its own, so the environment's are not what the critics know.
@@ -148,7 +149,7 @@ def test_an_openpi_checkpoint_is_judged_beside_a_run(
         main([str(checkpoint), *options])
     with pytest.raises(ValueError, match="--config is for checkpoints of openpi; found none among"):
         main([str(run), "--config", "aloha", *options])
-    both = open_checkpoints([run, checkpoint], str(tmp_path / "tiny.yaml"))
+    both = open_checkpoints([run, checkpoint], load_config(tmp_path / "tiny.yaml"))
     assert [opened.kind for opened in both] == ["run", "openpi"]
 
 

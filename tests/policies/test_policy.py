@@ -173,7 +173,9 @@ def test_the_prompt_is_the_task_where_training_used_it(
         seen.extend(data["prompt"].tolist())
         return policy.normalize(data)
 
-    reading = dataclasses.replace(policy, normalize=normalize, prompt_from_task=prompt_from_task, default_prompt="walk")
+    data = dataclasses.replace(policy.rl_config.data, prompt_from_task=prompt_from_task, default_prompt="walk")
+    config = dataclasses.replace(policy.rl_config, data=data)
+    reading = dataclasses.replace(policy, normalize=normalize, rl_config=config)
     reading(OBSERVATIONS, ["go right", ""], [3, 4])
     assert seen == expected
 
