@@ -72,7 +72,7 @@ def test_actions_equal_openpis_policy() -> None:
         num_steps=(10,),
     )
     message = {"state": golden["obs/state"], "images": {"cam_high": golden["obs/images/cam_high"]}}
-    [reply] = policy.infer([policy.prepare(message, golden["noise"])])
+    [reply] = policy.infer([dataclasses.replace(policy.prepare(message), noise=golden["noise"][None])])
     assert not isinstance(reply, RequestError)
     assert reply["actions"].dtype == np.float64
     # Within what openpi's own sampled actions move between versions of jax in bfloat16.

@@ -10,13 +10,11 @@ import pytest
 from toy_env import MAX_STEPS, Toy, ToyEnv, seeded_chunks
 from training_helpers import online_config
 
-from acrlpd.config import ConfigError
 from acrlpd.data.pipeline.replay import Replay, ReplayError
 from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
 from acrlpd.policies.policy import create_policy
 from acrlpd.training.online.rounds import (
     RoundPlayer,
-    action_column,
     create_online_policy,
     episode_seed,
     open_replay,
@@ -226,9 +224,3 @@ def test_online_rounds_explore_as_the_config_says(tmp_path: pathlib.Path) -> Non
     policy = create_online_policy(config, None)
     assert policy.exploration == config.acrlpd.best_of_n
     assert create_policy(policy.model, config, None).exploration is None  # evaluations take the best candidate
-
-
-def test_actions_must_be_one_column(tmp_path: pathlib.Path) -> None:
-    config = online_config(tmp_path, data__repack__actions=["arm", "gripper"])
-    with pytest.raises(ConfigError, match=r"data\.repack\.actions names 2: arm, gripper"):
-        action_column(config)

@@ -145,24 +145,18 @@ def choose_actions(
     if exploration is None:
         index = jnp.argmax(scores, axis=1).astype(jnp.int32)
     else:
-        index = _explore(model, candidates, scores, jnp.asarray(seeds), exploration)
+        temperature = model.networks().temperature()
+
+        def draw(candidates: jax.Array, scores: jax.Array, seed: jax.Array) -> jax.Array:
+            index = select(
+                scores[None],
+                rng=jax.random.key(seed),
+                config=exploration,
+                temperature=temperature,
+                critic_chunks=model.algorithm.critic_chunks(candidates[None]),
+            )
+            return index[0].astype(jnp.int32)
+
+        index = jax.vmap(draw)(candidates, scores, jnp.asarray(seeds))
     actions = jnp.take_along_axis(candidates, index[:, None, None, None], axis=1)[:, 0]
     return ChosenActions(actions, index, q_values, candidates)
-
-
-def _explore(
-    model: ActingModel, candidates: jax.Array, scores: jax.Array, seeds: jax.Array, config: BestOfNConfig
-) -> jax.Array:
-    """The index int32 [b] of a candidate that is drawn among the best."""
-    temperature = model.networks().temperature()
-
-    def select_one(candidates: jax.Array, scores: jax.Array, seed: jax.Array) -> jax.Array:
-        return select(
-            scores[None],
-            rng=jax.random.key(seed),
-            config=config,
-            temperature=temperature,
-            critic_chunks=model.algorithm.critic_chunks(candidates[None]),
-        )[0]
-
-    return jax.vmap(select_one)(candidates, scores, seeds).astype(jnp.int32)

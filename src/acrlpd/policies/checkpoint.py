@@ -100,12 +100,7 @@ class Checkpoint:
         return model.replace(params=params, critics=critics)
 
 
-def load_policy(
-    checkpoint: Checkpoint,
-    *,
-    best_of_n: int | None = None,
-    long_prompts: LongPrompts = "cut",
-) -> Policy:
+def load_policy(checkpoint: Checkpoint, *, best_of_n: int | None = None, long_prompts: LongPrompts = "cut") -> Policy:
     """The policy of a checkpoint, with parameters in the model's compute precision, as openpi serves them.
 
     Denoising steps, and candidates unless `best_of_n` says otherwise, are those of the checkpoint's level.
@@ -115,10 +110,10 @@ def load_policy(
         checkpoint.rl_config,
         checkpoint.load_norm_stats(),
         best_of_n=checkpoint.level.best_of_n if best_of_n is None else best_of_n,
-        num_steps=checkpoint.level.num_steps,
         long_prompts=long_prompts,
     )
-    return dataclasses.replace(policy, model=checkpoint.load_model(dtype=checkpoint.rl_config.model.dtype))
+    model = checkpoint.load_model(dtype=checkpoint.rl_config.model.dtype)
+    return dataclasses.replace(policy, model=model, num_steps=checkpoint.level.num_steps)
 
 
 def open_checkpoint(path: str | pathlib.Path, rl_config: RLTrainConfig | None = None) -> Checkpoint:

@@ -56,62 +56,30 @@ class Policy:
         """Chunks for the columns [n, ...] and tasks [n] of environments; each observation has its own seed."""
         disturbances = [np.random.default_rng([seed, 1]) for seed in seeds]
         tasks = np.array([self._prompt(prompt) for prompt in prompts])
-        data = self.normalize(self.repack({**observations, "prompt": tasks}))
-        if self.observation_noise:
-            data = _noisy(data, self.observation_noise, disturbances)
-        observation = self._to_observation(self.model_inputs(data))
-        noise = np.stack([self.noise(seed) for seed in seeds])
-        num_candidates = np.full(len(seeds), self.best_of_n, np.int32)
-        chosen = jax.device_get(self.choose(observation, noise, num_candidates, seeds=seeds))
+        observation = self.observe(self.repack({**observations, "prompt": tasks}), disturbances)
+        chosen = jax.device_get(
+            choose_actions(
+                self.model,
+                observation,
+                np.stack([self.noise(seed) for seed in seeds]),
+                np.full(len(seeds), self.best_of_n, np.int32),
+                None if self.exploration is None else np.array([seed % 2**32 for seed in seeds], np.uint32),
+                num_steps=self.num_steps,
+                exploration=self.exploration,
+            )
+        )
         actions = chosen.actions
         if self.action_noise:
             actions = actions + _normal(disturbances, self.action_noise, actions.shape[1:])
         outputs = self.outputs({"state": observation.state, "actions": actions})
         return Chunks(np.asarray(outputs["actions"], np.float32), _values(chosen))
 
-    def observe(self, data: DataDict) -> Observation:
-        """What a robot sends, as the model reads it. Any leading axes are kept."""
-        return self._to_observation(self.model_inputs(self.normalize(data)))
-
-    def noise(self, seed: int) -> np.ndarray:
-        """The noise [N, T, a] of the candidates of one observation."""
-        model = self.rl_config.model
-        return candidate_noise(seed, self.best_of_n, model.action_horizon, model.action_dim)
-
-    def choose(
-        self,
-        observation: Observation,
-        noise: np.ndarray,
-        num_candidates: np.ndarray,
-        *,
-        seeds: Sequence[int] | None = None,
-        num_steps: int | None = None,
-    ) -> ChosenActions:
-        """Normalised chunks for a batch; `num_candidates` [b] of the N candidates of each observation count."""
-        keys = None
-        if self.exploration is not None:
-            assert seeds is not None
-            keys = np.array([seed % 2**32 for seed in seeds], np.uint32)
-        return choose_actions(
-            self.model,
-            observation,
-            noise,
-            num_candidates,
-            keys,
-            num_steps=self.num_steps if num_steps is None else num_steps,
-            exploration=self.exploration,
-        )
-
-    def _prompt(self, task: str) -> str:
-        """The task of the environment where training read the tasks of the data, else the config's prompt."""
-        config = self.rl_config.data
-        prompt = (task if config.prompt_from_task else "") or config.default_prompt
-        if prompt is None:
-            raise ValueError("the environment has no task to make a prompt from; set data.default_prompt")
-        return prompt
-
-    def _to_observation(self, data: DataDict) -> Observation:
-        """The part of the data that the model reads."""
+    def observe(self, data: DataDict, disturbances: Sequence[np.random.Generator] = ()) -> Observation:
+        """What a robot sends, as the model reads it. Any leading axes are kept; `disturbances` [n] draw the noise."""
+        data = self.normalize(data)
+        if self.observation_noise:
+            data = _noisy(data, self.observation_noise, disturbances)
+        data = self.model_inputs(data)
         cameras, reads_prompt = self.rl_config.model.image_keys, self.rl_config.model.prompt_len > 0
         if cameras and "image" not in data:
             raise ValueError("the observation has no image")
@@ -123,6 +91,19 @@ class Policy:
             tokenized_prompt_mask=data["tokenized_prompt_mask"] if reads_prompt else None,
         )
 
+    def noise(self, seed: int) -> np.ndarray:
+        """The noise [N, T, a] of the candidates of one observation."""
+        model = self.rl_config.model
+        return candidate_noise(seed, self.best_of_n, model.action_horizon, model.action_dim)
+
+    def _prompt(self, task: str) -> str:
+        """The task of the environment where training read the tasks of the data, else the config's prompt."""
+        config = self.rl_config.data
+        prompt = (task if config.prompt_from_task else "") or config.default_prompt
+        if prompt is None:
+            raise ValueError("the environment has no task to make a prompt from; set data.default_prompt")
+        return prompt
+
 
 def create_policy(
     model: ActingModel,
@@ -130,7 +111,6 @@ def create_policy(
     norm_stats: Mapping[str, NormStats] | None,
     *,
     best_of_n: int | None = None,
-    num_steps: int | None = None,
     explore: bool = False,
     long_prompts: LongPrompts = "cut",
 ) -> Policy:
@@ -163,7 +143,7 @@ def create_policy(
         model_inputs=compose(transforms.model.inputs),
         outputs=transforms.serving_outputs(norm_stats),
         best_of_n=best_of_n,
-        num_steps=level.num_steps if num_steps is None else num_steps,
+        num_steps=level.num_steps,
         exploration=selection if explores else None,
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from acrlpd.choice import kind_name
 from acrlpd.models.observation import Observation
-from acrlpd.policies.acting_model import ChosenActions
+from acrlpd.policies.acting_model import ChosenActions, choose_actions
 from acrlpd.policies.checkpoint import Checkpoint, load_policy
 from acrlpd.policies.policy import Policy
 from acrlpd.serving.requests import (
@@ -56,11 +56,8 @@ class ServingPolicy:
         """The sizes that are compiled: powers of two. Other batches are filled up to the next size."""
         return tuple(2**i for i in range((self.max_batch_size - 1).bit_length() + 1))
 
-    def prepare(self, message: Any, noise: np.ndarray | None = None) -> Request:
-        """Checks a client's message and does all work that needs no device.
-
-        `noise` [T, a] replaces the noise of the first candidate.
-        """
+    def prepare(self, message: Any) -> Request:
+        """Checks a client's message and does all work that needs no device."""
         data, options = split_options(
             message, most_candidates=self.policy.best_of_n, num_steps=self.num_steps, has_critics=self.has_critics
         )
@@ -69,10 +66,8 @@ class ServingPolicy:
             observation = self.policy.observe(data)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise RequestError(str(error.args[0]) if error.args else type(error).__name__) from error
-        drawn = self.policy.noise(next(_seeds) if options.seed is None else options.seed)
-        if noise is not None:
-            drawn[0] = noise
-        return Request(self, options, observation, drawn)
+        noise = self.policy.noise(next(_seeds) if options.seed is None else options.seed)
+        return Request(self, options, observation, noise)
 
     def infer(self, requests: Sequence[Request]) -> list[dict[str, Any] | RequestError]:
         """Replies to requests that this policy prepared for the same number of steps.
@@ -82,7 +77,8 @@ class ServingPolicy:
         start = time.perf_counter()
         size = next(size for size in self.batch_sizes if size >= len(requests))
         rows = [*requests, *[requests[-1]] * (size - len(requests))]
-        chosen = self.policy.choose(
+        chosen = choose_actions(
+            self.policy.model,
             jax.tree.map(lambda *leaves: np.stack(leaves), *(row.observation for row in rows)),
             np.stack([row.noise for row in rows]),
             np.array([row.options.best_of_n for row in rows], np.int32),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.agents import Agent
-from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.replay import Replay, ReplayError
 from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, rollout_features, rollouts
@@ -110,7 +110,7 @@ class RoundPlayer:
         self._execution = create_execution(rl_config)
         self._seed = rl_config.seed
         self._size = rl_config.online.episodes_per_round or rl_config.env.num_envs
-        self._action_column = action_column(rl_config)
+        [self._action_column] = rl_config.data.repack.actions
         self._lost_in_a_row = 0
         self._firsts = [0]  # first episode of each round
 
@@ -185,21 +185,11 @@ def create_online_policy(rl_config: RLTrainConfig, norm_stats: Mapping[str, Norm
     return create_policy(model, rl_config, norm_stats, best_of_n=best_of_n, explore=True)
 
 
-def action_column(rl_config: RLTrainConfig) -> str:
-    """The column of the dataset that holds the actions of the environment."""
-    names = rl_config.data.repack.actions
-    if len(names) != 1:
-        raise ConfigError(
-            f"an online phase needs actions in one column of the dataset; data.repack.actions names {len(names)}: "
-            f"{', '.join(names)}"
-        )
-    return names[0]
-
-
 def open_replay(directory: pathlib.Path, rl_config: RLTrainConfig, spec: EnvSpec) -> Replay:
     """The replay of the run in `directory`, with the columns of its environment."""
-    spec = dataclasses.replace(spec, action_column=action_column(rl_config))
-    return Replay(directory / REPLAY, rollout_features(spec), spec.fps)
+    [action_column] = rl_config.data.repack.actions
+    features = rollout_features(dataclasses.replace(spec, action_column=action_column))
+    return Replay(directory / REPLAY, features, spec.fps)
 
 
 def write_round(directory: pathlib.Path, played: Round) -> None:
