@@ -145,17 +145,14 @@ def _open(options: ServeOptions) -> "Checkpoint":
 
 def load_present(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":
     """Loads a checkpoint, or its successor: a run that trains removes older checkpoints, even while they are read."""
-    while True:
-        try:
-            return _load(checkpoint, options)
-        except Exception as error:  # reading a directory that disappears can fail in any way
-            newest = _open(options)
-            if newest.directory == checkpoint.directory:
-                raise
-            logger.warning(
-                "%s was replaced while it was read (%s); loading %s", checkpoint.directory, error, newest.directory
-            )
-            checkpoint = newest
+    try:
+        return _load(checkpoint, options)
+    except Exception as error:  # reading a directory that disappears can fail in any way
+        old, newest = checkpoint.directory, _open(options)
+        if newest.directory == old:
+            raise
+        logger.warning("%s was replaced while it was read (%s); loading %s", old, error, newest.directory)
+    return load_present(newest, options)
 
 
 def _load(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":

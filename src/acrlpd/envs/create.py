@@ -29,10 +29,9 @@ def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None)
 def create_execution(rl_config: RLTrainConfig) -> ChunkExecution:
     """How a config executes the chunks of its policy."""
     execution = rl_config.env.execution.for_horizon(rl_config.qchunking.horizon_length)
-    findings = execution.check(rl_config.model.action_horizon)
-    errors = [finding.message for finding in findings if finding.level == "error"]
-    if errors:
-        raise EnvError("\n".join(errors))
+    for finding in execution.check(rl_config.model.action_horizon):
+        if finding.level == "error":
+            raise EnvError(finding.message)
     return execution
 
 

@@ -15,8 +15,7 @@ from acrlpd.data.pipeline.rewards import RewardOrigin, environment_rewards
 from acrlpd.envs import EnvError, Rollout, rollouts
 from acrlpd.envs.create import check_environment, create_env_pool, create_execution
 from acrlpd.envs.episodes import write_video
-from acrlpd.evaluation.calibration import BestOfNEffect, Calibration, best_of_n_effect, calibrate
-from acrlpd.evaluation.statistics import Summary, summarize
+from acrlpd.evaluation.statistics import BestOfNEffect, Calibration, Summary, best_of_n_effect, calibrate, summarize
 from acrlpd.evaluation.traces import EpisodeTrace, add_film, trace_episodes
 from acrlpd.execution.base import ChunkPolicy
 from acrlpd.files import write_text_atomically

@@ -12,7 +12,7 @@ from PIL import Image
 
 from acrlpd.config import RewardConfig
 from acrlpd.envs.episodes import Rollout
-from acrlpd.evaluation.calibration import discounted_returns, training_rewards
+from acrlpd.evaluation.statistics import discounted_returns, training_rewards
 
 # Episodes with a trace in one evaluation, so that a record stays small however many episodes were played.
 MAX_TRACES = 4

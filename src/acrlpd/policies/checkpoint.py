@@ -7,7 +7,7 @@ critics, `critic/`. A run's checkpoint has its config in `run/` and its critics 
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
@@ -23,15 +23,7 @@ from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi
 from acrlpd.policies.acting_model import ActingCritics, ActingModel, abstract_model
 from acrlpd.policies.levels import ServingLevel, trained_level
 from acrlpd.policies.policy import Policy, create_policy
-from acrlpd.runs.checkpoint_layout import (
-    ASSETS,
-    PARAMS,
-    RUN,
-    RUN_FILE,
-    TRAIN_STATE,
-    CheckpointError,
-    read_description,
-)
+from acrlpd.runs.checkpoint_layout import ASSETS, PARAMS, RUN, RUN_FILE, TRAIN_STATE, CheckpointError, read_description
 from acrlpd.runs.directory import saved_steps
 
 EXPORT_FILE = "acrlpd.json"
@@ -44,7 +36,6 @@ _BRANCHES = {
 }
 
 Kind = Literal["export", "run", "openpi"]
-_Tree = TypeVar("_Tree", bound=Any)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +123,14 @@ def open_checkpoint(path: str | pathlib.Path, rl_config: RLTrainConfig | None = 
     if (directory / RUN / RUN_FILE).is_file():
         return _open_described(directory, "run", directory / RUN / RUN_FILE)
     if (directory / PARAMS / "_METADATA").is_file():
-        return _open_openpi_checkpoint(directory, rl_config)
+        if rl_config is None:
+            raise CheckpointError(
+                f"{directory} is a checkpoint of openpi, which does not say for which model and robot it is. To serve "
+                "or evaluate it, name its config, for example --config aloha; there is nothing to export"
+            )
+        level = ServingLevel(rl_config.acrlpd.sampling_steps, best_of_n=1, num_critics=0)
+        step = int(directory.name) if directory.name.isdigit() else None
+        return Checkpoint(directory, "openpi", rl_config, level, step, has_critics=False)
     steps = saved_steps(directory)
     if not steps:
         raise CheckpointError(
@@ -168,17 +166,6 @@ def _open_described(directory: pathlib.Path, kind: Kind, file: pathlib.Path) -> 
         raise CheckpointError(f"{file} is damaged or of another version: {type(error).__name__}: {error}") from error
 
 
-def _open_openpi_checkpoint(directory: pathlib.Path, rl_config: RLTrainConfig | None) -> Checkpoint:
-    if rl_config is None:
-        raise CheckpointError(
-            f"{directory} is a checkpoint of openpi, which does not say for which model and robot it is. To serve or "
-            "evaluate it, name its config, for example --config aloha; there is nothing to export"
-        )
-    level = ServingLevel(rl_config.acrlpd.sampling_steps, best_of_n=1, num_critics=0)
-    step = int(directory.name) if directory.name.isdigit() else None
-    return Checkpoint(directory, "openpi", rl_config, level, step, has_critics=False)
-
-
 def critic_arrays(critics: ActingCritics) -> dict[tuple[str, ...], Any]:
     """The leaves of the critics, in their order, by their paths within `critic/` and within `train_state/`."""
     arrays = {}
@@ -188,7 +175,7 @@ def critic_arrays(critics: ActingCritics) -> dict[tuple[str, ...], Any]:
     return arrays
 
 
-def _on_first_device(tree: _Tree, dtype: str | None = None) -> _Tree:
+def _on_first_device(tree: Any, dtype: str | None = None) -> Any:
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=place), tree)
 
@@ -206,8 +193,4 @@ def _restore_critics(directory: pathlib.Path, abstract: ActingCritics) -> Acting
     except Exception as error:  # Orbax raises plain Exception around what tensorstore found
         reason = str(error).splitlines()[0].partition(" [tensorstore_spec")[0]
         raise CheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
-    for name, array in wanted.items():
-        if restored[name].shape != array.shape:
-            found = f"{'/'.join(name)} has shape {restored[name].shape}"
-            raise CheckpointError(f"{directory}: {found}, expected {array.shape}")
     return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])

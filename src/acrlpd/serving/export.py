@@ -163,12 +163,8 @@ def rank_critics(model: ActingModel, observation: Observation, *, num_steps: int
     A member's score is the value, by the whole ensemble, of the candidates that it alone would choose.
     """
     policy = model.policy()
-    noise = np.stack(
-        [
-            candidate_noise(seed, _NUM_CANDIDATES, policy.action_horizon, policy.action_dim)
-            for seed in range(observation.state.shape[0])
-        ]
-    )
+    chunk_shape = (policy.action_horizon, policy.action_dim)
+    noise = np.stack([candidate_noise(i, _NUM_CANDIDATES, *chunk_shape) for i in range(len(observation.state))])
 
     @jax.jit
     def scores(model: ActingModel, observation: Observation, noise: jax.Array) -> jax.Array:

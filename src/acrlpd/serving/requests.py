@@ -92,21 +92,16 @@ class ObservationSpec:
         given |= {"/".join(path): observation[path[0]] for path in self.cameras if len(path) == 1}
         for name, image in given.items():
             _check_image(name, image)
-        self._check_prompt(observation)
-        return {**observation, **states}
-
-    def _check_prompt(self, observation: Mapping[str, Any]) -> None:
-        if self.max_prompt_characters is None:
-            return
         prompt = observation.get("prompt")
-        if prompt is None:
-            if self.prompt_required or "prompt" in observation:
-                raise RequestError("there is no prompt: say what to do in 'prompt'")
-            return
-        if not isinstance(prompt, str):
+        if self.max_prompt_characters is None:
+            return {**observation, **states}
+        if prompt is None and (self.prompt_required or "prompt" in observation):
+            raise RequestError("there is no prompt: say what to do in 'prompt'")
+        if prompt is not None and not isinstance(prompt, str):
             raise RequestError(f"prompt must be text; found {type(prompt).__name__}")
-        if len(prompt) > self.max_prompt_characters:
+        if prompt is not None and len(prompt) > self.max_prompt_characters:
             raise RequestError(f"prompt is too long: {len(prompt)} characters")
+        return {**observation, **states}
 
 
 def create_observation_spec(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> ObservationSpec:

@@ -23,8 +23,7 @@ from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.initial_weights import check_initial_weights
 from acrlpd.training.online.actor import ActorProcess
-from acrlpd.training.online.phase import OnlinePhase
-from acrlpd.training.online.rounds import Player, RoundPlayer, SynchronousPlayer, open_replay
+from acrlpd.training.online.rounds import OnlinePhase, Player, RoundPlayer, SynchronousPlayer, open_replay
 from acrlpd.training.options import RunOptions
 from acrlpd.training.progress import planned_costs
 from acrlpd.training.sharding import create_sharding, validate_fsdp_sharding

@@ -28,7 +28,7 @@ from acrlpd.training.checkpoints.metadata import restore_rng
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
-from acrlpd.training.online.phase import OnlinePhase
+from acrlpd.training.online.rounds import OnlinePhase
 from acrlpd.training.out_of_memory import answer_out_of_memory
 from acrlpd.training.progress import Clock, Progress, model_flops_utilization
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_train_step

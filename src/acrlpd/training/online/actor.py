@@ -35,14 +35,7 @@ from acrlpd.policies.acting_model import ActingModel, acting_model
 from acrlpd.policies.policy import Policy
 from acrlpd.process import enable_compilation_cache
 from acrlpd.runs.directory import CONFIG_FILE
-from acrlpd.training.online.rounds import (
-    Player,
-    Round,
-    RoundPlayer,
-    create_online_policy,
-    open_replay,
-    read_rounds,
-)
+from acrlpd.training.online.rounds import Player, Round, RoundPlayer, create_online_policy, open_replay, read_rounds
 
 logger = logging.getLogger(__name__)
 
