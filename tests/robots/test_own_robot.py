@@ -13,7 +13,7 @@ from acrlpd.data.pipeline.norm_stats import NormStatsError
 from acrlpd.data.pipeline.transforms import create_policy_transforms
 from acrlpd.data.sources.source import Feature, open_source
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
-from acrlpd.policies.checkpoint import PolicyCheckpoint
+from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.policies.levels import ServingLevel, serving_level
 from acrlpd.serving.export_readme import write_readme
 from acrlpd.serving.requests import RequestError, create_observation_spec
@@ -142,7 +142,7 @@ def test_its_checks_and_its_level(config: RLTrainConfig) -> None:
 
 
 def test_what_an_export_tells_openpis_users(config: RLTrainConfig, tmp_path: Path) -> None:
-    checkpoint = PolicyCheckpoint(tmp_path, "export", config, ServingLevel(5, 1, 0), 7, has_critics=False)
+    checkpoint = Checkpoint(tmp_path, "export", config, ServingLevel(5, 1, 0), 7, has_critics=False)
     write_readme(tmp_path, checkpoint, "standard")
     readme = (tmp_path / "README.md").read_text()
     assert "data=YourDataConfig(" in readme
