@@ -71,6 +71,20 @@ def test_options_override_the_checkpoints_config(run: Path, capsys: pytest.Captu
     assert printed["first 40 in toy-nan-8"]["lost_episodes"] == 1
 
 
+def test_another_execution_of_chunks(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "execution")
+    steps = {}
+    for options in ([], ["--replan-steps", "2"], ["--execution", "ensembling:TemporalEnsembling"]):
+        assert main([str(run), "--num-workers", "0", "--episodes", "1", "--json", *options]) == 0
+        [found] = json.loads(capsys.readouterr().out).values()
+        steps[tuple(options[-1:])] = found["traces"][0]["chunk_steps"][:3]
+    assert list(steps.values()) == [[0, 3, 6], [0, 2, 4], [0, 1, 2]]
+    with pytest.raises(ValueError, match=r"env\.execution must be one of open_loop, or module:Name of your own"):
+        main([str(run), "--execution", "closed_loop"])
+
+
 def test_the_table_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run / "40"), "--num-workers", "0"]) == 0
     assert "first 40" in capsys.readouterr().out
