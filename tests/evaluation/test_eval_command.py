@@ -35,9 +35,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = toy_config()
     save_norm_stats(directory / "stats", NORM_STATS)
     assets = {"toy/norm_stats.json": (directory / "stats" / "norm_stats.json").read_bytes()}
-    writer = CheckpointWriter(directory, config)
+    writer = CheckpointWriter(directory, config, assets)
     state = {"reward_origin": REWARD_ORIGIN.name}
-    writer.save(toy_agent(config), 40, rng=jax.random.key(0), assets=assets, state=state)
+    writer.save(toy_agent(config), 40, rng=jax.random.key(0), state=state)
     writer.close()
     return directory
 

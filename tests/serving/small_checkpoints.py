@@ -102,9 +102,9 @@ def save_run(directory: Path, rl_config: RLTrainConfig, agents: dict[int, Agent]
     save_norm_stats(stats, NORM_STATS)
     assets = {f"{rl_config.data.asset_id}/norm_stats.json": (stats / "norm_stats.json").read_bytes()}
     keep_all = dataclasses.replace(rl_config.checkpoints, max_to_keep=10)
-    writer = CheckpointWriter(directory, dataclasses.replace(rl_config, checkpoints=keep_all))
+    writer = CheckpointWriter(directory, dataclasses.replace(rl_config, checkpoints=keep_all), assets)
     for step, agent in agents.items():
-        writer.save(agent, step, rng=jax.random.key(0), assets=assets, state={})
+        writer.save(agent, step, rng=jax.random.key(0), state={})
     writer.close()
     return directory
 
