@@ -35,6 +35,7 @@ from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.policies.acting_model import acting_model
+from acrlpd.policies.policy import create_policy
 from acrlpd.serving.message_format import packb, unpackb
 from acrlpd.serving.server import PolicyServer, ServerOptions
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
@@ -66,7 +67,9 @@ def small_config() -> RLTrainConfig:
     )
 
 
-def make_policy(config: RLTrainConfig, state_dim: int, action_dim: int, **options: Any) -> ServingPolicy:
+def make_policy(
+    config: RLTrainConfig, state_dim: int, action_dim: int, best_of_n: int, **options: Any
+) -> ServingPolicy:
     """Random weights in the shapes of the config, in the precision that is served."""
     agent = jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
     model = acting_model(agent, config)
@@ -81,7 +84,7 @@ def make_policy(config: RLTrainConfig, state_dim: int, action_dim: int, **option
     model = model.replace(params=params, critics=critics)
     dims = {"state": state_dim, "actions": action_dim}
     stats = {key: NormStats(np.zeros(dim), np.ones(dim)) for key, dim in dims.items()}
-    policy = create_serving_policy(model, config, stats, **options)
+    policy = create_serving_policy(create_policy(model, config, stats, best_of_n=best_of_n), **options)
     policy.warm_up()
     return policy
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rollout_factory import make_rollout
 
 from acrlpd.config import RewardConfig
-from acrlpd.evaluation.calibration import best_of_n_effect, calibrate, discounted_returns, training_rewards
+from acrlpd.evaluation.statistics import best_of_n_effect, calibrate, discounted_returns, training_rewards
 
 REWARDS = RewardConfig(kind="minus_one_zero")
 

@@ -13,13 +13,14 @@ import pytest
 from small_checkpoints import openpi_checkpoint, openpi_config
 from toy_agent import NORM_STATS, toy_agent, toy_config
 
-from acrlpd.cli.eval import main, open_checkpoints
+from acrlpd.cli.eval import main
 from acrlpd.cli.main import main as command
-from acrlpd.config import QChunkingConfig, save_config
+from acrlpd.config import QChunkingConfig, load_config, save_config
 from acrlpd.data.pipeline.norm_stats import save_norm_stats
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.envs import Env, register_env
 from acrlpd.evaluation.protocol import EvaluationProtocol
+from acrlpd.policies.checkpoint import open_checkpoints
 from acrlpd.training.checkpoints.manager import CheckpointWriter
 
 # The data of this run had no rewards of its own, so the environment's are not what the critics know.
@@ -34,9 +35,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = toy_config()
     save_norm_stats(directory / "stats", NORM_STATS)
     assets = {"toy/norm_stats.json": (directory / "stats" / "norm_stats.json").read_bytes()}
-    writer = CheckpointWriter(directory, config)
+    writer = CheckpointWriter(directory, config, assets)
     state = {"reward_origin": REWARD_ORIGIN.name}
-    writer.save(toy_agent(config), 40, rng=jax.random.key(0), assets=assets, state=state)
+    writer.save(toy_agent(config), 40, rng=jax.random.key(0), state=state)
     writer.close()
     return directory
 
@@ -68,6 +69,20 @@ def test_options_override_the_checkpoints_config(run: Path, capsys: pytest.Captu
     assert [e["seed"] for e in printed["first 40 in toy"]["per_episode"]] == [7, 8, 9]
     assert printed["first 40 in toy"]["best_of_n"]["value_gain"] == pytest.approx(0.0, abs=1e-6)
     assert printed["first 40 in toy-nan-8"]["lost_episodes"] == 1
+
+
+def test_another_execution_of_chunks(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "execution")
+    steps = {}
+    for options in ([], ["--replan-steps", "2"], ["--execution", "ensembling:TemporalEnsembling"]):
+        assert main([str(run), "--num-workers", "0", "--episodes", "1", "--json", *options]) == 0
+        [found] = json.loads(capsys.readouterr().out).values()
+        steps[tuple(options[-1:])] = found["traces"][0]["chunk_steps"][:3]
+    assert list(steps.values()) == [[0, 3, 6], [0, 2, 4], [0, 1, 2]]
+    with pytest.raises(ValueError, match=r"env\.execution must be one of open_loop, or module:Name of your own"):
+        main([str(run), "--execution", "closed_loop"])
 
 
 def test_the_table_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +163,7 @@ def test_an_openpi_checkpoint_is_judged_beside_a_run(
         main([str(checkpoint), *options])
     with pytest.raises(ValueError, match="--config is for checkpoints of openpi; found none among"):
         main([str(run), "--config", "aloha", *options])
-    both = open_checkpoints([run, checkpoint], str(tmp_path / "tiny.yaml"))
+    both = open_checkpoints([run, checkpoint], load_config(tmp_path / "tiny.yaml"))
     assert [opened.kind for opened in both] == ["run", "openpi"]
 
 

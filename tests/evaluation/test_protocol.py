@@ -16,10 +16,9 @@ from toy_env import seeded_chunks
 
 from acrlpd.agents import Agent
 from acrlpd.config import ACRLPDHyperparams, LossWeights, TrainingConfig
-from acrlpd.envs import Chunks, EnvError, EnvPool
+from acrlpd.envs import Chunks, EnvError
 from acrlpd.envs.create import create_execution
-from acrlpd.evaluation import protocol
-from acrlpd.evaluation.protocol import EvaluationProtocol, evaluate_policy
+from acrlpd.evaluation.protocol import EvaluationProtocol, write_film
 from acrlpd.evaluation.report import print_evaluations
 from acrlpd.execution.base import Columns
 from acrlpd.execution.open_loop import OpenLoop
@@ -37,6 +36,16 @@ def evaluator() -> Iterator[EvaluationProtocol]:
         yield evaluator
 
 
+def protocol_of(env: str, **evaluation: int) -> EvaluationProtocol:
+    base = toy_config()
+    config = dataclasses.replace(
+        base,
+        env=dataclasses.replace(base.env, id=env, num_envs=2),
+        evaluation=dataclasses.replace(base.evaluation, **evaluation),
+    )
+    return EvaluationProtocol(config, NORM_STATS, num_workers=0)
+
+
 def test_the_same_seeds_and_the_same_numbers_every_time(evaluator: EvaluationProtocol, agent: Agent) -> None:
     first, again = evaluator.evaluate(evaluator.policy(agent)), evaluator.evaluate(evaluator.policy(agent))
     assert first == again
@@ -50,14 +59,14 @@ def test_the_same_seeds_and_the_same_numbers_every_time(evaluator: EvaluationPro
 
 def test_another_seed_is_other_episodes_and_other_noise_of_the_policy() -> None:
     noise: dict[int, list[int]] = {}
-    with EnvPool("toy", 2, num_workers=0) as envs:
-        for seed in (0, 1):
+    for seed in (0, 1):
 
-            def policy(observations: Columns, prompts: Sequence[str], seeds: Sequence[int], seed: int = seed) -> Chunks:
-                noise.setdefault(seed, []).extend(seeds)
-                return seeded_chunks(observations, prompts, seeds)
+        def policy(observations: Columns, prompts: Sequence[str], seeds: Sequence[int], seed: int = seed) -> Chunks:
+            noise.setdefault(seed, []).extend(seeds)
+            return seeded_chunks(observations, prompts, seeds)
 
-            evaluate_policy(envs, policy, num_episodes=2, seed=seed, execution=OpenLoop(4))
+        with protocol_of("toy", num_episodes=2, seed=seed) as evaluator:
+            evaluator.play(policy)
     assert not set(noise[0]) & set(noise[1])
 
 
@@ -171,17 +180,20 @@ def test_a_policy_that_only_clones_is_judged_without_its_critics(tmp_path: Path)
 def test_any_prompt_makes_a_file_name(prompt: str, tmp_path: Path) -> None:
     frames = [np.zeros((16, 24, 3), np.uint8)] * 2
     rollout = dataclasses.replace(make_rollout([0.0], True, q=[1.0]), prompt=prompt, video=frames)
-    (path,) = protocol._write_videos([rollout], tmp_path, 10.0).values()
+    path = tmp_path / write_film(tmp_path, rollout, 10.0)
     assert path.is_file() and path.name.endswith(f"-{rollout.seed}-success.mp4") and path.name[0] != "-"
 
 
 def test_lost_episodes_are_counted_apart() -> None:
-    with EnvPool("toy-nan-102", 2, num_workers=0, cameras=()) as envs:
-        summary, played = evaluate_policy(envs, seeded_chunks, num_episodes=6, seed=100, execution=OpenLoop(3))
-        assert (summary.episodes, summary.lost_episodes) == (5, 1)
-        assert [rollout.seed for rollout in played] == [100, 101, 103, 104, 105]
-        with pytest.raises(EnvError, match=r"all 1 episodes .* were lost; the last: .*not finite"):
-            evaluate_policy(envs, seeded_chunks, num_episodes=1, seed=102, execution=OpenLoop(3))
+    with protocol_of("toy-nan-102", num_episodes=6, seed=100) as evaluator:
+        summary, played = evaluator.play(seeded_chunks)
+    assert (summary.episodes, summary.lost_episodes) == (5, 1)
+    assert [rollout.seed for rollout in played] == [100, 101, 103, 104, 105]
+    with (
+        protocol_of("toy-nan-102", num_episodes=1, seed=102) as evaluator,
+        pytest.raises(EnvError, match=r"all 1 episodes .* were lost; the last: .*not finite"),
+    ):
+        evaluator.play(seeded_chunks)
 
 
 def test_the_table_says_it_all(evaluator: EvaluationProtocol, agent: Agent) -> None:

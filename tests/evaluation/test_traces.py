@@ -13,7 +13,7 @@ from rollout_factory import make_rollout
 
 from acrlpd.config import RewardConfig
 from acrlpd.envs import Rollout
-from acrlpd.evaluation.traces import MAX_TRACES, choose_episodes, trace_episodes, write_film_strip
+from acrlpd.evaluation.traces import MAX_TRACES, add_film, choose_episodes, trace_episodes, write_film_strip
 
 REWARDS = RewardConfig(source="success_column", kind="minus_one_zero")
 
@@ -54,7 +54,8 @@ def test_a_trace_has_what_was_said_and_what_came() -> None:
 
 def test_film_strips_are_in_order_from_the_first_to_the_last_picture(tmp_path: Path) -> None:
     rollout = filmed(make_rollout([0.0] * 200, True, q=[0.0] * 200, seed=3))
-    (trace,) = trace_episodes([rollout], REWARDS, 0.9, directory=tmp_path, videos={3: "videos/3.mp4"})
+    (trace,) = trace_episodes([rollout], REWARDS, 0.9)
+    trace = add_film(trace, tmp_path, rollout.video, "videos/3.mp4")
     assert (trace.film_strip, trace.video) == ("film_strips/3.jpg", "videos/3.mp4")
     assert (trace.film_steps[0], trace.film_steps[-1], len(trace.film_steps)) == (0, 200, 12)
     pixels = np.asarray(Image.open(tmp_path / "film_strips/3.jpg"))

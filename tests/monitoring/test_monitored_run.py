@@ -15,9 +15,8 @@ from PIL import Image
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.loader import create_data_loader
-from acrlpd.evaluation.calibration import BestOfNEffect, Calibration
 from acrlpd.evaluation.protocol import Evaluation
-from acrlpd.evaluation.statistics import Summary
+from acrlpd.evaluation.statistics import BestOfNEffect, Calibration, Summary
 from acrlpd.monitoring import debug_mode
 from acrlpd.monitoring.debug_mode import (
     contact_sheet,

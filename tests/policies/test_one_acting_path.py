@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_checkpoints import make_agent, pi0_config, quick_compiles, save_run, state_config
+from small_checkpoints import make_agent, pi0_config, quick_compiles, save_run, serve, state_config
 from steering import Steering
 from toy_agent import NORM_STATS
 
@@ -22,10 +22,9 @@ from acrlpd.policies.acting_model import acting_model
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.policies.policy import create_policy
 from acrlpd.serving.export import export_policy
-from acrlpd.serving.serving_policy import create_serving_policy, load_serving_policy
-from acrlpd.training.online.actor import PublishedPolicy
-from acrlpd.training.online.actor_process import publish
-from acrlpd.training.online.phase import SynchronousPlayer
+from acrlpd.serving.serving_policy import load_serving_policy
+from acrlpd.training.online.actor import PublishedPolicy, publish
+from acrlpd.training.online.rounds import SynchronousPlayer
 
 SEEDS = [3, 2**31 + 5]
 PROMPTS = ["go left", "go"]
@@ -57,11 +56,10 @@ def by_evaluation(config: RLTrainConfig, agent: Agent) -> ChunkPolicy:
         return protocol.policy(agent)
 
 
-def by_a_synchronous_round(config: RLTrainConfig, agent: Agent, directory: pathlib.Path) -> ChunkPolicy:
+def by_a_synchronous_round(config: RLTrainConfig, agent: Agent) -> ChunkPolicy:
     played: list[ChunkPolicy] = []
     rounds: Any = SimpleNamespace(play=lambda number, policy, step: played.append(policy) or "a round")
-    replay: Any = SimpleNamespace(root=directory)
-    player = SynchronousPlayer(config, rounds, replay, NORM_STATS)
+    player = SynchronousPlayer(config, rounds, NORM_STATS)
     player.update_policy(make_agent(config, 9), STEP - 1)
     player.round(0)
     player.update_policy(agent, STEP)
@@ -103,14 +101,14 @@ def test_everything_that_acts_gives_equal_actions(
     with quick_compiles():
         policies = {
             "evaluation": by_evaluation(config, agent),
-            "round": by_a_synchronous_round(config, agent, tmp_path),
+            "round": by_a_synchronous_round(config, agent),
             "actor": by_the_actor(config, agent, tmp_path),
             "run": load_policy(open_checkpoint(run)),
             "export": load_policy(open_checkpoint(tmp_path / "export")),
         }
         chunks = {name: policy(observations, PROMPTS, SEEDS) for name, policy in policies.items()}
         servers = {
-            "server of the agent": create_serving_policy(
+            "server of the agent": serve(
                 acting_model(agent, config), config, NORM_STATS, best_of_n=4, num_steps=(2,), max_batch_size=2
             ),
             "server of the run": load_serving_policy(open_checkpoint(run), max_batch_size=2),

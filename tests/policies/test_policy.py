@@ -117,7 +117,7 @@ def test_exploration_chooses_among_the_best_and_repeats() -> None:
     assert (greedy.values["q"] == greedy.values["q_max"]).all() and 0.2 < is_best.mean() < 0.8
     observation = exploring.observe(exploring.repack({**states, "prompt": np.array(prompts)}))
     noise = np.stack([exploring.noise(seed) for seed in seeds])
-    q_values = np.asarray(exploring.choose(observation, noise, np.full(n, 4), seeds=seeds).q_values)
+    q_values = np.asarray(choose_actions(model, observation, noise, np.full(n, 4), num_steps=2).q_values)
     second = np.sort(q_values, axis=1)[:, -2]
     np.testing.assert_allclose(drawn.values["q"][~is_best], second[~is_best], atol=1e-5)
     # A choice follows from its observation's own seed, not from its place in the batch.
@@ -173,7 +173,9 @@ def test_the_prompt_is_the_task_where_training_used_it(
         seen.extend(data["prompt"].tolist())
         return policy.normalize(data)
 
-    reading = dataclasses.replace(policy, normalize=normalize, prompt_from_task=prompt_from_task, default_prompt="walk")
+    data = dataclasses.replace(policy.rl_config.data, prompt_from_task=prompt_from_task, default_prompt="walk")
+    config = dataclasses.replace(policy.rl_config, data=data)
+    reading = dataclasses.replace(policy, normalize=normalize, rl_config=config)
     reading(OBSERVATIONS, ["go right", ""], [3, 4])
     assert seen == expected
 

@@ -101,7 +101,7 @@ def test_what_is_trained_is_what_is_served(config: RLTrainConfig) -> None:
     dataset, transforms = open_dataset(config), create_policy_transforms(config, long_prompts="refuse")
     assert dataset.norm_stats is not None
     inputs, outputs = transforms.serving_inputs(dataset.norm_stats), transforms.serving_outputs(dataset.norm_stats)
-    spec = create_observation_spec(config, transforms, dataset.norm_stats)
+    spec = create_observation_spec(config, dataset.norm_stats)
     commands, all_states = column(config, "arm.command"), states(config)
     with create_data_loader(config) as loader:
         batch = loader.sample_batch()
@@ -121,7 +121,7 @@ def test_what_is_trained_is_what_is_served(config: RLTrainConfig) -> None:
 
 
 def test_the_server_refuses_other_observations(config: RLTrainConfig) -> None:
-    spec = create_observation_spec(config, create_policy_transforms(config), None)
+    spec = create_observation_spec(config, None)
     good = {"joints": np.zeros(6), "gripper": 0.5, "images": {"front": np.zeros((32, 32, 3), np.uint8)}, "prompt": "x"}
     assert spec.check(good)["gripper"].shape == (1,)
     for change, message in (

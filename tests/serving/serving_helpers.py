@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("websockets", reason="websockets is missing: pip install 'acrlpd[serve]'")
 
-from small_checkpoints import make_agent, served_model, state_config
+from small_checkpoints import make_agent, serve, served_model, state_config
 from toy_agent import NORM_STATS
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from acrlpd.serving.message_format import packb, unpackb
 from acrlpd.serving.server import PolicyServer, ServerOptions
-from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
+from acrlpd.serving.serving_policy import ServingPolicy
 
 STATE_DIM = 3
 
@@ -40,7 +40,7 @@ def state_policy(seed: int = 0, **options: Any) -> ServingPolicy:
     """A warm policy of `state_config`."""
     config = state_config()
     options = {"best_of_n": 4, "num_steps": (2, 1), "max_batch_size": 8} | options
-    policy = create_serving_policy(served_model(make_agent(config, seed)), config, NORM_STATS, **options)
+    policy = serve(served_model(make_agent(config, seed)), config, NORM_STATS, **options)
     policy.warm_up()
     return policy
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from toy_agent import NORM_STATS, toy_config, toy_pi0_config
 from acrlpd.agents import Agent
 from acrlpd.config import DataConfig, MLPCritics, RepackConfig, RLTrainConfig
 from acrlpd.config.create_agent import create_agent
-from acrlpd.data.pipeline.norm_stats import save_norm_stats
+from acrlpd.data.pipeline.norm_stats import NormStats, save_norm_stats
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.policies.acting_model import ActingModel, acting_model
+from acrlpd.policies.policy import create_policy
+from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
 from acrlpd.training.checkpoints.manager import CheckpointWriter
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -100,11 +102,23 @@ def save_run(directory: Path, rl_config: RLTrainConfig, agents: dict[int, Agent]
     save_norm_stats(stats, NORM_STATS)
     assets = {f"{rl_config.data.asset_id}/norm_stats.json": (stats / "norm_stats.json").read_bytes()}
     keep_all = dataclasses.replace(rl_config.checkpoints, max_to_keep=10)
-    writer = CheckpointWriter(directory, dataclasses.replace(rl_config, checkpoints=keep_all))
+    writer = CheckpointWriter(directory, dataclasses.replace(rl_config, checkpoints=keep_all), assets)
     for step, agent in agents.items():
-        writer.save(agent, step, rng=jax.random.key(0), assets=assets, state={})
+        writer.save(agent, step, rng=jax.random.key(0), state={})
     writer.close()
     return directory
+
+
+def serve(
+    model: ActingModel,
+    rl_config: RLTrainConfig,
+    norm_stats: Mapping[str, NormStats] | None,
+    best_of_n: int,
+    **options: Any,
+) -> ServingPolicy:
+    """A model behind a server; prompts are refused where they are too long, as `load_serving_policy` does."""
+    policy = create_policy(model, rl_config, norm_stats, best_of_n=best_of_n, long_prompts="refuse")
+    return create_serving_policy(policy, **options)
 
 
 def served_model(agent: Agent) -> ActingModel:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from serving_helpers import RunningServer
-from small_checkpoints import make_agent, pi0_config, served_model
+from small_checkpoints import make_agent, pi0_config, serve, served_model
 
 from acrlpd.config import DataConfig, EnvConfig, QChunkingConfig, RepackConfig
 from acrlpd.robots.aloha import Aloha
-from acrlpd.serving.serving_policy import create_serving_policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "aloha_sim_client.py"
 
@@ -44,7 +43,7 @@ def test_the_example_plays_episodes() -> None:
         qchunking=QChunkingConfig(horizon_length=3, action_dim=14),
         env=EnvConfig(id="gym_aloha/AlohaTransferCube-v0", image_size=(28, 28)),
     )
-    policy = create_serving_policy(served_model(make_agent(config)), config, None, best_of_n=2, num_steps=(1,))
+    policy = serve(served_model(make_agent(config)), config, None, best_of_n=2, num_steps=(1,))
     policy.warm_up()
     with RunningServer(policy) as server:
         options = ["--port", str(server.server.port), "--episodes", "2", "--max_episode_steps", "6"]

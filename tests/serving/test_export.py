@@ -35,8 +35,7 @@ from acrlpd.policies.checkpoint import Checkpoint, open_checkpoint
 from acrlpd.policies.levels import Level, serving_level, trained_level
 from acrlpd.robots.base import ServingLevel
 from acrlpd.runs.checkpoint_layout import CheckpointError
-from acrlpd.serving.critic_ranking import rank_critics
-from acrlpd.serving.export import export_policy, verify_export
+from acrlpd.serving.export import export_policy, rank_critics, verify_export
 from acrlpd.serving.export_readme import write_readme
 from acrlpd.serving.serving_policy import load_serving_policy
 from openpi_params import read_openpi_params
@@ -96,7 +95,7 @@ def test_an_export_acts_as_the_run(run: Path, tmp_path: Path) -> None:
         replies.append(reply)
     np.testing.assert_allclose(replies[1]["actions"], replies[0]["actions"], atol=1e-5)
     np.testing.assert_allclose(replies[1]["best_of_n"]["q_values"], replies[0]["best_of_n"]["q_values"], atol=1e-5)
-    assert not verify_export(run / "3", out)  # another policy is noticed
+    assert not verify_export(open_checkpoint(run / "3"), open_checkpoint(out), None)  # another policy is noticed
 
 
 def test_bfloat16_exports_stay_close(run: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,14 +78,17 @@ def test_clients_keep_what_they_were_told(tmp_path: Path, caplog: pytest.LogCapt
     run = save_run(tmp_path / "run", config, {10: make_agent(config, 0)})
     policy = load(run)
     longer = dataclasses.replace(config.model, action_horizon=config.model.action_horizon + 1)
+    other_robot = dataclasses.replace(config, data=dataclasses.replace(config.data, robot=Droid()))
+
+    def changed_policy(**changes: Any) -> ServingPolicy:
+        return dataclasses.replace(policy, policy=dataclasses.replace(policy.policy, **changes))
+
     others = {
-        20: dataclasses.replace(policy, rl_config=dataclasses.replace(config, model=longer)),
-        30: dataclasses.replace(policy, limits=dataclasses.replace(policy.limits, best_of_n=1)),
-        40: dataclasses.replace(policy, limits=dataclasses.replace(policy.limits, num_steps=(7,))),
+        20: changed_policy(rl_config=dataclasses.replace(config, model=longer)),
+        30: changed_policy(best_of_n=1),
+        40: dataclasses.replace(policy, num_steps=(7,)),
         50: dataclasses.replace(policy, spec=dataclasses.replace(policy.spec, states={"joints": None})),
-        60: dataclasses.replace(
-            policy, rl_config=dataclasses.replace(config, data=dataclasses.replace(config.data, robot=Droid()))
-        ),
+        60: changed_policy(rl_config=other_robot),
     }
     changed = ["action_horizon", "best_of_n", "num_steps", "observation", "robot"]
     with RunningServer(policy) as server, caplog.at_level(logging.ERROR, follow.__name__):

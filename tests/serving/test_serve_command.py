@@ -168,6 +168,9 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
         (["--request_timeout_s", "nan"], "request_timeout_s must lie in (0, inf); found nan"),
         (["--api_key_file", "nowhere"], "--api_key_file nowhere cannot be read"),
         (["--follow", "nowhere"], "--follow: nowhere is not a directory"),
+        (["--best_of_n", "0"], "--best_of_n must be at least 1; found 0"),
+        (["--num_steps", "4", "0"], "--num_steps must be at least 1; found [4, 0]"),
+        (["--max_batch_size", "-1"], "--max_batch_size must be at least 1; found -1"),
         (["--config", "aloha"], "--config is for checkpoints of openpi"),
         (["--config", "alhoa"], "did you mean 'aloha'?"),
     ],
@@ -177,13 +180,6 @@ def test_bad_options_are_named(
 ) -> None:
     given = options if "--port" in options or "--host" in options else [*options, "--port", "0"]
     assert message in refused(capsys, exported, *given)
-
-
-@pytest.mark.parametrize("options", [{"best_of_n": 0}, {"num_steps": (4, 0)}, {"max_batch_size": -1}])
-def test_there_is_no_chunk_of_nothing(exported: Path, options: dict[str, Any]) -> None:
-    [name] = options
-    with pytest.raises(ValueError, match=f"{name} must be at least 1; found"):
-        load_serving_policy(open_checkpoint(exported), **options)
 
 
 def test_a_port_in_use_is_refused_before_anything_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from serving_helpers import pi0_observation
-from small_checkpoints import GOLDENS, make_agent, pi0_config, served_model, state_config
+from small_checkpoints import GOLDENS, make_agent, pi0_config, serve, served_model, state_config
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent, Algorithm
@@ -18,7 +18,7 @@ from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.policies.acting_model import ActingModel, choose_actions
 from acrlpd.robots.aloha import Aloha
 from acrlpd.serving.requests import RequestError
-from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
+from acrlpd.serving.serving_policy import ServingPolicy
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def agent() -> Agent:
 
 @pytest.fixture(scope="module")
 def policy(agent: Agent) -> ServingPolicy:
-    policy = create_serving_policy(
+    policy = serve(
         served_model(agent), pi0_config(), NORM_STATS, best_of_n=6, num_steps=(2, 1), max_batch_size=2, step=7
     )
     policy.warm_up()
@@ -64,7 +64,7 @@ def test_actions_equal_openpis_policy() -> None:
         for path, leaf in nnx.to_flat_state(state)
     ]
     algorithm = Algorithm(config.acrlpd, config.qchunking)
-    policy = create_serving_policy(
+    policy = serve(
         ActingModel(nnx.from_flat_state(leaves), None, graphdef, algorithm),
         config,
         load_norm_stats(GOLDENS / "norm_stats_example"),
@@ -72,7 +72,7 @@ def test_actions_equal_openpis_policy() -> None:
         num_steps=(10,),
     )
     message = {"state": golden["obs/state"], "images": {"cam_high": golden["obs/images/cam_high"]}}
-    [reply] = policy.infer([policy.prepare(message, golden["noise"])])
+    [reply] = policy.infer([dataclasses.replace(policy.prepare(message), noise=golden["noise"][None])])
     assert not isinstance(reply, RequestError)
     assert reply["actions"].dtype == np.float64
     # Within what openpi's own sampled actions move between versions of jax in bfloat16.
@@ -90,8 +90,7 @@ def test_padded_statistics_are_those_of_the_robot(agent: Agent) -> None:
 
     padded_stats = {key: padded(stats) for key, stats in NORM_STATS.items()}
     plain, wide = (
-        create_serving_policy(served_model(agent), config, stats, best_of_n=1, num_steps=(1,))
-        for stats in (NORM_STATS, padded_stats)
+        serve(served_model(agent), config, stats, best_of_n=1, num_steps=(1,)) for stats in (NORM_STATS, padded_stats)
     )
     message = pi0_observation() | {"seed": 3}
     [expected], [found] = infer(plain, message), infer(wide, message)
@@ -222,8 +221,8 @@ def test_actions_and_choices_that_are_not_finite_are_not_sent(policy: ServingPol
 def test_without_critics_there_is_no_choice(policy: ServingPolicy) -> None:
     model = policy.policy.model.replace(critics=None)
     with pytest.raises(ValueError, match="best_of_n=6 needs critics"):
-        create_serving_policy(model, pi0_config(), NORM_STATS, best_of_n=6, num_steps=(2,))
-    plain = create_serving_policy(model, pi0_config(), NORM_STATS, best_of_n=1, num_steps=(2,))
+        serve(model, pi0_config(), NORM_STATS, best_of_n=6, num_steps=(2,))
+    plain = serve(model, pi0_config(), NORM_STATS, best_of_n=1, num_steps=(2,))
     [reply] = infer(plain, pi0_observation())
     assert reply["best_of_n"] == {"n": 1, "index": 0}
     with pytest.raises(RequestError, match="no critics to choose by"):
@@ -234,8 +233,9 @@ def test_without_critics_there_is_no_choice(policy: ServingPolicy) -> None:
 def test_clients_are_told_where_the_arms_start(preset: str, policy: ServingPolicy) -> None:
     """The pose of openpi's own ALOHA configs; a client that is told none uses its own."""
     openpi = get_config(preset).openpi_compatibility
-    config = dataclasses.replace(policy.rl_config, openpi_compatibility=openpi)
-    metadata = dataclasses.replace(policy, rl_config=config).metadata()
+    config = dataclasses.replace(policy.policy.rl_config, openpi_compatibility=openpi)
+    served = dataclasses.replace(policy, policy=dataclasses.replace(policy.policy, rl_config=config))
+    metadata = served.metadata()
     is_openpis = openpi.config_name in ("pi0_aloha", "pi05_aloha")
     assert metadata.get("reset_pose") == ([0, -1.5, 1.5, 0, 0, 0] if is_openpis else None)
     assert ("reset_pose" in metadata) == is_openpis

@@ -14,7 +14,7 @@ from training_helpers import Processes, arrays_of, finish, metrics_of, online_co
 from acrlpd.envs import EnvError
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.runs.directory import read_summary, run_directory, saved_steps
-from acrlpd.training.online.actor_process import LOG_FILE, publish
+from acrlpd.training.online.actor import LOG_FILE, publish
 from acrlpd.training.online.rounds import REPLAY, Round, episode_seed, policy_seed, read_rounds
 
 OFFLINE, ONLINE = 4, 40

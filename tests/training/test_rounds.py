@@ -5,21 +5,16 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from toy_env import MAX_STEPS, Toy, ToyEnv, seeded_chunks
 from training_helpers import online_config
 
-from acrlpd.config import ConfigError
-from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.replay import Replay, ReplayError
 from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
-from acrlpd.policies.acting_model import acting_model
 from acrlpd.policies.policy import create_policy
 from acrlpd.training.online.rounds import (
     RoundPlayer,
-    action_column,
     create_online_policy,
     episode_seed,
     open_replay,
@@ -221,18 +216,11 @@ def test_candidates_are_those_of_the_online_phase_then_those_of_evaluations(
 ) -> None:
     config = online_config(tmp_path, online__best_of_n=online, evaluation__best_of_n=judged)
     assert config.acrlpd.num_action_samples == 2
-    model = acting_model(jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0)), config)
-    assert create_online_policy(model, config, None).best_of_n == expected
+    assert create_online_policy(config, None).best_of_n == expected
 
 
 def test_online_rounds_explore_as_the_config_says(tmp_path: pathlib.Path) -> None:
     config = online_config(tmp_path, acrlpd__best_of_n__top_k=2)
-    model = acting_model(jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0)), config)
-    assert create_online_policy(model, config, None).exploration == config.acrlpd.best_of_n
-    assert create_policy(model, config, None).exploration is None  # evaluations take the best candidate
-
-
-def test_actions_must_be_one_column(tmp_path: pathlib.Path) -> None:
-    config = online_config(tmp_path, data__repack__actions=["arm", "gripper"])
-    with pytest.raises(ConfigError, match=r"data\.repack\.actions names 2: arm, gripper"):
-        action_column(config)
+    policy = create_online_policy(config, None)
+    assert policy.exploration == config.acrlpd.best_of_n
+    assert create_policy(policy.model, config, None).exploration is None  # evaluations take the best candidate

@@ -91,13 +91,13 @@ def main() -> int:
     from acrlpd.training import distributed
     from acrlpd.training.distributed import DistributedOptions, initialize_distributed
     from acrlpd.training.experiment import run_experiment
-    from acrlpd.training.online import actor_process
+    from acrlpd.training.online import actor
     from acrlpd.training.options import RunOptions
 
     # Tests wait less long than a real run.
     distributed.HEARTBEAT_TIMEOUT_S = 10
     multihost._DEFAULT_BARRIER_TIMEOUT = 10  # of a save
-    actor_process.MAX_STARTS_IN_A_ROW = ORDER.get("max_actor_starts", actor_process.MAX_STARTS_IN_A_ROW)
+    actor.MAX_STARTS_IN_A_ROW = ORDER.get("max_actor_starts", actor.MAX_STARTS_IN_A_ROW)
     initialize_distributed(DistributedOptions(**ORDER.get("distributed", {})))
     watch_steps()
     watch_replay()

@@ -3,16 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from annotated_types import Ge
 
 from acrlpd.config.bounds import check_bounds
-from acrlpd.config.command_line import Flag
+from acrlpd.config.command_line import Flag, find_config
+from acrlpd.config.overrides import apply_config_overrides
 
 if TYPE_CHECKING:
-    from acrlpd.config import RLTrainConfig
     from acrlpd.evaluation.protocol import Evaluation
     from acrlpd.policies.checkpoint import Checkpoint
 
@@ -33,6 +33,8 @@ class EvalOptions:
     seed: Annotated[int | None, Ge(0)] = None
     # Candidates per chunk; default: those that the checkpoint is served with.
     best_of_n: Annotated[int | None, Ge(1)] = None
+    # How chunks become steps: open_loop, or module:Name of your own execution.
+    execution: str | None = None
     # Steps of a chunk that are executed before the policy is asked again.
     replan_steps: Annotated[int | None, Ge(1)] = None
     # Environments in parallel.
@@ -61,13 +63,17 @@ def main(args: Sequence[str]) -> int:
 
     from acrlpd.evaluation.protocol import write_evaluations
     from acrlpd.evaluation.report import print_evaluations
+    from acrlpd.policies.checkpoint import open_checkpoints
     from acrlpd.process import setup_logging
 
     setup_logging()
-    checkpoints = open_checkpoints(options.checkpoints, options.config)
+    config = None if options.config is None else find_config(options.config)
+    checkpoints = open_checkpoints(options.checkpoints, config)
+    # Run and step name a checkpoint in the table; the whole path does where run and step are not unique.
+    short = [f"{checkpoint.directory.parent.name} {checkpoint.directory.name}" for checkpoint in checkpoints]
     named: dict[str, Evaluation] = {}
-    for checkpoint, label in zip(checkpoints, labels([c.directory for c in checkpoints]), strict=True):
-        named |= _evaluate(checkpoint, label, options)
+    for checkpoint, label in zip(checkpoints, short, strict=True):
+        named |= _evaluate(checkpoint, label if short.count(label) == 1 else str(checkpoint.directory), options)
     content = {name: evaluation.to_json() for name, evaluation in named.items()}
     if options.output is not None:
         write_evaluations(options.output, content)
@@ -90,56 +96,28 @@ def _check(options: EvalOptions) -> None:
         raise ValueError(f"--output must be a directory; {options.output} is a file")
 
 
-def open_checkpoints(paths: Sequence[Path], config: str | None) -> "list[Checkpoint]":
-    """Opens all checkpoints; a checkpoint that is named twice is opened once. `config` is for those of openpi."""
-    from acrlpd.config.command_line import find_config
-    from acrlpd.policies.checkpoint import needs_config, open_checkpoint
-
-    rl_config = None if config is None else find_config(config)
-    if rl_config is not None and not any(map(needs_config, paths)):
-        raise ValueError(f"--config is for checkpoints of openpi; found none among {', '.join(map(str, paths))}")
-    opened = [open_checkpoint(path, rl_config if needs_config(path) else None) for path in paths]
-    return list({checkpoint.directory: checkpoint for checkpoint in opened}.values())
-
-
-def labels(directories: Sequence[Path]) -> list[str]:
-    """Names of checkpoints for the table: run and step, or the whole path where run and step are not unique."""
-    short = [f"{directory.parent.name} {directory.name}" for directory in directories]
-    return [
-        name if short.count(name) == 1 else str(directory) for name, directory in zip(short, directories, strict=True)
-    ]
-
-
 def _evaluate(checkpoint: "Checkpoint", label: str, options: EvalOptions) -> "dict[str, Evaluation]":
     """One checkpoint in all environments, by names for the table."""
     from acrlpd.evaluation.protocol import EvaluationProtocol
     from acrlpd.policies.checkpoint import load_policy
 
-    policy, norm_stats = load_policy(checkpoint, best_of_n=options.best_of_n), checkpoint.load_norm_stats()
-    named = {}
+    policy, named = load_policy(checkpoint, best_of_n=options.best_of_n), {}
     for env in dict.fromkeys(options.env) or (None,):
-        config = apply_options(checkpoint.rl_config, env, options)
+        changes = {
+            "env.id": env,
+            "env.num_envs": options.num_envs,
+            "env.execution": options.execution,
+            "env.replan_steps": options.replan_steps,
+            "evaluation.num_episodes": options.episodes,
+            "evaluation.seed": options.seed,
+            "evaluation.num_videos": options.videos,
+        }
+        given = {key: value for key, value in changes.items() if value is not None}
+        config = apply_config_overrides(checkpoint.rl_config, given)
         name = label if env is None else f"{label} in {env}"
-        output = None
-        if options.output is not None:
-            output = options.output / name.replace("/", "_").replace(" ", "-")
+        output = options.output and options.output / name.replace("/", "_").replace(" ", "-")
         with EvaluationProtocol(
-            config, norm_stats, reward_origin=checkpoint.reward_origin, num_workers=options.num_workers
+            config, policy.norm_stats, reward_origin=checkpoint.reward_origin, num_workers=options.num_workers
         ) as evaluator:
             named[name] = evaluator.evaluate(policy, robustness=options.robustness, directory=output)
     return named
-
-
-def apply_options(config: "RLTrainConfig", env: str | None, options: EvalOptions) -> "RLTrainConfig":
-    """The checkpoint's config with the options of the command line."""
-    from acrlpd.config import apply_config_overrides
-
-    changes: dict[str, Any] = {
-        "env.id": env,
-        "env.num_envs": options.num_envs,
-        "env.replan_steps": options.replan_steps,
-        "evaluation.num_episodes": options.episodes,
-        "evaluation.seed": options.seed,
-        "evaluation.num_videos": options.videos,
-    }
-    return apply_config_overrides(config, {key: value for key, value in changes.items() if value is not None})

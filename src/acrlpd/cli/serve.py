@@ -5,9 +5,13 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
+from annotated_types import Ge
+
+from acrlpd.config.bounds import check_bounds
+from acrlpd.config.command_line import find_config
 
 if TYPE_CHECKING:
     from acrlpd.policies.checkpoint import Checkpoint
@@ -28,11 +32,11 @@ class ServeOptions:
     # Port; 0: any free one.
     port: int = 8000
     # Candidates per action chunk, and the most that a request may ask for; default: the checkpoint's.
-    best_of_n: int | None = None
+    best_of_n: Annotated[int | None, Ge(1)] = None
     # Denoising steps; the first is the default, requests may ask for the others. Default: the checkpoint's.
-    num_steps: tuple[int, ...] = ()
+    num_steps: Annotated[tuple[int, ...], Ge(1)] = ()
     # Most requests that share one call of the policy.
-    max_batch_size: int = 8
+    max_batch_size: Annotated[int, Ge(1)] = 8
     # Longest time in milliseconds that a request waits for other requests to share a call with, or a fifth of a call
     # where a fifth is longer. 0: requests do not wait.
     max_wait_ms: float = 5.0
@@ -57,6 +61,8 @@ def main(args: Sequence[str]) -> int:
         prog="acrlpd serve",
         description="Serve a policy on openpi's protocol, with best-of-N under its critics.",
     )
+    for finding in check_bounds(options, "--"):
+        raise ValueError(finding.message)
     import asyncio
 
     from acrlpd.process import enable_compilation_cache, setup_logging
@@ -72,7 +78,7 @@ def main(args: Sequence[str]) -> int:
         request_timeout_s=options.request_timeout_s,
     )
     server_options.check_address()
-    checkpoint = _open(options.checkpoint, options)
+    checkpoint = _open(options)
     if options.follow is not None and not options.follow.expanduser().is_dir():
         raise ValueError(f"--follow: {options.follow} is not a directory; give that of the run")
     setup_logging()
@@ -107,6 +113,7 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     import asyncio
     import signal
 
+    from acrlpd.policies.checkpoint import open_checkpoint
     from acrlpd.serving.follow import follow_run
 
     stop = asyncio.Event()
@@ -119,9 +126,9 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     follower = None
     if options.follow is not None:
         run = options.follow.expanduser().absolute()
-        limits = server.policy.limits  # later checkpoints must keep what clients were told
-        same = dataclasses.replace(options, best_of_n=limits.best_of_n, num_steps=limits.num_steps, config=None)
-        follower = asyncio.create_task(follow_run(server, run, lambda path: _load(_open(path, same), same)))
+        served = server.policy  # later checkpoints must keep what clients were told
+        same = dataclasses.replace(options, best_of_n=served.policy.best_of_n, num_steps=served.num_steps)
+        follower = asyncio.create_task(follow_run(server, run, lambda path: _load(open_checkpoint(path), same)))
     await stop.wait()
     logger.info("stopping: answering the requests that have arrived")
     if follower is not None:
@@ -129,26 +136,23 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     await server.drain()
 
 
-def _open(path: Path, options: ServeOptions) -> "Checkpoint":
-    from acrlpd.config.command_line import find_config
-    from acrlpd.policies.checkpoint import open_checkpoint
+def _open(options: ServeOptions) -> "Checkpoint":
+    from acrlpd.policies.checkpoint import open_checkpoints
 
-    return open_checkpoint(path, None if options.config is None else find_config(options.config))
+    config = None if options.config is None else find_config(options.config)
+    return open_checkpoints([options.checkpoint], config)[0]
 
 
 def load_present(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":
     """Loads a checkpoint, or its successor: a run that trains removes older checkpoints, even while they are read."""
-    while True:
-        try:
-            return _load(checkpoint, options)
-        except Exception as error:  # reading a directory that disappears can fail in any way
-            newest = _open(options.checkpoint, options)
-            if newest.directory == checkpoint.directory:
-                raise
-            logger.warning(
-                "%s was replaced while it was read (%s); loading %s", checkpoint.directory, error, newest.directory
-            )
-            checkpoint = newest
+    try:
+        return _load(checkpoint, options)
+    except Exception as error:  # reading a directory that disappears can fail in any way
+        old, newest = checkpoint.directory, _open(options)
+        if newest.directory == old:
+            raise
+        logger.warning("%s was replaced while it was read (%s); loading %s", old, error, newest.directory)
+    return load_present(newest, options)
 
 
 def _load(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":
@@ -157,33 +161,22 @@ def _load(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":
 
     from acrlpd.serving.serving_policy import load_serving_policy
 
-    start = time.perf_counter()
+    best_of_n, start = options.best_of_n, time.perf_counter()
+    if not checkpoint.has_critics:
+        impossible = "" if best_of_n in (None, 1) else f" (--best_of_n {best_of_n} is not possible)"
+        logger.warning("%s has no critics: one candidate per chunk, no best-of-N%s", checkpoint.directory, impossible)
+        best_of_n = 1
     policy = load_serving_policy(
-        checkpoint,
-        best_of_n=_best_of_n(checkpoint, options.best_of_n),
-        num_steps=options.num_steps,
-        max_batch_size=options.max_batch_size,
+        checkpoint, best_of_n=best_of_n, num_steps=options.num_steps, max_batch_size=options.max_batch_size
     )
     loaded = time.perf_counter()
     policy.warm_up()
     logger.info(
         "%s: best of %d, %s denoising steps; loaded in %.1f s, compiled in %.1f s",
         checkpoint.directory,
-        policy.limits.best_of_n,
-        " or ".join(map(str, policy.limits.num_steps)),
+        policy.policy.best_of_n,
+        " or ".join(map(str, policy.num_steps)),
         loaded - start,
         time.perf_counter() - loaded,
     )
     return policy
-
-
-def _best_of_n(checkpoint: "Checkpoint", wanted: int | None) -> int:
-    """The number of candidates. Without critics it is 1, with a warning."""
-    if checkpoint.has_critics:
-        return checkpoint.level.best_of_n if wanted is None else wanted
-    logger.warning(
-        "%s has no critics: one candidate per chunk, no best-of-N%s",
-        checkpoint.directory,
-        "" if wanted in (None, 1) else f" (--best_of_n {wanted} is not possible)",
-    )
-    return 1

@@ -1,7 +1,7 @@
 """From a config to its environments and the execution of chunks in them, and whether a policy fits them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
@@ -29,10 +29,9 @@ def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None)
 def create_execution(rl_config: RLTrainConfig) -> ChunkExecution:
     """How a config executes the chunks of its policy."""
     execution = rl_config.env.execution.for_horizon(rl_config.qchunking.horizon_length)
-    findings = execution.check(rl_config.model.action_horizon)
-    errors = [finding.message for finding in findings if finding.level == "error"]
-    if errors:
-        raise EnvError("\n".join(errors))
+    for finding in execution.check(rl_config.model.action_horizon):
+        if finding.level == "error":
+            raise EnvError(finding.message)
     return execution
 
 
@@ -44,31 +43,22 @@ def policy_cameras(rl_config: RLTrainConfig) -> tuple[str, ...]:
 
 def check_environment(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None, spec: EnvSpec) -> None:
     """Refuses an environment that the policy of a config cannot act in."""
-    _check_columns(spec, [*rl_config.data.repack.state, *policy_cameras(rl_config)])
-    if spec.action_dim != rl_config.qchunking.action_dim:
+    columns, action_dim = rl_config.data.repack.state, rl_config.qchunking.action_dim
+    for name in (*columns, *policy_cameras(rl_config)):
+        if name not in spec.features:
+            raise EnvError(
+                f"data.repack names {name!r}, which environment {spec.name!r} does not give; it gives "
+                f"{', '.join(spec.features)}. {RENAME}"
+            )
+    if spec.action_dim != action_dim:
         raise EnvError(
             f"environment {spec.name!r} has {spec.action_dim} action dims, the config's qchunking.action_dim is "
-            f"{rl_config.qchunking.action_dim}"
+            f"{action_dim}"
         )
-    _check_state_width(spec, rl_config, norm_stats)
-
-
-def _check_columns(spec: EnvSpec, names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in spec.features]
-    if missing:
-        raise EnvError(
-            f"data.repack names {missing[0]!r}, which environment {spec.name!r} does not give; it gives "
-            f"{', '.join(spec.features)}. {RENAME}"
-        )
-
-
-def _check_state_width(spec: EnvSpec, rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> None:
-    """Refuses states of other dims than the policy's data had: a shorter state would be padded and mean nothing."""
-    if norm_stats is None or "state" not in norm_stats:
-        return
-    stats, columns = norm_stats["state"], rl_config.data.repack.state
+    stats = (norm_stats or {}).get("state")
     found = sum(math.prod(spec.features[name].shape) for name in columns)
-    if found not in stats.trained_dims(rl_config.model.action_dim):
+    # A state of fewer dims than the policy's data had would be padded and mean nothing.
+    if stats is not None and found not in stats.trained_dims(rl_config.model.action_dim):
         raise EnvError(
             f"environment {spec.name!r} gives a state of {found} dims ({', '.join(columns)}), the policy's norm "
             f"statistics have {stats.dim}: it was trained on another task or other columns"

@@ -10,7 +10,7 @@ import numpy as np
 from acrlpd.envs.env import Columns, EnvError
 from acrlpd.envs.episodes import Executed, Rollout, Start, check_filming, execute_chunk, stack, start_episode
 from acrlpd.envs.pool import EnvFailure, EnvPool
-from acrlpd.execution.base import ChunkExecution, ChunkPolicy, Chunks, Turn
+from acrlpd.execution.base import ChunkExecution, ChunkPolicy, Chunks
 
 logger = logging.getLogger(__name__)
 
@@ -62,36 +62,34 @@ def rollouts(
     An episode that is lost to a crash or a time-out is started again once and then left out. The episodes that were
     yielded before are not affected. `envs.failures` has the reasons.
     """
-    return _Rollouts(envs, policy, seeds, execution, policy_seed, record, films).play()
+    planned = (_Planned(int(seed), i < films) for i, seed in enumerate(seeds))
+    return _Rollouts(envs, policy, execution, policy_seed, record, films > 0, planned).play()
 
 
+@dataclasses.dataclass
 class _Rollouts:
-    def __init__(
-        self,
-        envs: EnvPool,
-        policy: ChunkPolicy,
-        seeds: Iterable[int],
-        execution: ChunkExecution,
-        policy_seed: int,
-        record: bool,
-        films: int,
-    ) -> None:
-        self._envs = envs
-        self._policy = policy
-        self._execution = execution
-        self._policy_seed = policy_seed
-        self._record = record
-        self._films = films > 0
-        self._planned = (_Planned(int(seed), i < films) for i, seed in enumerate(seeds))
-        self._again: list[_Planned] = []
-        self._active: dict[int, _Episode] = {}
-        self._running: set[int] = set()  # slots that have a call to answer
-        self._results: dict[int, Any] = {}  # answers that were received before they were asked for, by slot
-        self._failures_in_a_row = 0
+    """The rollouts under way, slot by slot."""
+
+    envs: EnvPool
+    policy: ChunkPolicy
+    execution: ChunkExecution
+    policy_seed: int
+    record: bool
+    films: bool
+    planned: Iterator[_Planned]
+    again: list[_Planned] = dataclasses.field(default_factory=list)
+    active: dict[int, _Episode] = dataclasses.field(default_factory=dict)
+    running: set[int] = dataclasses.field(default_factory=set)  # slots that have a call to answer
+    # Answers that were received before they were asked for, by slot.
+    results: dict[int, Any] = dataclasses.field(default_factory=dict)
+    failures_in_a_row: int = 0
 
     def play(self) -> Iterator[Rollout]:
-        groups = _groups(self._envs)
-        if self._films and isinstance(failure := self._envs.run({0: (check_filming,)})[0], EnvFailure):
+        # Two halves take turns: one half steps while the policy looks at the other. The halves do not depend on the
+        # number of processes, so the result does not depend on the machine.
+        half, odd = divmod(self.envs.num_envs, 2)
+        groups = [range(self.envs.num_envs)] if odd else [range(half), range(half, 2 * half)]
+        if self.films and isinstance(failure := self.envs.run({0: (check_filming,)})[0], EnvFailure):
             raise EnvError(failure.reason)
         try:
             while True:
@@ -100,16 +98,16 @@ class _Rollouts:
                     self._start(group)
                     self._act(group)
                     yield from finished
-                if not self._active and not self._again:
+                if not self.active and not self.again:
                     return
         finally:  # the next user of the pool must not receive the answers to these calls
-            while self._running:
-                self._running.discard(self._envs.next_result()[0])
+            while self.running:
+                self.running.discard(self.envs.next_result()[0])
 
     def _start(self, group: Sequence[int]) -> None:
         """Starts an episode in every idle slot of a group; a start that fails is tried again like any failure."""
         while True:
-            idle = [slot for slot in group if slot not in self._active]
+            idle = [slot for slot in group if slot not in self.active]
             starting = {slot: planned for slot in idle if (planned := self._next_planned()) is not None}
             if not starting:
                 return
@@ -121,44 +119,16 @@ class _Rollouts:
                     self._failed(result, planned)
                 else:
                     assert isinstance(result, Start)
-                    self._active[slot] = _Episode(planned, result.prompt, [result.observation], result.video)
+                    self.active[slot] = _Episode(planned, result.prompt, [result.observation], result.video)
 
     def _act(self, group: Sequence[int]) -> None:
         """Asks the policy and sends the actions of a turn into every active slot of the group."""
-        active = [slot for slot in group if slot in self._active]
+        active = [self.active[slot] for slot in group if slot in self.active]
         if not active:
             return
-        for slot, turn in zip(group, self._turns(group, active), strict=True):
-            if slot in self._active:
-                episode = self._active[slot]
-                episode.values.append(turn.values)
-                episode.left = turn.left
-                self._submit(slot, execute_chunk, turn.actions, self._record, episode.planned.film)
-
-    def _receive(self, group: Sequence[int]) -> list[Rollout]:
-        """Waits until a group has executed its turns; returns the episodes that are over."""
-        finished = []
-        for slot in [slot for slot in group if slot in self._active]:
-            result = self._result(slot)
-            episode = self._active[slot]
-            if isinstance(result, EnvFailure):
-                del self._active[slot]
-                self._failed(result, episode.planned)
-                continue
-            assert isinstance(result, Executed)
-            self._failures_in_a_row = 0
-            episode.parts.append(result)
-            episode.video += result.video
-            kept = episode.observations if self._record else []
-            episode.observations = kept + result.observations
-            if result.done:
-                finished.append(_finish(self._active.pop(slot), self._record))
-        return finished
-
-    def _turns(self, group: Sequence[int], active: Sequence[int]) -> list[Turn]:
-        """The next turn of every slot; an idle slot repeats an active one, so that shapes never change."""
-        episodes = [self._active.get(slot, self._active[active[0]]) for slot in group]
-        turns = self._execution.act(
+        # An idle slot repeats an active one, so that shapes never change.
+        episodes = [self.active.get(slot, active[0]) for slot in group]
+        turns = self.execution.act(
             self._checked_policy,
             stack([episode.observations[-1] for episode in episodes]),
             [episode.prompt for episode in episodes],
@@ -166,63 +136,78 @@ class _Rollouts:
             [episode.left for episode in episodes],
         )
         if not all(len(turn.actions) for turn in turns):
-            raise EnvError(f"{self._execution} executes no step of a chunk; a turn has at least one action")
-        return turns
+            raise EnvError(f"{self.execution} executes no step of a chunk; a turn has at least one action")
+        for slot, episode, turn in zip(group, episodes, turns, strict=True):
+            if slot in self.active:
+                episode.values.append(turn.values)
+                episode.left = turn.left
+                self._submit(slot, execute_chunk, turn.actions, self.record, episode.planned.film)
+
+    def _receive(self, group: Sequence[int]) -> list[Rollout]:
+        """Waits until a group has executed its turns; returns the episodes that are over."""
+        finished = []
+        for slot in [slot for slot in group if slot in self.active]:
+            result = self._result(slot)
+            episode = self.active[slot]
+            if isinstance(result, EnvFailure):
+                del self.active[slot]
+                self._failed(result, episode.planned)
+                continue
+            assert isinstance(result, Executed)
+            self.failures_in_a_row = 0
+            episode.parts.append(result)
+            episode.video += result.video
+            kept = episode.observations if self.record else []
+            episode.observations = kept + result.observations
+            if result.done:
+                finished.append(_finish(self.active.pop(slot), self.record))
+        return finished
 
     def _noise_seed(self, episode: _Episode) -> int:
         """One seed per observation, so that its noise does not depend on the other environments."""
-        source = [self._policy_seed, episode.planned.seed, len(episode.parts)]
+        source = [self.policy_seed, episode.planned.seed, len(episode.parts)]
         return int(np.random.SeedSequence(source).generate_state(1)[0])
 
     def _checked_policy(self, observations: Columns, prompts: Sequence[str], seeds: Sequence[int]) -> Chunks:
-        chunks = self._policy(observations, prompts, seeds)
-        found, action_dim = chunks.actions.shape, self._envs.spec.action_dim
-        least = self._execution.replan_steps or 1
+        chunks = self.policy(observations, prompts, seeds)
+        found, action_dim = chunks.actions.shape, self.envs.spec.action_dim
+        least = self.execution.replan_steps or 1
         if len(found) != 3 or (found[0], found[2]) != (len(prompts), action_dim) or found[1] < least:
             raise EnvError(
                 f"the policy must give chunks [{len(prompts)}, {least} or more, {action_dim}] for environment "
-                f"{self._envs.name!r}; found {list(found)}"
+                f"{self.envs.name!r}; found {list(found)}"
             )
         if not np.isfinite(chunks.actions).all():
             raise EnvError("the policy gives actions that are not finite: its weights may have diverged")
         return chunks
 
     def _submit(self, slot: int, function: Callable[..., Any], *args: Any) -> None:
-        self._running.add(slot)
-        self._envs.submit(slot, function, *args)
+        self.running.add(slot)
+        self.envs.submit(slot, function, *args)
 
     def _result(self, slot: int) -> Any:
         """Waits for the answer of a slot and keeps the answers of other slots that come first."""
-        while slot not in self._results:
-            answered, result = self._envs.next_result()
-            self._running.discard(answered)
-            self._results[answered] = result
-        return self._results.pop(slot)
+        while slot not in self.results:
+            answered, result = self.envs.next_result()
+            self.running.discard(answered)
+            self.results[answered] = result
+        return self.results.pop(slot)
 
     def _next_planned(self) -> _Planned | None:
-        return self._again.pop(0) if self._again else next(self._planned, None)
+        return self.again.pop(0) if self.again else next(self.planned, None)
 
     def _failed(self, failure: EnvFailure, planned: _Planned) -> None:
-        self._failures_in_a_row += 1
+        self.failures_in_a_row += 1
         # When the processes of all environments are killed together, every environment fails once or twice.
-        if self._failures_in_a_row >= max(_MAX_FAILURES_IN_A_ROW, 2 * self._envs.num_envs):
+        if self.failures_in_a_row >= max(_MAX_FAILURES_IN_A_ROW, 2 * self.envs.num_envs):
             raise EnvError(
-                f"environment {self._envs.name!r} failed {self._failures_in_a_row} times in a row; the last "
+                f"environment {self.envs.name!r} failed {self.failures_in_a_row} times in a row; the last "
                 f"time: {failure.reason}"
             )
         if planned.attempt < _ATTEMPTS:
-            self._again.append(dataclasses.replace(planned, attempt=planned.attempt + 1))
+            self.again.append(dataclasses.replace(planned, attempt=planned.attempt + 1))
         else:
-            logger.warning("%s: the episode with seed %d is left out", self._envs.name, planned.seed)
-
-
-def _groups(envs: EnvPool) -> list[range]:
-    """Two halves that take turns: one half steps while the policy looks at the other.
-
-    The halves do not depend on the number of processes, so the result does not depend on the machine.
-    """
-    half, odd = divmod(envs.num_envs, 2)
-    return [range(envs.num_envs)] if odd else [range(half), range(half, envs.num_envs)]
+            logger.warning("%s: the episode with seed %d is left out", self.envs.name, planned.seed)
 
 
 def _finish(episode: _Episode, record: bool) -> Rollout:

@@ -6,20 +6,18 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.rewards import RewardOrigin, environment_rewards
-from acrlpd.envs import EnvError, EnvPool, Rollout, rollouts
+from acrlpd.envs import EnvError, Rollout, rollouts
 from acrlpd.envs.create import check_environment, create_env_pool, create_execution
 from acrlpd.envs.episodes import write_video
-from acrlpd.evaluation.calibration import BestOfNEffect, Calibration, best_of_n_effect, calibrate
-from acrlpd.evaluation.statistics import Summary, summarize
-from acrlpd.evaluation.traces import EpisodeTrace, trace_episodes
-from acrlpd.execution.base import ChunkExecution, ChunkPolicy
+from acrlpd.evaluation.statistics import BestOfNEffect, Calibration, Summary, best_of_n_effect, calibrate, summarize
+from acrlpd.evaluation.traces import EpisodeTrace, add_film, trace_episodes
+from acrlpd.execution.base import ChunkPolicy
 from acrlpd.files import write_text_atomically
 from acrlpd.policies.acting_model import acting_model
 from acrlpd.policies.policy import Policy, create_policy
@@ -86,34 +84,6 @@ class Evaluation:
         return metrics
 
 
-@dataclasses.dataclass(frozen=True)
-class _Played:
-    """All episodes of one evaluation."""
-
-    summary: Summary
-    rollouts: list[Rollout]
-    robustness: dict[str, dict[str, Summary]]
-
-
-def evaluate_policy(
-    envs: EnvPool,
-    policy: ChunkPolicy,
-    *,
-    num_episodes: int,
-    seed: int,
-    execution: ChunkExecution,
-    num_videos: int = 0,
-) -> tuple[Summary, list[Rollout]]:
-    """Plays the episodes with seeds seed .. seed + num_episodes - 1 to their ends; the rollouts in order of seeds."""
-    seeds = range(seed, seed + num_episodes)
-    episodes = rollouts(envs, policy, seeds, execution=execution, policy_seed=seed, films=num_videos)
-    played = sorted(episodes, key=lambda rollout: rollout.seed)
-    if not played:
-        reason = envs.failures[-1].reason if envs.failures else "the reason is not known"
-        raise EnvError(f"all {num_episodes} episodes in {envs.name!r} were lost; the last: {reason}")
-    return summarize(played, lost_episodes=num_episodes - len(played)), played
-
-
 class EvaluationProtocol:
     """Judges policies in the environment of one config, which is made once and kept.
 
@@ -134,7 +104,7 @@ class EvaluationProtocol:
         self._norm_stats = norm_stats
         self._rewards = environment_rewards(rl_config.data.rewards, reward_origin)
         self._directory = directory
-        self.execution = create_execution(rl_config)
+        self._execution = create_execution(rl_config)
         self.envs = create_env_pool(rl_config, num_workers=num_workers)
         try:  # now instead of at the first evaluation, which may be hours away
             check_environment(rl_config, norm_stats, self.envs.spec)
@@ -153,48 +123,37 @@ class EvaluationProtocol:
         """
         period = _ROBUSTNESS_PERIOD * self._config.training.eval_frequency
         robustness = self._config.evaluation.robustness and period > 0 and step % period == 0
-        directory = None if self._directory is None else self._directory / str(step)
-        played = self._play_all(self.policy(agent), robustness=robustness, films=directory is not None)
-        try:
-            return self._judge(played, directory).metrics()
-        except OSError as error:  # a full disk costs the record, not the run
-            logger.error("%s: the evaluation could not be recorded (%s); its numbers count", directory, error)
-            return self._judge(played, None).metrics()
+        directory = self._directory and self._directory / str(step)
+        evaluation, played = self._judge(self.policy(agent), robustness=robustness, films=directory is not None)
+        if directory is not None:
+            try:
+                self._record(evaluation, played, directory)
+            except OSError as error:  # a full disk costs the record, not the run
+                logger.error("%s: the evaluation could not be recorded (%s); its numbers count", directory, error)
+        return evaluation.metrics()
 
     def evaluate(self, policy: Policy, *, robustness: bool = False, directory: Path | None = None) -> Evaluation:
         """One evaluation of any policy; evaluation.json and videos go to `directory`."""
-        return self._judge(self._play_all(policy, robustness=robustness, films=directory is not None), directory)
+        evaluation, played = self._judge(policy, robustness=robustness, films=directory is not None)
+        return evaluation if directory is None else self._record(evaluation, played, directory)
 
-    def _play_all(self, policy: Policy, *, robustness: bool, films: bool) -> _Played:
-        summary, played = self._play(policy, self._config.evaluation.num_videos if films else 0)
-        return _Played(summary, played, self.evaluate_robustness(policy, summary) if robustness else {})
-
-    def _judge(self, played: _Played, directory: Path | None) -> Evaluation:
-        """What the episodes show; everything is also written to `directory`, if there is one."""
-        episodes, discount = played.rollouts, self._config.acrlpd.discount
-        videos = _write_videos(episodes, directory, self.envs.spec.fps)
-        in_directory = {seed: str(path.relative_to(directory)) for seed, path in videos.items() if directory}
-        evaluation = Evaluation(
-            env=self.envs.name,
-            summary=played.summary,
-            tasks=_by_task(episodes),
-            episodes=tuple(_record(rollout) for rollout in episodes),
-            best_of_n=best_of_n_effect(episodes),
-            calibration=calibrate(episodes, self._rewards, discount),
-            robustness=played.robustness,
-            videos=tuple(map(str, videos.values())),
-            traces=trace_episodes(episodes, self._rewards, discount, directory=directory, videos=in_directory),
-        )
-        if directory is not None:
-            write_evaluations(directory, evaluation.to_json())
-        return evaluation
+    def play(self, policy: ChunkPolicy, *, films: int = 0) -> tuple[Summary, list[Rollout]]:
+        """Plays the config's episodes to their ends; the rollouts in order of seeds."""
+        config = self._config.evaluation
+        seeds = range(config.seed, config.seed + config.num_episodes)
+        episodes = rollouts(self.envs, policy, seeds, execution=self._execution, policy_seed=config.seed, films=films)
+        played = sorted(episodes, key=lambda rollout: rollout.seed)
+        if not played:
+            reason = self.envs.failures[-1].reason if self.envs.failures else "the reason is not known"
+            raise EnvError(f"all {len(seeds)} episodes in {self.envs.name!r} were lost; the last: {reason}")
+        return summarize(played, lost_episodes=len(seeds) - len(played)), played
 
     def evaluate_robustness(self, policy: Policy, undisturbed: Summary) -> dict[str, dict[str, Summary]]:
         """The same seeds under noise and, where critics choose among candidates, with other numbers of candidates."""
         config = self._config.evaluation
 
         def play(**changes: Any) -> Summary:
-            return self._play(dataclasses.replace(policy, **changes))[0]
+            return self.play(dataclasses.replace(policy, **changes))[0]
 
         result = {
             "obs_noise": {str(level): play(observation_noise=level) for level in config.noise_levels},
@@ -206,27 +165,43 @@ class EvaluationProtocol:
             }
         return result
 
-    def _play(self, policy: Policy, num_videos: int = 0) -> tuple[Summary, list[Rollout]]:
-        config = self._config.evaluation
-        return evaluate_policy(
-            self.envs,
-            policy,
-            num_episodes=config.num_episodes,
-            seed=config.seed,
-            execution=self.execution,
-            num_videos=num_videos,
+    def _judge(self, policy: Policy, *, robustness: bool, films: bool) -> tuple[Evaluation, list[Rollout]]:
+        """Plays all episodes; what they show, and the episodes themselves without those of robustness."""
+        summary, played = self.play(policy, films=self._config.evaluation.num_videos if films else 0)
+        prompts, discount = sorted({rollout.prompt for rollout in played}), self._config.acrlpd.discount
+        evaluation = Evaluation(
+            env=self.envs.name,
+            summary=summary,
+            tasks={prompt: summarize([r for r in played if r.prompt == prompt]) for prompt in prompts},
+            episodes=tuple(
+                EpisodeRecord(r.seed, r.prompt, r.succeeded, float(r.rewards.sum(dtype="float64")), r.length)
+                for r in played
+            ),
+            best_of_n=best_of_n_effect(played),
+            calibration=calibrate(played, self._rewards, discount),
+            robustness=self.evaluate_robustness(policy, summary) if robustness else {},
+            traces=trace_episodes(played, self._rewards, discount),
         )
+        return evaluation, played
 
-    def close(self) -> None:
-        self.envs.close()
+    def _record(self, evaluation: Evaluation, played: Sequence[Rollout], directory: Path) -> Evaluation:
+        """Writes videos, film strips and evaluation.json; returns the evaluation with the paths of the films."""
+        films = {rollout.seed: rollout for rollout in played if rollout.video}
+        videos = {seed: write_film(directory, rollout, self.envs.spec.fps) for seed, rollout in films.items()}
+        traces = [
+            add_film(trace, directory, films[trace.seed].video, videos[trace.seed]) if trace.seed in films else trace
+            for trace in evaluation.traces
+        ]
+        paths = tuple(str(directory / video) for video in videos.values())
+        evaluation = dataclasses.replace(evaluation, videos=paths, traces=tuple(traces))
+        write_evaluations(directory, evaluation.to_json())
+        return evaluation
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *exception: object) -> None:
+        self.envs.close()
 
 
 def write_evaluations(directory: Path, content: Mapping[str, Any]) -> None:
@@ -235,25 +210,10 @@ def write_evaluations(directory: Path, content: Mapping[str, Any]) -> None:
     write_text_atomically(directory / "evaluation.json", json.dumps(content, indent=2) + "\n")
 
 
-def _by_task(played: Sequence[Rollout]) -> dict[str, Summary]:
-    prompts = sorted({rollout.prompt for rollout in played})
-    return {prompt: summarize([r for r in played if r.prompt == prompt]) for prompt in prompts}
-
-
-def _record(rollout: Rollout) -> EpisodeRecord:
-    total = float(rollout.rewards.sum(dtype="float64"))
-    return EpisodeRecord(rollout.seed, rollout.prompt, rollout.succeeded, total, rollout.length)
-
-
-def _write_videos(played: Sequence[Rollout], directory: Path | None, fps: float) -> dict[int, Path]:
-    """Paths of the videos by seed."""
-    paths = {}
-    for rollout in played:
-        if directory is None or not rollout.video:
-            continue
-        outcome = "success" if rollout.succeeded else "failure"
-        task = re.sub(r"\W+", "-", rollout.prompt)[:_TASK_IN_A_NAME].strip("-")
-        path = directory / "videos" / f"{task or 'episode'}-{rollout.seed}-{outcome}.mp4"
-        write_video(path, rollout.video, fps)
-        paths[rollout.seed] = path
-    return paths
+def write_film(directory: Path, rollout: Rollout, fps: float) -> str:
+    """Writes the video of an episode; returns its path in `directory`, which names the task and the outcome."""
+    outcome = "success" if rollout.succeeded else "failure"
+    task = re.sub(r"\W+", "-", rollout.prompt)[:_TASK_IN_A_NAME].strip("-")
+    video = f"videos/{task or 'episode'}-{rollout.seed}-{outcome}.mp4"
+    write_video(directory / video, rollout.video, fps)
+    return video

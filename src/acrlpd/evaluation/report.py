@@ -1,6 +1,6 @@
 """Evaluations as tables in a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -60,21 +60,17 @@ def summary_table(title: str, summaries: Mapping[str, Summary]) -> Table:
     return table
 
 
-def _critic_lines(evaluation: Evaluation) -> list[str]:
-    lines = []
+def _critic_lines(evaluation: Evaluation) -> Iterator[str]:
     if (effect := evaluation.best_of_n) is not None and effect.value_spread > 0:
-        lines.append(
+        yield (
             f"best-of-N raises the critic's value by {effect.value_gain:.3g} over the candidates' mean "
             f"(spread {effect.value_spread:.3g}, actions {effect.action_spread:.3g})"
         )
     if (calibration := evaluation.calibration) is not None:
         correlation = "" if calibration.correlation is None else f", correlation {calibration.correlation:.2f}"
-        lines.append(
+        yield (
             f"critic against realised return: bias {calibration.bias:+.3g}, rmse {calibration.rmse:.3g}"
             f"{correlation} over {calibration.chunks} chunks of episodes that ended by themselves"
         )
         if calibration.success_auc is not None:
-            lines.append(
-                f"value at the start tells success from failure with probability {calibration.success_auc:.2f}"
-            )
-    return lines
+            yield f"value at the start tells success from failure with probability {calibration.success_auc:.2f}"

@@ -1,4 +1,4 @@
-"""Numbers about a set of episodes."""
+"""Numbers about a set of episodes: success with its interval, and how far the values of the critics can be trusted."""
 
 import dataclasses
 import math
@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from acrlpd.config import RewardConfig
+from acrlpd.data.pipeline.rewards import compute_rewards
+from acrlpd.data.sources.source import ColumnTable
 from acrlpd.envs.episodes import Rollout
 
+_BINS = 5
 _Z_95 = 1.959963984540054  # two-sided 95 % of a normal distribution
 
 
@@ -54,3 +58,115 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     half = _Z_95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
     # Rounding must not put the observed rate outside of the interval.
     return min(max(0.0, center - half), rate), max(min(1.0, center + half), rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibrationBin:
+    """Chunks with similar predicted values."""
+
+    chunks: int
+    predicted: float
+    realised: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Predicted value of the chosen chunk against the discounted return that followed it.
+
+    Only chunks of episodes that ended by themselves count, because a time limit cuts the return. `success_auc` uses
+    all episodes.
+    """
+
+    chunks: int
+    bias: float  # mean of predicted - realised
+    rmse: float
+    correlation: float | None  # None where the predicted or the realised values do not vary
+    bins: tuple[CalibrationBin, ...]  # by predicted value, with equally many chunks each
+    # Probability that the value at the start of a successful episode exceeds the value at the start of a failed
+    # episode; one half is chance. None unless there are successes and failures.
+    success_auc: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BestOfNEffect:
+    """What choosing among candidates gains, by the values of the critics themselves."""
+
+    value_gain: float  # mean of (the chosen candidate's value - the mean of all candidates' values)
+    value_spread: float  # mean standard deviation of the candidates' values
+    action_spread: float  # mean standard deviation of the candidates' normalised actions
+
+
+def best_of_n_effect(rollouts: Sequence[Rollout]) -> BestOfNEffect | None:
+    """The effect in these episodes; None if the policy gave no values."""
+    if not _have_values(rollouts):
+        return None
+
+    def mean(name: str) -> float:
+        return float(np.concatenate([rollout.values[name] for rollout in rollouts]).mean())
+
+    return BestOfNEffect(mean("q") - mean("q_mean"), mean("q_std"), mean("action_std"))
+
+
+def calibrate(rollouts: Sequence[Rollout], rewards: RewardConfig, discount: float) -> Calibration | None:
+    """The calibration in these episodes; None if no episode ended by itself, or the policy gave no values."""
+    known = [rollout for rollout in rollouts if rollout.terminated]
+    if not known or not _have_values(rollouts):
+        return None
+    predicted = np.concatenate([rollout.values["q"] for rollout in known]).astype(np.float64)
+    steps = training_rewards(known, rewards)
+    realised = np.concatenate(
+        [discounted_returns(r, discount)[rollout.chunk_steps] for r, rollout in zip(steps, known, strict=True)]
+    )
+    error = predicted - realised
+    parts = np.array_split(np.argsort(predicted, kind="stable"), min(_BINS, len(predicted)))
+    varies = len(error) > 1 and predicted.std() > 0 and realised.std() > 0
+    return Calibration(
+        chunks=len(error),
+        bias=float(error.mean()),
+        rmse=float(np.sqrt(np.mean(error**2))),
+        correlation=float(np.corrcoef(predicted, realised)[0, 1]) if varies else None,
+        bins=tuple(
+            CalibrationBin(len(part), float(predicted[part].mean()), float(realised[part].mean())) for part in parts
+        ),
+        success_auc=_success_auc(rollouts),
+    )
+
+
+def _have_values(rollouts: Sequence[Rollout]) -> bool:
+    return all("q" in rollout.values for rollout in rollouts)
+
+
+def training_rewards(rollouts: Sequence[Rollout], config: RewardConfig) -> list[np.ndarray]:
+    """Rewards [L] of each episode as training computes them from a dataset of these episodes."""
+    lengths = [rollout.length for rollout in rollouts]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    table = ColumnTable(
+        columns={
+            config.reward_column: np.concatenate([rollout.rewards for rollout in rollouts]),
+            config.success_column: np.concatenate([rollout.success for rollout in rollouts]),
+        },
+        offsets=offsets,
+        prompts=(None,),
+        prompt_index=np.zeros(offsets[-1], np.int32),
+    )
+    rewards = compute_rewards(table, tuple(range(len(rollouts))), config, None).rewards
+    return np.split(rewards, offsets[1:-1])
+
+
+def discounted_returns(rewards: np.ndarray, discount: float) -> np.ndarray:
+    """sum_i discount^i * rewards[t + i] for every t."""
+    returns = np.zeros(len(rewards))
+    total = 0.0
+    for t in reversed(range(len(rewards))):
+        total = float(rewards[t]) + discount * total
+        returns[t] = total
+    return returns
+
+
+def _success_auc(rollouts: Sequence[Rollout]) -> float | None:
+    first = np.array([rollout.values["q"][0] for rollout in rollouts])
+    success = np.array([rollout.succeeded for rollout in rollouts])
+    if success.all() or not success.any():
+        return None
+    difference = first[success][:, None] - first[~success][None]
+    return float(np.mean((difference > 0) + 0.5 * (difference == 0)))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from acrlpd.config import RewardConfig
 from acrlpd.envs.episodes import Rollout
-from acrlpd.evaluation.calibration import discounted_returns, training_rewards
+from acrlpd.evaluation.statistics import discounted_returns, training_rewards
 
 # Episodes with a trace in one evaluation, so that a record stays small however many episodes were played.
 MAX_TRACES = 4
@@ -39,52 +39,41 @@ class EpisodeTrace:
     film_steps: tuple[int, ...] = ()  # of the pictures in the strip, from left to right
 
 
-def choose_episodes(played: Sequence[Rollout], limit: int = MAX_TRACES) -> list[Rollout]:
-    """Up to `limit` episodes in order of their seeds, successes and failures alike; filmed episodes are preferred."""
+def choose_episodes(played: Sequence[Rollout]) -> list[Rollout]:
+    """A few episodes in order of their seeds, successes and failures alike; filmed episodes are preferred."""
     filmed_first = sorted(played, key=lambda rollout: (not rollout.video, rollout.seed))
     kinds = [[r for r in filmed_first if r.succeeded], [r for r in filmed_first if not r.succeeded]]
-    by_turns = [kind[i] for i in range(limit) for kind in kinds if i < len(kind)]
-    return sorted(by_turns[:limit], key=lambda rollout: rollout.seed)
+    by_turns = [kind[i] for i in range(MAX_TRACES) for kind in kinds if i < len(kind)]
+    return sorted(by_turns[:MAX_TRACES], key=lambda rollout: rollout.seed)
 
 
-def trace_episodes(
-    played: Sequence[Rollout],
-    rewards: RewardConfig,
-    discount: float,
-    *,
-    directory: Path | None = None,
-    videos: dict[int, str] | None = None,
-) -> tuple[EpisodeTrace, ...]:
-    """Traces of a few episodes; film strips go to `directory`, and `videos` are paths in `directory` by seed."""
+def trace_episodes(played: Sequence[Rollout], rewards: RewardConfig, discount: float) -> tuple[EpisodeTrace, ...]:
+    """Traces of a few episodes, without pictures; nothing for a policy that gave no values."""
     chosen = [rollout for rollout in choose_episodes(played) if "q" in rollout.values]
     if not chosen:
         return ()
-    return tuple(
-        _trace(rollout, step_rewards, discount, directory, (videos or {}).get(rollout.seed))
-        for rollout, step_rewards in zip(chosen, training_rewards(chosen, rewards), strict=True)
-    )
+    traces = []
+    for rollout, step_rewards in zip(chosen, training_rewards(chosen, rewards), strict=True):
+        returns = discounted_returns(step_rewards, discount)[rollout.chunk_steps]
+        traces.append(
+            EpisodeTrace(
+                seed=rollout.seed,
+                task=rollout.prompt,
+                success=rollout.succeeded,
+                chunk_steps=tuple(rollout.chunk_steps.tolist()),
+                values={name: tuple(values.tolist()) for name, values in rollout.values.items()},
+                rewards=tuple(step_rewards.tolist()),
+                returns=tuple(returns.tolist()) if rollout.terminated else None,
+            )
+        )
+    return tuple(traces)
 
 
-def _trace(
-    rollout: Rollout, rewards: np.ndarray, discount: float, directory: Path | None, video: str | None
-) -> EpisodeTrace:
-    returns = discounted_returns(rewards, discount)[rollout.chunk_steps] if rollout.terminated else None
-    strip, steps = None, np.zeros(0, np.int64)
-    if directory is not None and len(rollout.video):
-        strip = f"film_strips/{rollout.seed}.jpg"
-        steps = write_film_strip(directory / strip, rollout.video)
-    return EpisodeTrace(
-        seed=rollout.seed,
-        task=rollout.prompt,
-        success=rollout.succeeded,
-        chunk_steps=tuple(int(step) for step in rollout.chunk_steps),
-        values={name: tuple(map(float, values)) for name, values in rollout.values.items()},
-        rewards=tuple(map(float, rewards)),
-        returns=None if returns is None else tuple(map(float, returns)),
-        video=video,
-        film_strip=strip,
-        film_steps=tuple(int(step) for step in steps),
-    )
+def add_film(trace: EpisodeTrace, directory: Path, frames: Sequence[np.ndarray], video: str) -> EpisodeTrace:
+    """The trace of an episode with its `video`, a path in `directory`, and with a film strip, which is written."""
+    strip = f"film_strips/{trace.seed}.jpg"
+    steps = write_film_strip(directory / strip, frames)
+    return dataclasses.replace(trace, video=video, film_strip=strip, film_steps=tuple(steps.tolist()))
 
 
 def write_film_strip(path: Path, frames: Sequence[np.ndarray]) -> np.ndarray:

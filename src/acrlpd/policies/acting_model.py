@@ -14,6 +14,7 @@ from acrlpd.agents.best_of_n import select
 from acrlpd.agents.hyperparams import BestOfNConfig
 from acrlpd.agents.networks import CriticNetworks, Networks
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.create_agent import create_agent
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import FlowPolicy
 
@@ -81,6 +82,11 @@ def acting_model(agent: Agent, rl_config: RLTrainConfig) -> ActingModel:
     )
 
 
+def abstract_model(rl_config: RLTrainConfig) -> ActingModel:
+    """The part of a config's agent that acts, as shapes and dtypes."""
+    return acting_model(jax.eval_shape(partial(create_agent, rl_config), jax.random.key(0)), rl_config)
+
+
 class ChosenActions(flax.struct.PyTreeNode):
     """The chosen chunks, and the candidates that they were chosen from."""
 
@@ -137,28 +143,20 @@ def choose_actions(
     allowed = jnp.arange(q_values.shape[1]) < jnp.asarray(num_candidates)[:, None]
     scores = jnp.where(allowed, q_values, -jnp.inf)
     if exploration is None:
-        index = jnp.argmax(scores, axis=1)
+        index = jnp.argmax(scores, axis=1).astype(jnp.int32)
     else:
-        index = _explore(model, candidates, scores, jnp.asarray(seeds), exploration)
-    index = index.astype(jnp.int32)
+        temperature = model.networks().temperature()
+
+        def draw(candidates: jax.Array, scores: jax.Array, seed: jax.Array) -> jax.Array:
+            index = select(
+                scores[None],
+                rng=jax.random.key(seed),
+                config=exploration,
+                temperature=temperature,
+                critic_chunks=model.algorithm.critic_chunks(candidates[None]),
+            )
+            return index[0].astype(jnp.int32)
+
+        index = jax.vmap(draw)(candidates, scores, jnp.asarray(seeds))
     actions = jnp.take_along_axis(candidates, index[:, None, None, None], axis=1)[:, 0]
     return ChosenActions(actions, index, q_values, candidates)
-
-
-def _explore(
-    model: ActingModel, candidates: jax.Array, scores: jax.Array, seeds: jax.Array, config: BestOfNConfig
-) -> jax.Array:
-    """The index [b] of a candidate that is drawn among the best."""
-
-    temperature = model.networks().temperature()
-
-    def select_one(candidates: jax.Array, scores: jax.Array, seed: jax.Array) -> jax.Array:
-        return select(
-            scores[None],
-            rng=jax.random.key(seed),
-            config=config,
-            temperature=temperature,
-            critic_chunks=model.algorithm.critic_chunks(candidates[None]),
-        )[0]
-
-    return jax.vmap(select_one)(candidates, scores, seeds)

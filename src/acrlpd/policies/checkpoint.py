@@ -5,42 +5,29 @@ critics, `critic/`. A run's checkpoint has its config in `run/` and its critics 
 """
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Mapping
-from functools import partial
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
-from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.create_agent import create_agent
 from acrlpd.config.tree import from_dict
 from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts
 from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi
-from acrlpd.policies.acting_model import ActingCritics, ActingModel, acting_model
+from acrlpd.policies.acting_model import ActingCritics, ActingModel, abstract_model
 from acrlpd.policies.levels import trained_level
-from acrlpd.policies.policy import Policy, check_best_of_n, create_policy
+from acrlpd.policies.policy import Policy, create_policy
 from acrlpd.robots.base import ServingLevel
-from acrlpd.runs.checkpoint_layout import (
-    ASSETS,
-    PARAMS,
-    RUN,
-    RUN_FILE,
-    TRAIN_STATE,
-    CheckpointError,
-    load_checkpoint_metadata,
-)
+from acrlpd.runs.checkpoint_layout import ASSETS, PARAMS, RUN, RUN_FILE, TRAIN_STATE, CheckpointError, read_description
 from acrlpd.runs.directory import saved_steps
 
 EXPORT_FILE = "acrlpd.json"
-EXPORT_FORMAT = 1
 CRITIC = "critic"
 # Fields of `ActingCritics` -> their branches within `critic/` and within `train_state/`.
 _BRANCHES = {
@@ -50,7 +37,6 @@ _BRANCHES = {
 }
 
 Kind = Literal["export", "run", "openpi"]
-_Tree = TypeVar("_Tree", bound=Any)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,76 +68,70 @@ class Checkpoint:
     def load_norm_stats(self) -> dict[str, NormStats] | None:
         """The norm statistics that the policy was trained with."""
         directory = self.norm_stats_directory
-        if directory is None:
-            if self.kind == "openpi":
-                raise CheckpointError(
-                    f"{self.directory} has no {ASSETS}/<asset_id>/norm_stats.json: the policy's actions could not "
-                    "be turned into the robot's units. Copy the statistics it was trained with there"
-                )
-            return None
-        return load_norm_stats(directory)
+        if directory is None and self.kind == "openpi":
+            raise CheckpointError(
+                f"{self.directory} has no {ASSETS}/<asset_id>/norm_stats.json: the actions could not be turned "
+                "into the robot's units. Copy the statistics that the policy was trained with to this place"
+            )
+        return None if directory is None else load_norm_stats(directory)
+
+    def abstract_model(self) -> ActingModel:
+        """The model as shapes and dtypes, with critics only if the directory has critics."""
+        model = abstract_model(self.rl_config)
+        return model if self.has_critics else model.replace(critics=None)
 
     def load_model(self, *, dtype: str | None = None) -> ActingModel:
         """Reads the arrays to the first device; policy parameters in `dtype`, None: as they were trained."""
-        agent = jax.eval_shape(partial(create_agent, self.rl_config), jax.random.key(0))
-        model = acting_model(agent, self.rl_config)
+        model = self.abstract_model()
         params = _on_first_device(model.params, dtype)
         params = load_pi0_weights_from_openpi(self.directory, params, missing_regex=None)
-        critics = None
-        if self.has_critics:
-            assert model.critics is not None
+        critics = model.critics
+        if critics is not None:
             item = CRITIC if self.kind == "export" else TRAIN_STATE
-            critics = _restore_critics(self.directory / item, _on_first_device(model.critics))
+            critics = _restore_critics(self.directory / item, _on_first_device(critics))
         return model.replace(params=params, critics=critics)
 
 
-def load_policy(
-    checkpoint: Checkpoint,
-    *,
-    best_of_n: int | None = None,
-    num_steps: int | None = None,
-    long_prompts: LongPrompts = "cut",
-) -> Policy:
+def load_policy(checkpoint: Checkpoint, *, best_of_n: int | None = None, long_prompts: LongPrompts = "cut") -> Policy:
     """The policy of a checkpoint, with parameters in the model's compute precision, as openpi serves them.
 
-    Candidates and denoising steps are by default those of the checkpoint's level.
+    Denoising steps, and candidates unless `best_of_n` says otherwise, are those of the checkpoint's level.
     """
-    norm_stats = checkpoint.load_norm_stats()
-    best_of_n = checkpoint.level.best_of_n if best_of_n is None else best_of_n
-    check_best_of_n(best_of_n, has_critics=checkpoint.has_critics)  # before gigabytes are read
-    return create_policy(
-        checkpoint.load_model(dtype=checkpoint.rl_config.model.dtype),
+    policy = create_policy(  # of shapes, so that an impossible policy is refused before gigabytes are read
+        checkpoint.abstract_model(),
         checkpoint.rl_config,
-        norm_stats,
-        best_of_n=best_of_n,
-        num_steps=checkpoint.level.num_steps if num_steps is None else num_steps,
+        checkpoint.load_norm_stats(),
+        best_of_n=checkpoint.level.best_of_n if best_of_n is None else best_of_n,
         long_prompts=long_prompts,
     )
+    model = checkpoint.load_model(dtype=checkpoint.rl_config.model.dtype)
+    return dataclasses.replace(policy, model=model, num_steps=checkpoint.level.num_steps)
 
 
 def open_checkpoint(path: str | pathlib.Path, rl_config: RLTrainConfig | None = None) -> Checkpoint:
     """Finds out what `path` is. Of a run directory the newest checkpoint is taken.
 
-    `rl_config` is for plain openpi checkpoints, which do not say for which model and robot they are.
+    `rl_config` describes a plain openpi checkpoint, which does not say for which model and robot it is. Everything else
+    has a config of its own.
     """
     directory = pathlib.Path(path).expanduser().absolute()
     if not directory.is_dir():
         raise CheckpointError(
             f"{directory} is not a directory: expected an export, a run or a checkpoint, on this machine"
         )
-    for file, open_directory in ((EXPORT_FILE, _open_export), (f"{RUN}/{RUN_FILE}", _open_run_checkpoint)):
-        if not (directory / file).is_file():
-            continue
-        if rl_config is not None:
-            raise CheckpointError(f"--config is for checkpoints of openpi; {directory / file} says what this one is")
-        try:
-            return open_directory(directory)
-        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise CheckpointError(
-                f"{directory / file} is damaged or of another version: {type(error).__name__}: {error}"
-            ) from error
+    if (directory / EXPORT_FILE).is_file():
+        return _open_described(directory, "export", directory / EXPORT_FILE)
+    if (directory / RUN / RUN_FILE).is_file():
+        return _open_described(directory, "run", directory / RUN / RUN_FILE)
     if (directory / PARAMS / "_METADATA").is_file():
-        return _open_openpi_checkpoint(directory, rl_config)
+        if rl_config is None:
+            raise CheckpointError(
+                f"{directory} is a checkpoint of openpi, which does not say for which model and robot it is. To serve "
+                "or evaluate it, name its config, for example --config aloha; there is nothing to export"
+            )
+        level = ServingLevel(rl_config.acrlpd.sampling_steps, best_of_n=1, num_critics=0)
+        step = int(directory.name) if directory.name.isdigit() else None
+        return Checkpoint(directory, "openpi", rl_config, level, step, has_critics=False)
     steps = saved_steps(directory)
     if not steps:
         raise CheckpointError(
@@ -161,77 +141,49 @@ def open_checkpoint(path: str | pathlib.Path, rl_config: RLTrainConfig | None = 
     return open_checkpoint(directory / str(steps[-1]), rl_config)
 
 
-def needs_config(path: str | pathlib.Path) -> bool:
-    """Whether `path` is a plain openpi checkpoint, which needs a config to be opened."""
-    directory = pathlib.Path(path).expanduser()
-    described = (directory / EXPORT_FILE).is_file() or (directory / RUN / RUN_FILE).is_file()
-    return not described and (directory / PARAMS / "_METADATA").is_file()
+def open_checkpoints(paths: Sequence[pathlib.Path], rl_config: RLTrainConfig | None = None) -> list[Checkpoint]:
+    """Opens all checkpoints; a checkpoint that is named twice is opened once."""
+    opened = {checkpoint.directory: checkpoint for checkpoint in (open_checkpoint(path, rl_config) for path in paths)}
+    if rl_config is not None and all(checkpoint.kind != "openpi" for checkpoint in opened.values()):
+        raise CheckpointError(f"--config is for checkpoints of openpi; found none among {', '.join(map(str, paths))}")
+    return list(opened.values())
 
 
-def _open_export(directory: pathlib.Path) -> Checkpoint:
-    content = json.loads((directory / EXPORT_FILE).read_text())
-    if content.get("format") != EXPORT_FORMAT:
-        raise CheckpointError(
-            f"{directory / EXPORT_FILE} has format {content.get('format')}; this version reads {EXPORT_FORMAT}. "
-            "Export the run again"
-        )
-    return Checkpoint(
-        directory,
-        "export",
-        from_dict(RLTrainConfig, content["config"]),
-        ServingLevel(**content["serving"]),
-        content["step"],
-        has_critics=content["critics"] is not None,
-        reward_origin=_reward_origin(content),
-    )
-
-
-def _open_run_checkpoint(directory: pathlib.Path) -> Checkpoint:
-    metadata = load_checkpoint_metadata(directory)
-    rl_config = from_dict(RLTrainConfig, metadata["config"])
-    # Cloning alone leaves the critics as they were initialised, so they must not choose.
-    has_critics = rl_config.acrlpd.loss_weights.critic_weight > 0
-    level = trained_level(rl_config)
-    if not has_critics:
-        level = dataclasses.replace(level, best_of_n=1, num_critics=0)
-    return Checkpoint(
-        directory, "run", rl_config, level, metadata["step"], has_critics, reward_origin=_reward_origin(metadata)
-    )
-
-
-def _reward_origin(content: Mapping[str, Any]) -> RewardOrigin | None:
-    name = content.get("reward_origin")
-    return None if name is None else RewardOrigin[name]
-
-
-def _open_openpi_checkpoint(directory: pathlib.Path, rl_config: RLTrainConfig | None) -> Checkpoint:
-    if rl_config is None:
-        raise CheckpointError(
-            f"{directory} is a checkpoint of openpi, which does not say for which model and robot it is. To serve or "
-            "evaluate it, name its config, for example --config aloha; there is nothing to export"
-        )
-    level = ServingLevel(rl_config.acrlpd.sampling_steps, best_of_n=1, num_critics=0)
-    step = int(directory.name) if directory.name.isdigit() else None
-    return Checkpoint(directory, "openpi", rl_config, level, step, has_critics=False)
+def _open_described(directory: pathlib.Path, kind: Kind, file: pathlib.Path) -> Checkpoint:
+    """An export, or a checkpoint of a run: `file` says what the directory holds."""
+    content = read_description(file)
+    try:
+        rl_config = from_dict(RLTrainConfig, content["config"])
+        if kind == "export":
+            level, has_critics = ServingLevel(**content["serving"]), content["critics"] is not None
+        else:  # cloning alone leaves the critics as they were initialised, so they must not choose
+            level, has_critics = trained_level(rl_config), rl_config.acrlpd.loss_weights.critic_weight > 0
+        if not has_critics:
+            level = dataclasses.replace(level, best_of_n=1, num_critics=0)
+        name = content.get("reward_origin")
+        origin = None if name is None else RewardOrigin[name]
+        return Checkpoint(directory, kind, rl_config, level, content["step"], has_critics, origin)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is damaged or of another version: {type(error).__name__}: {error}") from error
 
 
 def critic_arrays(critics: ActingCritics) -> dict[tuple[str, ...], Any]:
-    """What critics need to choose, by its path within `critic/` and within `train_state/`."""
-    return {
-        (*branch, *map(str, path)): leaf
-        for field, branch in _BRANCHES.items()
-        for path, leaf in nnx.to_flat_state(getattr(critics, field))
-    }
+    """The leaves of the critics, in their order, by their paths within `critic/` and within `train_state/`."""
+    arrays = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(critics)[0]:
+        field, *names, _ = (jax.tree_util.keystr((key,), simple=True) for key in path)  # the last key is "value"
+        arrays[(*_BRANCHES[field], *names)] = leaf
+    return arrays
 
 
-def _on_first_device(tree: _Tree, dtype: str | None = None) -> _Tree:
+def _on_first_device(tree: Any, dtype: str | None = None) -> Any:
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=place), tree)
 
 
 def _restore_critics(directory: pathlib.Path, abstract: ActingCritics) -> ActingCritics:
     """Reads what critics need to choose, and nothing else of the stored tree."""
-    wanted = {name: leaf.get_value() for name, leaf in critic_arrays(abstract).items()}
+    wanted = critic_arrays(abstract)
     args = {name: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype) for name, x in wanted.items()}
     request = ocp.args.PyTreeRestore(
         item=unflatten_dict(dict.fromkeys(wanted, 0)), restore_args=unflatten_dict(args), partial_restore=True
@@ -242,15 +194,4 @@ def _restore_critics(directory: pathlib.Path, abstract: ActingCritics) -> Acting
     except Exception as error:  # Orbax raises plain Exception around what tensorstore found
         reason = str(error).splitlines()[0].partition(" [tensorstore_spec")[0]
         raise CheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
-    for name, array in wanted.items():
-        if restored[name].shape != array.shape:
-            found = f"{'/'.join(name)} has shape {restored[name].shape}"
-            raise CheckpointError(f"{directory}: {found}, expected {array.shape}")
-    states = {
-        field: nnx.from_flat_state(
-            [(path, leaf.replace(restored[(*branch, *map(str, path))])) for path, leaf in nnx.to_flat_state(state)]
-        )
-        for field, branch in _BRANCHES.items()
-        for state in [getattr(abstract, field)]
-    }
-    return abstract.replace(**states)
+    return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])

@@ -37,14 +37,12 @@ class Policy:
     """
 
     model: ActingModel
+    rl_config: RLTrainConfig
+    norm_stats: Mapping[str, NormStats] | None
     repack: DataTransformFn  # columns of a dataset or an environment to what a robot sends
     normalize: DataTransformFn  # what a robot sends to normalised state and images
     model_inputs: DataTransformFn  # normalised state and images to what the model reads
     outputs: DataTransformFn  # the model's state and actions to the robot's actions
-    observation_spec: Observation  # shapes of what the model reads
-    chunk_shape: tuple[int, int]  # action_horizon and action_dim of the model
-    prompt_from_task: bool
-    default_prompt: str | None
     best_of_n: int  # candidates per chunk
     num_steps: int  # denoising steps
     exploration: BestOfNConfig | None = None  # None: the best candidate is taken
@@ -57,61 +55,31 @@ class Policy:
         """Chunks for the columns [n, ...] and tasks [n] of environments; each observation has its own seed."""
         disturbances = [np.random.default_rng([seed, 1]) for seed in seeds]
         tasks = np.array([self._prompt(prompt) for prompt in prompts])
-        data = self.normalize(self.repack({**observations, "prompt": tasks}))
-        if self.observation_noise:
-            data = _noisy(data, self.observation_noise, disturbances)
-        observation = self._to_observation(self.model_inputs(data))
-        noise = np.stack([self.noise(seed) for seed in seeds])
-        num_candidates = np.full(len(seeds), self.best_of_n, np.int32)
-        chosen = jax.device_get(self.choose(observation, noise, num_candidates, seeds=seeds))
+        observation = self.observe(self.repack({**observations, "prompt": tasks}), disturbances)
+        chosen = jax.device_get(
+            choose_actions(
+                self.model,
+                observation,
+                np.stack([self.noise(seed) for seed in seeds]),
+                np.full(len(seeds), self.best_of_n, np.int32),
+                None if self.exploration is None else np.array([seed % 2**32 for seed in seeds], np.uint32),
+                num_steps=self.num_steps,
+                exploration=self.exploration,
+            )
+        )
         actions = chosen.actions
         if self.action_noise:
             actions = actions + _normal(disturbances, self.action_noise, actions.shape[1:])
         outputs = self.outputs({"state": observation.state, "actions": actions})
         return Chunks(np.asarray(outputs["actions"], np.float32), _values(chosen))
 
-    def observe(self, data: DataDict) -> Observation:
-        """What a robot sends, as the model reads it. Any leading axes are kept."""
-        return self._to_observation(self.model_inputs(self.normalize(data)))
-
-    def noise(self, seed: int) -> np.ndarray:
-        """The noise [N, T, a] of the candidates of one observation."""
-        return candidate_noise(seed, self.best_of_n, *self.chunk_shape)
-
-    def choose(
-        self,
-        observation: Observation,
-        noise: np.ndarray,
-        num_candidates: np.ndarray,
-        *,
-        seeds: Sequence[int] | None = None,
-        num_steps: int | None = None,
-    ) -> ChosenActions:
-        """Normalised chunks for a batch; `num_candidates` [b] of the N candidates of each observation count."""
-        keys = None
-        if self.exploration is not None:
-            assert seeds is not None
-            keys = np.array([seed % 2**32 for seed in seeds], np.uint32)
-        return choose_actions(
-            self.model,
-            observation,
-            noise,
-            num_candidates,
-            keys,
-            num_steps=self.num_steps if num_steps is None else num_steps,
-            exploration=self.exploration,
-        )
-
-    def _prompt(self, task: str) -> str:
-        """The task of the environment where training read the tasks of the data, else the config's prompt."""
-        prompt = (task if self.prompt_from_task else "") or self.default_prompt
-        if prompt is None:
-            raise ValueError("the environment has no task to make a prompt from; set data.default_prompt")
-        return prompt
-
-    def _to_observation(self, data: DataDict) -> Observation:
-        """The part of the data that the model reads."""
-        cameras, reads_prompt = self.observation_spec.images, self.observation_spec.tokenized_prompt is not None
+    def observe(self, data: DataDict, disturbances: Sequence[np.random.Generator] = ()) -> Observation:
+        """What a robot sends, as the model reads it. Any leading axes are kept; `disturbances` [n] draw the noise."""
+        data = self.normalize(data)
+        if self.observation_noise:
+            data = _noisy(data, self.observation_noise, disturbances)
+        data = self.model_inputs(data)
+        cameras, reads_prompt = self.rl_config.model.image_keys, self.rl_config.model.prompt_len > 0
         if cameras and "image" not in data:
             raise ValueError("the observation has no image")
         return Observation(
@@ -122,6 +90,19 @@ class Policy:
             tokenized_prompt_mask=data["tokenized_prompt_mask"] if reads_prompt else None,
         )
 
+    def noise(self, seed: int) -> np.ndarray:
+        """The noise [N, T, a] of the candidates of one observation."""
+        model = self.rl_config.model
+        return candidate_noise(seed, self.best_of_n, model.action_horizon, model.action_dim)
+
+    def _prompt(self, task: str) -> str:
+        """The task of the environment where training read the tasks of the data, else the config's prompt."""
+        config = self.rl_config.data
+        prompt = (task if config.prompt_from_task else "") or config.default_prompt
+        if prompt is None:
+            raise ValueError("the environment has no task to make a prompt from; set data.default_prompt")
+        return prompt
+
 
 def create_policy(
     model: ActingModel,
@@ -129,7 +110,6 @@ def create_policy(
     norm_stats: Mapping[str, NormStats] | None,
     *,
     best_of_n: int | None = None,
-    num_steps: int | None = None,
     explore: bool = False,
     long_prompts: LongPrompts = "cut",
 ) -> Policy:
@@ -139,42 +119,31 @@ def create_policy(
     candidate. With `explore` the candidate is drawn as acrlpd.best_of_n says. Environments have their prompts cut as
     in training; a server refuses prompts that the policy cannot read to their end.
     """
-    config, level = rl_config.data, trained_level(rl_config)
-    has_critics = model.critics is not None
+    level, has_critics = trained_level(rl_config), model.critics is not None
     if best_of_n is None:
         best_of_n = level.best_of_n if has_critics else 1
-    check_best_of_n(best_of_n, has_critics=has_critics)
-    transforms = create_policy_transforms(rl_config, long_prompts=long_prompts)
-    structure = {key: leaf for key, leaf in transforms.repack.structure.items() if key != "actions"}
-    normalize = Normalize(norm_stats, use_quantiles=transforms.use_quantile_norm)
-    observation_spec, actions_spec = rl_config.model.inputs_spec()
-    selection = rl_config.acrlpd.best_of_n
-    explores = explore and has_critics and (selection.top_k > 1 or selection.diversity_weight > 0)
-    return Policy(
-        model,
-        repack=RepackTransform(structure),
-        normalize=compose([*transforms.data_inputs, normalize]),
-        model_inputs=compose(transforms.model_inputs),
-        outputs=transforms.serving_outputs(norm_stats),
-        observation_spec=observation_spec,
-        chunk_shape=(actions_spec.shape[-2], actions_spec.shape[-1]),
-        prompt_from_task=config.prompt_from_task,
-        default_prompt=config.default_prompt,
-        best_of_n=best_of_n,
-        num_steps=level.num_steps if num_steps is None else num_steps,
-        exploration=selection if explores else None,
-    )
-
-
-def check_best_of_n(best_of_n: int, *, has_critics: bool) -> None:
-    """Refuses numbers of candidates that nobody can choose among."""
-    if best_of_n < 1:
-        raise ValueError(f"best_of_n must be at least 1; found {best_of_n}")
     if best_of_n > 1 and not has_critics:
         raise ValueError(
             f"best_of_n={best_of_n} needs critics to choose by, and this policy has none: its run did not train them "
             "(acrlpd.loss_weights.critic_weight 0), or the checkpoint does not hold them. Use best_of_n 1"
         )
+    transforms = create_policy_transforms(rl_config, long_prompts=long_prompts)
+    structure = {key: leaf for key, leaf in transforms.repack.structure.items() if key != "actions"}
+    normalize = Normalize(norm_stats, use_quantiles=transforms.use_quantile_norm)
+    selection = rl_config.acrlpd.best_of_n
+    explores = explore and has_critics and (selection.top_k > 1 or selection.diversity_weight > 0)
+    return Policy(
+        model,
+        rl_config,
+        norm_stats,
+        repack=RepackTransform(structure),
+        normalize=compose([*transforms.data_inputs, normalize]),
+        model_inputs=compose(transforms.model_inputs),
+        outputs=transforms.serving_outputs(norm_stats),
+        best_of_n=best_of_n,
+        num_steps=level.num_steps,
+        exploration=selection if explores else None,
+    )
 
 
 def _values(chosen: ChosenActions) -> dict[str, np.ndarray]:

@@ -10,8 +10,6 @@ import json
 import pathlib
 from typing import Any
 
-from etils import epath
-
 from acrlpd.runs.directory import saved_steps
 
 PARAMS = "params"
@@ -19,28 +17,33 @@ ASSETS = "assets"
 TRAIN_STATE = "train_state"
 RUN = "run"
 RUN_FILE = "run.json"
-FORMAT = 1  # of run.json
+FORMAT = 1  # of run.json, and of the acrlpd.json of an export
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says why."""
 
 
-def load_checkpoint_metadata(step_directory: epath.PathLike) -> dict[str, Any]:
+def load_checkpoint_metadata(step_directory: pathlib.Path) -> dict[str, Any]:
     """The content of run.json."""
-    path = epath.Path(step_directory) / RUN / RUN_FILE
+    path = step_directory / RUN / RUN_FILE
     if not path.exists():
         raise CheckpointError(f"{step_directory} is not a checkpoint of a run: it has no {RUN}/{RUN_FILE}")
+    return read_description(path)
+
+
+def read_description(path: pathlib.Path) -> dict[str, Any]:
+    """The content of a run.json or of an export's acrlpd.json."""
     try:
-        metadata = json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    if metadata["format"] != FORMAT:
+        content = json.loads(path.read_text())
+        found = content["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if found != FORMAT:
         raise CheckpointError(
-            f"{step_directory} was written in format {metadata['format']} by acrlpd "
-            f"{metadata['versions']['acrlpd']}; this version reads format {FORMAT}"
+            f"{path} has format {found}; this version of acrlpd reads format {FORMAT}. Train or export again"
         )
-    return metadata
+    return content
 
 
 def newest_step_directory(path: pathlib.Path) -> pathlib.Path:

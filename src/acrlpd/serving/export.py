@@ -13,21 +13,14 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
 from acrlpd.config import RLTrainConfig, to_dict
+from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.models.families.pi0 import DType
+from acrlpd.models.observation import Observation
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
-from acrlpd.policies.acting_model import ActingCritics, ActingModel, choose_actions
-from acrlpd.policies.checkpoint import (
-    CRITIC,
-    EXPORT_FILE,
-    EXPORT_FORMAT,
-    Checkpoint,
-    critic_arrays,
-    open_checkpoint,
-)
+from acrlpd.policies.acting_model import ActingModel, candidate_noise, candidates_and_values, choose_actions
+from acrlpd.policies.checkpoint import CRITIC, EXPORT_FILE, Checkpoint, critic_arrays, open_checkpoint
 from acrlpd.policies.levels import Level, serving_level
-from acrlpd.robots.base import ServingLevel
-from acrlpd.runs.checkpoint_layout import ASSETS, CheckpointError
-from acrlpd.serving.critic_ranking import rank_critics, training_observations
+from acrlpd.runs.checkpoint_layout import FORMAT, CheckpointError
 from acrlpd.serving.export_readme import write_readme
 
 Critics = Literal["level", "all", "none"]
@@ -35,6 +28,10 @@ Critics = Literal["level", "all", "none"]
 # The mean difference of normalised actions between the training policy and its export that rounding explains.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 _VERIFY_BATCH = 2
+# An export that does not keep all critics keeps those whose choices, among so many candidates for so many observations
+# of the run's data, the whole ensemble values most.
+_NUM_CANDIDATES = 16
+_NUM_OBSERVATIONS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +74,7 @@ def export_policy(
     temporary.mkdir(parents=True)
     try:
         _write(checkpoint, temporary, level, merge_adapters, dtype, critics)
-        verification = verify_export(checkpoint.directory, temporary)
+        verification = verify_export(checkpoint, open_checkpoint(temporary), dtype)
         if not verification:
             raise CheckpointError(
                 f"the exported policy acts differently: actions differ by {verification.mean_difference:.2g} on "
@@ -105,10 +102,13 @@ def _write(
     if critics == "none" or not checkpoint.has_critics:
         serving = dataclasses.replace(serving, best_of_n=1, num_critics=0)
     else:
-        members = _choose_members(model, rl_config, serving, critics)
-        serving = dataclasses.replace(serving, num_critics=len(members))
         assert model.critics is not None
-        _write_critics(model.critics, members, directory)
+        wanted = rl_config.critic.num_critics if critics == "all" else serving.num_critics
+        members = _choose_members(model, rl_config, wanted)
+        serving = dataclasses.replace(serving, num_critics=len(members))
+        chosen = jax.tree.map(lambda x: x[members], model.critics.online)  # every array has the ensemble axis first
+        with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
+            checkpointer.save(directory / CRITIC, unflatten_dict(critic_arrays(model.critics.replace(online=chosen))))
         # The config describes what the directory holds; random subsets of critics are for training.
         critic_config = dataclasses.replace(rl_config.critic, num_critics=len(members), target_subset_size=None)
         rl_config = dataclasses.replace(rl_config, critic=critic_config)
@@ -121,15 +121,14 @@ def _write(
     save_openpi_pi0_checkpoint(params, directory)
     stats = checkpoint.norm_stats_directory
     if stats is not None:
-        asset_id = stats.relative_to(checkpoint.directory / ASSETS)
-        shutil.copytree(stats, directory / ASSETS / asset_id)
+        shutil.copytree(stats, directory / stats.relative_to(checkpoint.directory))
     content = {
-        "format": EXPORT_FORMAT,
+        "format": FORMAT,
         "source": str(checkpoint.directory),
         "step": checkpoint.step,
         "level": level,
         "serving": dataclasses.asdict(serving),
-        "critics": None if members is None else [int(member) for member in members],
+        "critics": None if members is None else members.tolist(),
         "params_dtype": dtype or "as trained",
         "reward_origin": checkpoint.reward_origin and checkpoint.reward_origin.name,
         "config": to_dict(rl_config),
@@ -142,50 +141,58 @@ def _write(
             raise CheckpointError("openpi would not load the export:\n  " + "\n  ".join(problems))
 
 
-def _choose_members(
-    model: ActingModel, rl_config: RLTrainConfig, serving: ServingLevel, critics: Critics
-) -> np.ndarray:
-    """All members, or the level's number of the best; in the order of the ensemble."""
+def _choose_members(model: ActingModel, rl_config: RLTrainConfig, wanted: int) -> np.ndarray:
+    """The `wanted` best members of the ensemble, or all; in the order of the ensemble."""
     num_critics = rl_config.critic.num_critics
-    if critics == "all" or serving.num_critics >= num_critics:
+    if wanted >= num_critics:
         return np.arange(num_critics)
-    ranking = rank_critics(model, training_observations(rl_config), num_steps=rl_config.acrlpd.sampling_steps)
-    return np.sort(ranking[: serving.num_critics])
+    try:
+        with create_data_loader(rl_config, _NUM_OBSERVATIONS) as loader:
+            observation = jax.device_get(loader.sample_batch().observations)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"critics are ranked on the run's data, which cannot be read: {error}\n"
+            "Export where the data is, or keep every critic with --critics all"
+        ) from error
+    return np.sort(rank_critics(model, observation, num_steps=rl_config.acrlpd.sampling_steps)[:wanted])
 
 
-def _write_critics(critics: ActingCritics, members: np.ndarray, directory: pathlib.Path) -> None:
-    chosen = jax.tree.map(lambda x: x[members], critics.online)  # every array has the ensemble axis first
-    arrays = {name: leaf.get_value() for name, leaf in critic_arrays(critics.replace(online=chosen)).items()}
-    with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
-        checkpointer.save(directory / CRITIC, unflatten_dict(arrays))
+def rank_critics(model: ActingModel, observation: Observation, *, num_steps: int) -> np.ndarray:
+    """Members of the ensemble, best first.
+
+    A member's score is the value, by the whole ensemble, of the candidates that it alone would choose.
+    """
+    policy = model.policy()
+    chunk_shape = (policy.action_horizon, policy.action_dim)
+    noise = np.stack([candidate_noise(i, _NUM_CANDIDATES, *chunk_shape) for i in range(len(observation.state))])
+
+    @jax.jit
+    def scores(model: ActingModel, observation: Observation, noise: jax.Array) -> jax.Array:
+        _, values = candidates_and_values(model, observation, noise, num_steps=num_steps)
+        by_all = model.networks().critics.online_ensemble.aggregate(values)  # [b, n]
+        chosen = jnp.argmax(values, axis=1)  # [b, E]
+        return jnp.mean(jnp.take_along_axis(by_all, chosen, axis=1), axis=0)
+
+    return np.argsort(-np.asarray(scores(model, observation, noise)), kind="stable")
 
 
-def verify_export(source: str | pathlib.Path, export: str | pathlib.Path) -> Verification:
-    """Loads both from disk and compares the actions that they sample for the same noise."""
-    trained, exported = open_checkpoint(source), open_checkpoint(export)
+def verify_export(trained: Checkpoint, exported: Checkpoint, dtype: DType | None) -> Verification:
+    """Loads both from disk, the export in its `dtype`, and compares the actions that they sample for the same noise."""
     config = trained.rl_config.model
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((_VERIFY_BATCH, 1, config.action_horizon, config.action_dim), np.float32)
     observation = jax.tree.map(
-        lambda x: (
-            rng.uniform(-1, 1, x.shape).astype(np.float32) if x.dtype == jnp.float32 else np.ones(x.shape, x.dtype)
-        ),
-        config.inputs_spec(_VERIFY_BATCH)[0],
+        lambda x: rng.uniform(-1, 1, x.shape).astype(np.float32) if x.dtype == np.float32 else np.asarray(x),
+        config.fake_obs(_VERIFY_BATCH),
     )
     actions = []
-    for checkpoint, dtype in ((trained, None), (exported, _stored_dtype(export))):
-        model = checkpoint.load_model(dtype=dtype).replace(critics=None)
+    for checkpoint, stored_dtype in ((trained, None), (exported, dtype)):
+        model = checkpoint.load_model(dtype=stored_dtype).replace(critics=None)
         ones = np.ones(_VERIFY_BATCH, np.int32)
         chosen = choose_actions(model, observation, noise, ones, num_steps=trained.rl_config.acrlpd.sampling_steps)
         actions.append(np.asarray(chosen.actions, np.float64))
     difference = np.abs(actions[0] - actions[1])
-    rounded = "bfloat16" in (_stored_dtype(export), config.dtype)
+    rounded = "bfloat16" in (dtype, config.dtype)
     return Verification(
         float(difference.mean()), float(difference.max()), _TOLERANCE["bfloat16" if rounded else "float32"]
     )
-
-
-def _stored_dtype(export: str | pathlib.Path) -> str | None:
-    """The dtype that an export was cast to; None: its parameters are as they were trained."""
-    dtype = json.loads((pathlib.Path(export) / EXPORT_FILE).read_text())["params_dtype"]
-    return None if dtype == "as trained" else dtype

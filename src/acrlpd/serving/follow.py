@@ -30,21 +30,21 @@ async def follow_run(
     different runs do not compare. `load` reads a checkpoint and warms it up, in a thread of its own while clients are
     served. A checkpoint that cannot be served is reported once and not tried again.
     """
-    latest = _served_step(server.policy, run)
+    served = server.policy
+    is_of_run = served.directory is not None and served.directory.resolve().parent == run.resolve()
+    latest = served.step if is_of_run and served.step is not None else -1
     is_readable = True
     loop = asyncio.get_running_loop()
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-reload")
     try:
         while True:
-            newest = -1
             try:
                 newest = max(saved_steps(run), default=-1)
+                is_readable = True
             except OSError as error:  # a network drive may fail to answer for a moment
                 if is_readable:
                     logger.warning("%s cannot be read (%s); looking again until it can", run, error)
-                is_readable = False
-            else:
-                is_readable = True
+                newest, is_readable = -1, False
             if newest > latest:
                 latest = newest
                 try:
@@ -60,12 +60,6 @@ async def follow_run(
             await asyncio.sleep(poll_seconds)
     finally:
         thread.shutdown(wait=False)  # a checkpoint that is being read must not delay the end of the server
-
-
-def _served_step(policy: ServingPolicy, run: pathlib.Path) -> int:
-    """The served step if the served checkpoint is of this run, else -1."""
-    is_of_run = policy.directory is not None and policy.directory.resolve().parent == run.resolve()
-    return policy.step if is_of_run and policy.step is not None else -1
 
 
 def _check_same(old: ServingPolicy, new: ServingPolicy) -> None:

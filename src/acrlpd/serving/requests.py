@@ -6,15 +6,13 @@ sender alone.
 
 import dataclasses
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.transforms import PolicyTransforms
-from acrlpd.policies.policy import check_best_of_n
 
 _MAX_IMAGE_SIDE = 4096
 _MAX_CHARACTERS_PER_TOKEN = 64
@@ -35,50 +33,37 @@ class RequestOptions:
     return_candidates: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class RequestLimits:
-    """What the server was compiled for."""
+def split_options(
+    message: Any, *, most_candidates: int, num_steps: Sequence[int], has_critics: bool
+) -> tuple[dict[str, Any], RequestOptions]:
+    """Takes the options out of a message; the rest is the observation.
 
-    best_of_n: int  # the default, and the most
-    num_steps: tuple[int, ...]  # the default first
-    has_critics: bool
-
-    def __post_init__(self) -> None:
-        check_best_of_n(self.best_of_n, has_critics=self.has_critics)
-        if min(self.num_steps) < 1:
-            raise ValueError(f"num_steps must be at least 1; found {min(self.num_steps)}")
-
-
-def split_options(message: Any, limits: RequestLimits) -> tuple[dict[str, Any], RequestOptions]:
-    """Takes the options out of a message; the rest is the observation."""
+    The server was compiled for `most_candidates`, which are also the default, and for `num_steps`, the default first.
+    """
     if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
         raise RequestError(f"a request must be a dict with text keys; found {type(message).__name__}")
     observation = dict(message)
-    best_of_n = _integer(observation, "best_of_n", limits.best_of_n)
-    if not 1 <= best_of_n <= limits.best_of_n:
-        if not limits.has_critics and best_of_n > 1:
+    best_of_n = _integer("best_of_n", observation.pop("best_of_n", most_candidates))
+    if not 1 <= best_of_n <= most_candidates:
+        if not has_critics and best_of_n > 1:
             raise RequestError(f"best_of_n={best_of_n}: the served checkpoint has no critics to choose by; use 1")
         raise RequestError(
-            f"best_of_n must be from 1 to {limits.best_of_n}, for which this server was started; found {best_of_n}"
+            f"best_of_n must be from 1 to {most_candidates}, for which this server was started; found {best_of_n}"
         )
-    num_steps = _integer(observation, "num_steps", limits.num_steps[0])
-    if num_steps not in limits.num_steps:
-        known = ", ".join(map(str, limits.num_steps))
-        raise RequestError(f"num_steps must be one of those this server was started for ({known}); found {num_steps}")
-    seed = None
-    if observation.get("seed") is not None:
-        seed = _integer(observation, "seed", 0)
-        if not 0 <= seed < _MAX_SEED:
-            raise RequestError(f"seed must be from 0 to 2**63 - 1; found {seed}")
+    steps = _integer("num_steps", observation.pop("num_steps", num_steps[0]))
+    if steps not in num_steps:
+        known = ", ".join(map(str, num_steps))
+        raise RequestError(f"num_steps must be one of those this server was started for ({known}); found {steps}")
+    seed = observation.pop("seed", None)
+    if seed is not None and not 0 <= (seed := _integer("seed", seed)) < _MAX_SEED:
+        raise RequestError(f"seed must be from 0 to 2**63 - 1; found {seed}")
     return_candidates = observation.pop("return_candidates", False)
     if not isinstance(return_candidates, (bool, np.bool_)):
         raise RequestError(f"return_candidates must be true or false; found {type(return_candidates).__name__}")
-    observation.pop("seed", None)
-    return observation, RequestOptions(best_of_n, num_steps, seed, bool(return_candidates))
+    return observation, RequestOptions(best_of_n, steps, seed, bool(return_candidates))
 
 
-def _integer(observation: dict[str, Any], name: str, default: int) -> int:
-    value = observation.pop(name, default)
+def _integer(name: str, value: Any) -> int:
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
@@ -107,33 +92,26 @@ class ObservationSpec:
         given |= {"/".join(path): observation[path[0]] for path in self.cameras if len(path) == 1}
         for name, image in given.items():
             _check_image(name, image)
-        self._check_prompt(observation)
+        prompt = observation.get("prompt")
+        if self.max_prompt_characters is None:
+            return {**observation, **states}
+        if prompt is None and (self.prompt_required or "prompt" in observation):
+            raise RequestError("there is no prompt: say what to do in 'prompt'")
+        if prompt is not None and not isinstance(prompt, str):
+            raise RequestError(f"prompt must be text; found {type(prompt).__name__}")
+        if prompt is not None and len(prompt) > self.max_prompt_characters:
+            raise RequestError(f"prompt is too long: {len(prompt)} characters")
         return {**observation, **states}
 
-    def _check_prompt(self, observation: Mapping[str, Any]) -> None:
-        if self.max_prompt_characters is None:
-            return
-        prompt = observation.get("prompt")
-        if prompt is None:
-            if self.prompt_required or "prompt" in observation:
-                raise RequestError("there is no prompt: say what to do in 'prompt'")
-            return
-        if not isinstance(prompt, str):
-            raise RequestError(f"prompt must be text; found {type(prompt).__name__}")
-        if len(prompt) > self.max_prompt_characters:
-            raise RequestError(f"prompt is too long: {len(prompt)} characters")
 
-
-def create_observation_spec(
-    rl_config: RLTrainConfig, transforms: PolicyTransforms, norm_stats: Mapping[str, NormStats] | None
-) -> ObservationSpec:
+def create_observation_spec(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> ObservationSpec:
     """What the robot and the policy of a config ask of an observation."""
     config, model = rl_config.data, rl_config.model
     trained = norm_stats["state"].trained_dims(model.action_dim) if norm_stats else None
     any_dims = trained if model.pads_actions else range(model.state_dim, model.state_dim + 1)
     return ObservationSpec(
         {key: any_dims if dim is None else range(dim, dim + 1) for key, dim in config.robot.state_dims.items()},
-        tuple(config.robot.image_path(slot) for slot in transforms.cameras),
+        tuple(config.robot.image_path(slot) for slot in config.repack.cameras if slot in model.image_keys),
         max_prompt_characters=_MAX_CHARACTERS_PER_TOKEN * model.prompt_len or None,
         prompt_required=model.prompt_len > 0 and config.default_prompt is None,
     )

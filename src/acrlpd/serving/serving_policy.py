@@ -4,24 +4,20 @@ import dataclasses
 import itertools
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from acrlpd.choice import kind_name
-from acrlpd.config import RLTrainConfig
-from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.transforms import create_policy_transforms
 from acrlpd.models.observation import Observation
-from acrlpd.policies.acting_model import ActingModel, ChosenActions
+from acrlpd.policies.acting_model import ChosenActions, choose_actions
 from acrlpd.policies.checkpoint import Checkpoint, load_policy
-from acrlpd.policies.policy import Policy, create_policy
+from acrlpd.policies.policy import Policy
 from acrlpd.serving.requests import (
     ObservationSpec,
     RequestError,
-    RequestLimits,
     RequestOptions,
     create_observation_spec,
     split_options,
@@ -44,38 +40,34 @@ class Request:
 class ServingPolicy:
     """A policy with what clients may ask of it."""
 
-    policy: Policy
-    rl_config: RLTrainConfig
+    policy: Policy  # `policy.best_of_n` is the default number of candidates, and the most
     spec: ObservationSpec
-    limits: RequestLimits
+    num_steps: tuple[int, ...]  # of denoising, the default first
     max_batch_size: int = 1
     step: int | None = None
     directory: pathlib.Path | None = None  # of the checkpoint
 
-    def __post_init__(self) -> None:
-        if self.max_batch_size < 1:
-            raise ValueError(f"max_batch_size must be at least 1; found {self.max_batch_size}")
+    @property
+    def has_critics(self) -> bool:
+        return self.policy.model.critics is not None
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """The sizes that are compiled: powers of two. Other batches are filled up to the next size."""
         return tuple(2**i for i in range((self.max_batch_size - 1).bit_length() + 1))
 
-    def prepare(self, message: Any, noise: np.ndarray | None = None) -> Request:
-        """Checks a client's message and does all work that needs no device.
-
-        `noise` [T, a] replaces the noise of the first candidate.
-        """
-        data, options = split_options(message, self.limits)
+    def prepare(self, message: Any) -> Request:
+        """Checks a client's message and does all work that needs no device."""
+        data, options = split_options(
+            message, most_candidates=self.policy.best_of_n, num_steps=self.num_steps, has_critics=self.has_critics
+        )
         data = self.spec.check(data)
         try:
             observation = self.policy.observe(data)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise RequestError(str(error.args[0]) if error.args else type(error).__name__) from error
-        drawn = self.policy.noise(next(_seeds) if options.seed is None else options.seed)
-        if noise is not None:
-            drawn[0] = noise
-        return Request(self, options, observation, drawn)
+        noise = self.policy.noise(next(_seeds) if options.seed is None else options.seed)
+        return Request(self, options, observation, noise)
 
     def infer(self, requests: Sequence[Request]) -> list[dict[str, Any] | RequestError]:
         """Replies to requests that this policy prepared for the same number of steps.
@@ -85,7 +77,8 @@ class ServingPolicy:
         start = time.perf_counter()
         size = next(size for size in self.batch_sizes if size >= len(requests))
         rows = [*requests, *[requests[-1]] * (size - len(requests))]
-        chosen = self.policy.choose(
+        chosen = choose_actions(
+            self.policy.model,
             jax.tree.map(lambda *leaves: np.stack(leaves), *(row.observation for row in rows)),
             np.stack([row.noise for row in rows]),
             np.array([row.options.best_of_n for row in rows], np.int32),
@@ -99,32 +92,34 @@ class ServingPolicy:
 
     def warm_up(self) -> None:
         """Compiles everything that a request can ask for."""
-        observation = self._example()
-        for num_steps in self.limits.num_steps:
-            options = RequestOptions(self.limits.best_of_n, num_steps, None, return_candidates=False)
+        observation = jax.tree.map(lambda x: np.asarray(x[0]), self.policy.rl_config.model.fake_obs())
+        images = {key: image.astype(np.uint8) for key, image in observation.images.items()}
+        observation = observation.replace(images=images)
+        for num_steps in self.num_steps:
+            options = RequestOptions(self.policy.best_of_n, num_steps, None, return_candidates=False)
             request = Request(self, options, observation, self.policy.noise(0))
             for size in self.batch_sizes:
                 self.infer([request] * size)
 
     def metadata(self) -> dict[str, Any]:
         """What a client is told when it connects."""
-        model, data, env = self.rl_config.model, self.rl_config.data, self.rl_config.env
-        reset_pose = self.rl_config.openpi_compatibility.reset_pose
+        rl_config = self.policy.rl_config
+        data, env, reset_pose = rl_config.data, rl_config.env, rl_config.openpi_compatibility.reset_pose
         return {
             # As openpi's server does: a client that is told no pose uses its own.
             **({} if reset_pose is None else {"reset_pose": list(reset_pose)}),
-            "config": self.rl_config.name,
+            "config": rl_config.name,
             "robot": kind_name(data.robot),
             "checkpoint_step": self.step,
-            "action_horizon": model.action_horizon,
+            "action_horizon": rl_config.model.action_horizon,
             # How the policy was judged in training: the steps of a chunk that were executed, and the size of images.
-            "replan_steps": env.execution.for_horizon(self.rl_config.qchunking.horizon_length).replan_steps,
+            "replan_steps": env.execution.for_horizon(rl_config.qchunking.horizon_length).replan_steps,
             "image_size": None if env.id is None else list(env.image_size),
             # The prompt of a policy that was trained with one only; a request without a prompt gets this one.
             "prompt": None if data.prompt_from_task else data.default_prompt,
-            "best_of_n": self.limits.best_of_n,
-            "num_steps": list(self.limits.num_steps),
-            "has_critics": self.limits.has_critics,
+            "best_of_n": self.policy.best_of_n,
+            "num_steps": list(self.num_steps),
+            "has_critics": self.has_critics,
             "observation": [*self.spec.states, *("/".join(path) for path in self.spec.cameras)],
         }
 
@@ -157,59 +152,21 @@ class ServingPolicy:
             reply["checkpoint_step"] = self.step
         return reply
 
-    def _example(self) -> Observation:
-        """Ones in the shapes and dtypes of prepared observations."""
-        example = jax.tree.map(lambda x: np.ones(x.shape[1:], x.dtype), self.policy.observation_spec)
-        images = {key: np.ones(image.shape, np.uint8) for key, image in example.images.items()}
-        return example.replace(images=images)
 
-
-def create_serving_policy(
-    model: ActingModel,
-    rl_config: RLTrainConfig,
-    norm_stats: Mapping[str, NormStats] | None,
-    *,
-    best_of_n: int,
-    num_steps: Sequence[int],
-    **options: Any,
-) -> ServingPolicy:
-    """The policy of a model for a server; `options` are fields of `ServingPolicy`."""
-    policy = create_policy(model, rl_config, norm_stats, best_of_n=best_of_n, long_prompts="refuse")
-    limits = RequestLimits(best_of_n, tuple(dict.fromkeys(num_steps)), has_critics=model.critics is not None)
-    return _with_requests(policy, rl_config, norm_stats, limits, **options)
+def create_serving_policy(policy: Policy, num_steps: Sequence[int] = (), **options: Any) -> ServingPolicy:
+    """A policy for a server; `options` are fields of `ServingPolicy`."""
+    spec = create_observation_spec(policy.rl_config, policy.norm_stats)
+    return ServingPolicy(policy, spec, tuple(dict.fromkeys(num_steps)) or (policy.num_steps,), **options)
 
 
 def load_serving_policy(
-    checkpoint: Checkpoint,
-    *,
-    best_of_n: int | None = None,
-    num_steps: Sequence[int] = (),
-    max_batch_size: int = 1,
+    checkpoint: Checkpoint, *, best_of_n: int | None = None, num_steps: Sequence[int] = (), max_batch_size: int = 1
 ) -> ServingPolicy:
-    """The policy of a checkpoint for a server. Impossible limits are refused before gigabytes are read."""
-    level = checkpoint.level
-    limits = RequestLimits(
-        level.best_of_n if best_of_n is None else best_of_n,
-        tuple(dict.fromkeys(num_steps)) or (level.num_steps,),
-        has_critics=checkpoint.has_critics,
-    )
-    return _with_requests(
-        load_policy(checkpoint, best_of_n=limits.best_of_n, long_prompts="refuse"),
-        checkpoint.rl_config,
-        checkpoint.load_norm_stats(),
-        limits,
+    """The policy of a checkpoint for a server. A prompt that is too long for the policy is refused, not cut."""
+    return create_serving_policy(
+        load_policy(checkpoint, best_of_n=best_of_n, long_prompts="refuse"),
+        num_steps,
         max_batch_size=max_batch_size,
         step=checkpoint.step,
         directory=checkpoint.directory,
     )
-
-
-def _with_requests(
-    policy: Policy,
-    rl_config: RLTrainConfig,
-    norm_stats: Mapping[str, NormStats] | None,
-    limits: RequestLimits,
-    **options: Any,
-) -> ServingPolicy:
-    spec = create_observation_spec(rl_config, create_policy_transforms(rl_config), norm_stats)
-    return ServingPolicy(policy, rl_config, spec, limits, **options)

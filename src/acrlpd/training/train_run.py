@@ -22,9 +22,8 @@ from acrlpd.runs.record import EVALUATIONS
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.initial_weights import check_initial_weights
-from acrlpd.training.online.actor_process import ActorProcess
-from acrlpd.training.online.phase import OnlinePhase, Player, SynchronousPlayer
-from acrlpd.training.online.rounds import RoundPlayer, open_replay
+from acrlpd.training.online.actor import ActorProcess
+from acrlpd.training.online.rounds import OnlinePhase, Player, RoundPlayer, SynchronousPlayer, open_replay
 from acrlpd.training.options import RunOptions
 from acrlpd.training.progress import planned_costs
 from acrlpd.training.sharding import create_sharding, validate_fsdp_sharding
@@ -160,7 +159,7 @@ def _create_online_phase(
         player = ActorProcess(rl_config, directory, replay)
     else:
         rounds = RoundPlayer(rl_config, protocol.envs, replay)
-        player = SynchronousPlayer(rl_config, rounds, replay, loader.dataset.norm_stats)
+        player = SynchronousPlayer(rl_config, rounds, loader.dataset.norm_stats)
     return OnlinePhase(rl_config, loader, ReplayDataset(replay, rl_config, loader.dataset), player)
 
 

@@ -28,7 +28,7 @@ from acrlpd.training.checkpoints.metadata import restore_rng
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
-from acrlpd.training.online.phase import OnlinePhase
+from acrlpd.training.online.rounds import OnlinePhase
 from acrlpd.training.out_of_memory import answer_out_of_memory
 from acrlpd.training.progress import Clock, Progress, model_flops_utilization
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_train_step
@@ -326,7 +326,7 @@ class Trainer:
             "last_metrics": self.metrics_log.last,
             "evaluation": self.evaluations.phases,
             "best_evaluation": self.evaluations.best,
-            "online": None if self._online is None else self._online.summary(),
+            "online": None if self._online is None else dict(self._online.totals),
             "failed_saves": self.writer.num_failures,
             "peak_device_bytes": device_memory().peak,
         }

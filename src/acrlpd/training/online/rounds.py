@@ -1,26 +1,30 @@
-"""Rounds: a few whole episodes that one policy plays, written to the replay before the agent learns from them.
+"""The online phase, in rounds: whole episodes that one policy plays, written to the replay before the agent learns.
 
 Everything about a round follows from the run's seed, the round's number and the policy. An episode is on disk as soon
 as it is over, the record of a round as soon as all its episodes are. A run that was interrupted therefore takes the
 rounds that are on disk instead of playing them again, and plays an unfinished round to the same end.
 """
 
+import abc
 import dataclasses
 import json
+import math
 import pathlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.agents import Agent
+from acrlpd.config import RLTrainConfig
+from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.replay import Replay, ReplayError
-from acrlpd.data.sources.source import Feature
+from acrlpd.data.pipeline.replay import Replay, ReplayDataset, ReplayError
 from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, rollout_features, rollouts
 from acrlpd.envs.create import create_execution
 from acrlpd.files import write_text_atomically
-from acrlpd.policies.acting_model import ActingModel
+from acrlpd.policies.acting_model import abstract_model, acting_model
 from acrlpd.policies.policy import Policy, create_policy
 
 REPLAY = "replay"
@@ -61,6 +65,115 @@ class Round:
         return metrics
 
 
+class Player(abc.ABC):
+    """Where the rounds of an online phase come from: this process, or an actor process."""
+
+    @abc.abstractmethod
+    def update_policy(self, agent: Agent, step: int) -> None:
+        """Called before every update with the newest policy."""
+
+    @abc.abstractmethod
+    def round(self, number: int) -> Round:
+        """The round of this number; waits until it has been played to its end."""
+
+    def finished_rounds(self, first: int) -> list[Round]:
+        """The rounds from `first` on that are over, without waiting."""
+        return []
+
+    def close(self) -> None:  # noqa: B027
+        """Ends what the player has started."""
+
+
+class SynchronousPlayer(Player):
+    """Plays a round in this process when it is asked for one, with the policy of that moment."""
+
+    def __init__(
+        self, rl_config: RLTrainConfig, rounds: "RoundPlayer", norm_stats: Mapping[str, NormStats] | None
+    ) -> None:
+        self._rl_config = rl_config
+        self._rounds = rounds
+        self._policy = create_online_policy(rl_config, norm_stats)
+        self._agent: Agent
+        self._step = 0
+
+    def update_policy(self, agent: Agent, step: int) -> None:
+        self._agent, self._step = agent, step
+
+    def round(self, number: int) -> Round:
+        model = acting_model(self._agent, self._rl_config)
+        return self._rounds.play(number, dataclasses.replace(self._policy, model=model), self._step)
+
+
+class OnlinePhase:
+    """Keeps the replay as large as the update-to-data ratio asks for, and tells the loader about new episodes.
+
+    Updates count from the beginning of the phase. Rounds are taken in order. When this process plays them, what an
+    update sees therefore depends on the run's config alone.
+    """
+
+    def __init__(self, rl_config: RLTrainConfig, loader: DataLoader, replay: ReplayDataset, player: Player) -> None:
+        self.totals = Counter(env_steps=0, episodes=0, successes=0, lost_episodes=0)
+        self._rounds = 0
+        self._config = rl_config.online
+        self._bc_weight = rl_config.acrlpd.loss_weights.bc_weight
+        self._loader = loader
+        self._replay = replay
+        self._player = player
+
+    def prepare(self, agent: Agent, step: int, update: int) -> list[dict[str, float]]:
+        """Takes the rounds that the next update needs; returns the metrics of the new rounds."""
+        self._player.update_policy(agent, step)
+        wanted = self._config.start_steps + math.ceil(update / self._config.update_to_data_ratio)
+        rounds = self._player.finished_rounds(self._rounds)
+        while self.totals["env_steps"] + sum(played.env_steps for played in rounds) < wanted:
+            rounds.append(self._player.round(self._rounds + len(rounds)))
+        return self._take(rounds)
+
+    def bc_weight(self, update: int) -> float:
+        """The weight of cloning at an update, on its way from the offline value to the final value."""
+        final, decay = self._config.final_bc_weight, self._config.bc_weight_decay_steps
+        if final is None:
+            return self._bc_weight
+        share = min(update / decay, 1.0) if decay else 1.0
+        return self._bc_weight + share * (final - self._bc_weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self._rounds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the rounds that the interrupted run had taken, which are all on disk."""
+        rounds = read_rounds(self._replay.replay.root, 0)[: state["rounds"]]
+        if len(rounds) < state["rounds"]:
+            raise FileNotFoundError(
+                f"{self._replay.replay.root}: the record of round {len(rounds)} is missing, and the checkpoint has "
+                "learned from this round; restore the replay or start the run again with --overwrite"
+            )
+        self._take(rounds)
+
+    def close(self) -> None:
+        self._player.close()
+        self._loader.close()  # before the replay, because the loader's threads read from it
+        self._replay.close()
+
+    def _take(self, rounds: Sequence[Round]) -> list[dict[str, float]]:
+        """Adds rounds to the replay and, from the next batch on, to the batches; returns their metrics."""
+        metrics = []
+        for played in rounds:
+            self._rounds += 1
+            self.totals.update(
+                env_steps=played.env_steps,
+                episodes=len(played.episodes),
+                successes=sum(played.successes),
+                lost_episodes=played.lost_episodes,
+            )
+            totals = {"env_steps": self.totals["env_steps"], "total_episodes": self.totals["episodes"]}
+            metrics.append(played.metrics() | {name: float(total) for name, total in totals.items()})
+        episodes = [number for played in rounds for number in played.episodes]
+        if episodes:
+            self._loader.mix_replay(self._replay.admit(episodes), self._config.offline_ratio)
+        return metrics
+
+
 class RoundPlayer:
     """Plays the rounds of a run into its replay."""
 
@@ -69,17 +182,20 @@ class RoundPlayer:
         self._replay = replay
         self._execution = create_execution(rl_config)
         self._seed = rl_config.seed
-        self._size = episodes_per_round(rl_config)
-        self._action_column = action_column(rl_config)
+        self._size = rl_config.online.episodes_per_round or rl_config.env.num_envs
+        [self._action_column] = rl_config.data.repack.actions  # checked with the config: there is one column
         self._lost_in_a_row = 0
         self._firsts = [0]  # first episode of each round
 
     def play(self, number: int, policy: ChunkPolicy, policy_step: int) -> Round:
-        """Plays a round to its end; every episode is on disk as soon as it is over.
+        """Plays a round to its end, unless its record is on disk; every episode is on disk as soon as it is over.
 
         Episodes that are on disk already, from before an interruption, stay as they are. They are played once more
         all the same: the actions of the others are the same to the last bit only in the same batches.
         """
+        recorded = read_round(self._replay.root, number)
+        if recorded is not None:
+            return recorded
         first = self._first_episode(number)
         seeds = {episode_seed(self._seed, first + i): first + i for i in range(self._size)}
         on_disk = set(self._replay.scan())
@@ -96,7 +212,13 @@ class RoundPlayer:
                 self._replay.write(episode, rollout.columns(self._action_column), rollout.prompt)
         played = self._record(number, policy_step)
         self._give_up_on(played)
-        write_round(self._replay.root, played)
+        try:
+            write_text_atomically(_round_file(self._replay.root, number), json.dumps(dataclasses.asdict(played)))
+        except OSError as error:
+            raise ReplayError(
+                f"{self._replay.root}: the record of round {number} could not be written ({error.strerror or error}). "
+                "Its episodes are complete; free some space and go on with --resume"
+            ) from error
         return played
 
     def _first_episode(self, number: int) -> int:
@@ -133,44 +255,20 @@ class RoundPlayer:
             )
 
 
-def episodes_per_round(rl_config: RLTrainConfig) -> int:
-    return rl_config.online.episodes_per_round or rl_config.env.num_envs
+def create_online_policy(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> Policy:
+    """The policy of an online phase: it explores as the config says, with online.best_of_n candidates.
 
-
-def create_online_policy(
-    model: ActingModel, rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None
-) -> Policy:
-    """The policy of an online phase: it explores as the config says, with online.best_of_n candidates."""
-    return create_policy(model, rl_config, norm_stats, best_of_n=rl_config.online.best_of_n, explore=True)
-
-
-def action_column(rl_config: RLTrainConfig) -> str:
-    """The column of the dataset that holds the actions of the environment."""
-    names = rl_config.data.repack.actions
-    if len(names) != 1:
-        raise ConfigError(
-            f"an online phase needs actions in one column of the dataset; data.repack.actions names {len(names)}: "
-            f"{', '.join(names)}"
-        )
-    return names[0]
+    Its model has shapes in place of arrays until a model is put in its place.
+    """
+    model, best_of_n = abstract_model(rl_config), rl_config.online.best_of_n
+    return create_policy(model, rl_config, norm_stats, best_of_n=best_of_n, explore=True)
 
 
 def open_replay(directory: pathlib.Path, rl_config: RLTrainConfig, spec: EnvSpec) -> Replay:
     """The replay of the run in `directory`, with the columns of its environment."""
-    features: Mapping[str, Feature] = rollout_features(
-        dataclasses.replace(spec, action_column=action_column(rl_config))
-    )
+    [action_column] = rl_config.data.repack.actions
+    features = rollout_features(dataclasses.replace(spec, action_column=action_column))
     return Replay(directory / REPLAY, features, spec.fps)
-
-
-def write_round(directory: pathlib.Path, played: Round) -> None:
-    try:
-        write_text_atomically(_round_file(directory, played.number), json.dumps(dataclasses.asdict(played)))
-    except OSError as error:
-        raise ReplayError(
-            f"{directory}: the record of round {played.number} could not be written ({error.strerror or error}). Its "
-            f"episodes are complete; free some space and go on with --resume"
-        ) from error
 
 
 def read_round(directory: pathlib.Path, number: int) -> Round | None:
@@ -188,11 +286,8 @@ def read_round(directory: pathlib.Path, number: int) -> Round | None:
 
 def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
     """The records of the rounds from `first` on that are on disk now, up to the first missing round."""
-    there = {path.name for path in directory.glob("round-*.json")}
     rounds: list[Round] = []
-    while _round_file(directory, first + len(rounds)).name in there:
-        played = read_round(directory, first + len(rounds))
-        assert played is not None
+    while (played := read_round(directory, first + len(rounds))) is not None:
         rounds.append(played)
     return rounds
 
