@@ -87,7 +87,7 @@ def test_the_command_ends_with_one_message(tmp_path: pathlib.Path, capsys: pytes
     [((), False), (("--async",), True), (("--online.async-actor",), True), (("--online.async_actor",), True)],
 )
 def test_the_flag_for_an_actor_process(flags: tuple[str, ...], expected: bool) -> None:
-    config, _ = parse_config_args(NoOptions, ["--config", "quickstart", *flags], description="")
+    config, _ = parse_config_args(NoOptions, ["--config", "quickstart", *flags])
     assert config.online.async_actor is expected
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acrlpd.choice import kind_names
+from acrlpd.cli.data import JsonFlag
 from acrlpd.config.command_line import find_config
 from acrlpd.config.registry import describe_config, list_configs
 from acrlpd.config.tree import config_hash, diff_configs, families, to_dict
@@ -16,15 +17,10 @@ from acrlpd.config.validation import validate_config
 from acrlpd.config.yaml_files import config_to_yaml
 
 Name = Annotated[str, tyro.conf.Positional]
-AsJson = Annotated[bool, tyro.conf.arg(name="json")]
 
 
-def list_(as_json: AsJson = False) -> None:
-    """List all presets.
-
-    Args:
-        as_json: Print JSON.
-    """
+def list_(as_json: JsonFlag = False) -> None:
+    """List all presets."""
     configs = list_configs()
     if as_json:
         print(json.dumps(configs, indent=2))
@@ -34,7 +30,7 @@ def list_(as_json: AsJson = False) -> None:
         print(f"{name:<{width}}  {description}")
 
 
-def show(name: Name, environment: str = "production", as_json: AsJson = False) -> None:
+def show(name: Name, environment: str = "production", as_json: JsonFlag = False) -> None:
     """Show all fields of a preset or a YAML file, and what validation finds.
 
     The output is a complete config file: everything else is a comment.
@@ -42,7 +38,6 @@ def show(name: Name, environment: str = "production", as_json: AsJson = False) -
     Args:
         name: A preset or a YAML file.
         environment: production, development or debug; for presets.
-        as_json: Print JSON.
     """
     config = find_config(name, environment)
     found = validate_config(config)
@@ -62,13 +57,12 @@ def show(name: Name, environment: str = "production", as_json: AsJson = False) -
             print(f"# {kind}: {message}")
 
 
-def diff(first: Name, second: Name, as_json: AsJson = False) -> None:
+def diff(first: Name, second: Name, as_json: JsonFlag = False) -> None:
     """Show the fields in which two presets or YAML files differ.
 
     Args:
         first: A preset or a YAML file.
         second: A preset or a YAML file.
-        as_json: Print JSON.
     """
     differences = diff_configs(find_config(first), find_config(second))
     if as_json:

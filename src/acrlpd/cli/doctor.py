@@ -50,7 +50,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class DoctorOptions:
-    """How to report."""
+    """Check versions, devices, memory, rendering, and a tiny train step."""
 
     # Print JSON.
     json: Flag = False
@@ -58,8 +58,7 @@ class DoctorOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs all checks; the exit code is 1 if a check failed."""
-    description = "Check versions, devices, memory, rendering, and a tiny train step."
-    options = tyro.cli(DoctorOptions, args=list(args), prog="acrlpd doctor", description=description)
+    options = tyro.cli(DoctorOptions, args=args, prog="acrlpd doctor")
     claim_device_memory()  # The memory that is reported is the memory that a run may use.
     checks = {name: _run(check) for name, check in CHECKS.items()}
     healthy = all(check.status != "failed" for check in checks.values())

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EvalOptions:
-    """What to evaluate, and how. An option that is not given is as in the checkpoint's config."""
+    """Evaluate checkpoints in simulation; every policy gets the same seeds.
+
+    An option that is not given is as in the checkpoint's config.
+    """
 
     # Runs (their newest checkpoints are taken), checkpoints of runs, exports, or openpi checkpoints (with --config).
     checkpoints: tyro.conf.Positional[tuple[Path, ...]]
@@ -52,12 +55,7 @@ class EvalOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(
-        EvalOptions,
-        args=args,
-        prog="acrlpd eval",
-        description="Evaluate checkpoints in simulation; every policy gets the same seeds.",
-    )
+    options = tyro.cli(EvalOptions, args=args, prog="acrlpd eval")
     _check(options)
     import json
 

@@ -13,7 +13,7 @@ from acrlpd.config.command_line import Flag
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions:
-    """What to export, and in which form."""
+    """Export a policy to a directory that openpi and acrlpd serve."""
 
     # A run directory (its newest checkpoint is taken) or one of its checkpoints.
     checkpoint: tyro.conf.Positional[Path]
@@ -32,12 +32,7 @@ class ExportOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(
-        ExportOptions,
-        args=args,
-        prog="acrlpd export",
-        description="Export a policy to a directory that openpi and acrlpd serve.",
-    )
+    options = tyro.cli(ExportOptions, args=args, prog="acrlpd export")
     from acrlpd.serving.export import export_policy
 
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory

@@ -28,7 +28,7 @@ _NOTES = {
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """The devices that the plan is made for."""
+    """Memory, FLOPs and step time of a config on named accelerators; nothing is compiled."""
 
     # Number of accelerators; default: as many as the config's fsdp_devices.
     devices: int | None = None
@@ -42,12 +42,7 @@ class PlanOptions:
 
 def main(args: Sequence[str]) -> int:
     """Prints the plan. The command succeeds even if the config does not fit."""
-    config, options = parse_config_args(
-        PlanOptions,
-        args,
-        prog="acrlpd plan",
-        description="Memory, FLOPs and step time of a config on named accelerators; nothing is compiled.",
-    )
+    config, options = parse_config_args(PlanOptions, args, prog="acrlpd plan")
     if options.device_memory is not None and not 0 < options.device_memory < math.inf:
         raise ConfigError(f"--device-memory must be above 0 GiB; found {options.device_memory}")
     num_devices = config.fsdp.fsdp_devices if options.devices is None else options.devices

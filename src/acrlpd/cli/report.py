@@ -9,7 +9,7 @@ import tyro
 
 @dataclasses.dataclass(frozen=True)
 class ReportOptions:
-    """Which runs, and where the report goes."""
+    """Write a run's report: one HTML file that needs no network, and a Markdown summary."""
 
     # Run directories: <checkpoints>/<config>/<exp_name>. Several are shown side by side.
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -18,12 +18,7 @@ class ReportOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(
-        ReportOptions,
-        args=args,
-        prog="acrlpd report",
-        description="Write a run's report: one HTML file that needs no network, and a Markdown summary.",
-    )
+    options = tyro.cli(ReportOptions, args=args, prog="acrlpd report")
     from acrlpd.monitoring.report import generate_training_report
 
     page = generate_training_report(options.runs, options.output)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ServeOptions:
-    """What to serve, and to which clients."""
+    """Serve a policy on openpi's protocol, with best-of-N under its critics."""
 
     # An exported directory, a run, a checkpoint of a run, or an openpi checkpoint (with --config).
     checkpoint: tyro.conf.Positional[Path]
@@ -55,12 +55,7 @@ class ServeOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(
-        ServeOptions,
-        args=args,
-        prog="acrlpd serve",
-        description="Serve a policy on openpi's protocol, with best-of-N under its critics.",
-    )
+    options = tyro.cli(ServeOptions, args=args, prog="acrlpd serve")
     for finding in check_bounds(options, "--"):
         raise ValueError(finding.message)
     import asyncio

@@ -19,21 +19,17 @@ from acrlpd.training.distributed import (
 from acrlpd.training.options import RunOptions
 
 
+# The help shows the options of the last base first, because dataclasses take the fields in this order.
 @dataclasses.dataclass(frozen=True)
 class TrainOptions(DistributedOptions, RunOptions):
-    """All options of the command, in the order of the help: dataclasses take the fields of the last base first."""
+    """Train a policy with RL on action chunks: offline on a dataset, then online."""
 
     # Go on even if the plan says that it does not fit into memory.
     ignore_plan: Flag = False
 
 
 def main(args: Sequence[str]) -> int:
-    config, options = parse_config_args(
-        TrainOptions,
-        args,
-        prog="acrlpd train",
-        description="Train a policy with RL on action chunks: offline on a dataset, then online.",
-    )
+    config, options = parse_config_args(TrainOptions, args, prog="acrlpd train")
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
     claim_device_memory()

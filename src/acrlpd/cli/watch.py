@@ -12,7 +12,7 @@ from acrlpd.config.command_line import Flag
 
 @dataclasses.dataclass(frozen=True)
 class WatchOptions:
-    """Which run, and how often to look."""
+    """Follow a run in the terminal. Ctrl-C ends the view, not the run."""
 
     # A run directory: <checkpoints>/<config>/<exp_name>. The directory may still be empty.
     run: tyro.conf.Positional[Path]
@@ -23,12 +23,7 @@ class WatchOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(
-        WatchOptions,
-        args=args,
-        prog="acrlpd watch",
-        description="Follow a run in the terminal. Ctrl-C ends the view, not the run.",
-    )
+    options = tyro.cli(WatchOptions, args=args, prog="acrlpd watch")
     if not 0 < options.interval < math.inf:
         raise ValueError(f"--interval must be above 0 seconds; found {options.interval}")
     from acrlpd.monitoring.watch import watch

@@ -67,22 +67,23 @@ class ConfigFlags:
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """A command without options of its own."""
+    """Choose and change a config."""
 
 
 def cli(args: Sequence[str] | None = None) -> RLTrainConfig:
     """The config that the command line asks for: `--config NAME` and any overrides."""
-    return parse_config_args(NoOptions, args, description="Choose and change a config.")[0]
+    return parse_config_args(NoOptions, args)[0]
 
 
 def parse_config_args(
-    options: type[Options], args: Sequence[str] | None = None, *, prog: str | None = None, description: str
+    options: type[Options], args: Sequence[str] | None = None, *, prog: str | None = None
 ) -> tuple[RLTrainConfig, Options]:
-    """Parses config flags together with a command's own options.
+    """Parses config flags together with a command's own options, whose docstring is the description in the help.
 
     Help without `--config` shows the options and short names only; with it, every field and its value.
     """
     args = list(sys.argv[1:] if args is None else args)
+    description = options.__doc__ or ""
     # These flags decide which other flags exist, so they are read before the real parse.
     first = _peek(args, ("config", "environment", *families()))
     if "config" not in first:

@@ -9,19 +9,3 @@ from acrlpd.envs.episodes import Rollout, rollout_features
 from acrlpd.envs.pool import EnvFailure, EnvPool
 from acrlpd.envs.registry import make_env, make_gymnasium, register_env
 from acrlpd.envs.rollouts import ChunkPolicy, Chunks, rollouts
-
-__all__ = [
-    "ChunkPolicy",
-    "Chunks",
-    "Env",
-    "EnvError",
-    "EnvFailure",
-    "EnvPool",
-    "EnvSpec",
-    "Rollout",
-    "make_env",
-    "make_gymnasium",
-    "register_env",
-    "rollout_features",
-    "rollouts",
-]
