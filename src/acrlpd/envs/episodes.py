@@ -63,15 +63,6 @@ def rollout_features(spec: EnvSpec) -> dict[str, Feature]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-    """The first observation of a new episode."""
-
-    observation: Columns
-    prompt: str
-    video: list[np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
 class Executed:
     """The k steps of a chunk that were executed; fewer than the chunk has where the episode ended before."""
 
@@ -81,17 +72,14 @@ class Executed:
     rewards: np.ndarray  # [k]
     success: np.ndarray  # [k]
     terminated: bool
-    truncated: bool
+    done: bool  # terminated or truncated
     video: list[np.ndarray]
 
-    @property
-    def done(self) -> bool:
-        return self.terminated or self.truncated
 
-
-def start_episode(env: Env, seed: int, film: bool) -> Start:
+def start_episode(env: Env, seed: int, film: bool) -> tuple[str, list[Columns], list[np.ndarray]]:
+    """The prompt of a new episode, its first observation, and its first frame if the episode is filmed."""
     env.reset(seed)
-    return Start(env.observe(), env.prompt, [env.render()] if film else [])
+    return env.prompt, [env.observe()], [env.render()] if film else []
 
 
 def check_filming(env: Env) -> None:
@@ -118,7 +106,7 @@ def execute_chunk(env: Env, actions: np.ndarray, record: bool, film: bool) -> Ex
         rewards=np.array([step.reward for step in steps], np.float32),
         success=np.array([step.success for step in steps]),
         terminated=steps[-1].terminated,
-        truncated=steps[-1].truncated,
+        done=steps[-1].done,
         video=video,
     )
 

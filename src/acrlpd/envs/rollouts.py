@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.envs.env import Columns, EnvError
-from acrlpd.envs.episodes import Executed, Rollout, Start, check_filming, execute_chunk, stack, start_episode
+from acrlpd.envs.episodes import Executed, Rollout, check_filming, execute_chunk, stack, start_episode
 from acrlpd.envs.pool import EnvFailure, EnvPool
 from acrlpd.execution.base import ChunkExecution, ChunkPolicy, Chunks
 
@@ -118,8 +118,7 @@ class _Rollouts:
                 if isinstance(result, EnvFailure):
                     self._failed(result, planned)
                 else:
-                    assert isinstance(result, Start)
-                    self.active[slot] = _Episode(planned, result.prompt, [result.observation], result.video)
+                    self.active[slot] = _Episode(planned, *result)
 
     def _act(self, group: Sequence[int]) -> None:
         """Asks the policy and sends the actions of a turn into every active slot of the group."""
@@ -153,7 +152,6 @@ class _Rollouts:
                 del self.active[slot]
                 self._failed(result, episode.planned)
                 continue
-            assert isinstance(result, Executed)
             self.failures_in_a_row = 0
             episode.parts.append(result)
             episode.video += result.video
