@@ -10,6 +10,7 @@ import pytest
 
 from acrlpd.cli.main import COMMANDS, main
 from acrlpd.config import apply_config_overrides, load_config, validate_config
+from acrlpd.config.plan.plan import make_plan
 from acrlpd.config.yaml_files import parse_config
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.robots.aloha import Aloha
@@ -30,16 +31,20 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_valid_and_fits_one_gpu() -> None:
     config = load_config(EXAMPLE)
     gib = int(re.search(r"one GPU of (\d+) GB", EXAMPLE.read_text()).group(1))  # type: ignore[union-attr]
-    found = validate_config(config, num_devices=1, device_memory_gib=gib)
+    found = validate_config(config, num_devices=1)
     assert found.errors == ()
     assert found.warnings == (f"data.data_dir {config.data.data_dir} does not exist",)
+    plan = make_plan(config, device_memory_gib=gib)
+    assert plan.memory.peak < 0.95 * plan.usable_bytes
 
 
 def test_the_small_one_is_valid_and_small() -> None:
     config = load_config(SMALL)
-    found = validate_config(config, num_devices=1, device_memory_gib=1)
+    found = validate_config(config, num_devices=1)
     assert found.errors == ()
     assert found.warnings == (f"data.data_dir {config.data.data_dir} does not exist",)
+    plan = make_plan(config, device_memory_gib=1)
+    assert plan.memory.peak < 0.95 * plan.usable_bytes
 
 
 @pytest.mark.parametrize("example", [EXAMPLE, SMALL])

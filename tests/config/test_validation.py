@@ -152,10 +152,3 @@ def test_all_errors_in_one_message():
     assert len(result.errors) == 3
     assert all(message in str(error.value) for message in result.errors)
     validate({}).raise_for_errors()
-
-
-def test_memory_is_checked_when_the_device_is_known():
-    small = validate_config(ALOHA, num_devices=1, device_memory_gib=8.0)
-    assert any("does not fit" in error for error in small.errors)
-    large = validate_config(ALOHA, num_devices=1, device_memory_gib=80.0)
-    assert large.errors == ()

@@ -33,7 +33,11 @@ def create_agent(
     in openpi's names; a parameter that the dict does not name keeps its initial value. `data_shards` is the number of
     devices that share a batch.
     """
-    _refuse_impossible(rl_config)
+    # Code that makes an agent gets the errors of `validate_config` that do not need the data.
+    findings = [*check_bounds(rl_config), *check_agent(rl_config)]
+    errors = [message for level, message in findings if level == "error"]
+    if errors:
+        raise ConfigError("\n".join(errors))
     policy_rng, critic_rng = jax.random.split(rng)
     model = rl_config.model
     policy = model.create(policy_rng)
@@ -116,14 +120,6 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
     yield from rl_config.critic.check()
     if acrlpd.loss_weights.actor_weight > 0:
         yield from rl_config.improvement.check(acrlpd, frozen_backbone=rl_config.freeze_pi0_backbone)
-
-
-def _refuse_impossible(rl_config: RLTrainConfig) -> None:
-    """Code that makes an agent gets the errors of `validate_config` that do not need the data."""
-    findings = [*check_bounds(rl_config), *check_agent(rl_config)]
-    errors = [message for level, message in findings if level == "error"]
-    if errors:
-        raise ConfigError("\n".join(errors))
 
 
 def follow_config(agent: Agent, rl_config: RLTrainConfig) -> Agent:

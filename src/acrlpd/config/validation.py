@@ -5,10 +5,9 @@ import dataclasses
 from acrlpd.config import checks
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.create_agent import check_agent
-from acrlpd.config.plan.plan import make_plan
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
-from acrlpd.findings import Level, error, warning
+from acrlpd.findings import Level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,18 +26,13 @@ class Validation:
 
 
 def validate_config(
-    config: RLTrainConfig,
-    *,
-    num_devices: int | None = None,
-    device_memory_gib: float | None = None,
-    ready_to_train: bool = False,
+    config: RLTrainConfig, *, num_devices: int | None = None, ready_to_train: bool = False
 ) -> Validation:
     """Checks a config without building anything.
 
     Args:
         config: what to check.
         num_devices: accelerators of the run; None: only what the config says by itself.
-        device_memory_gib: memory of one accelerator; given, the plan is made and must fit.
         ready_to_train: dataset and norm statistics must be there; otherwise their absence is a warning.
     """
     level: Level = "error" if ready_to_train else "warning"
@@ -58,13 +52,6 @@ def validate_config(
         *checks.check_data(config),
         *checks.check_files(config, level),
     ]
-    if device_memory_gib is not None and not any(level == "error" for level, _ in findings):
-        devices = num_devices or config.fsdp.fsdp_devices
-        plan = make_plan(config, num_devices=devices, device_memory_gib=device_memory_gib)
-        if not plan.fits:
-            findings.append(error(plan.verdict))
-        elif plan.headroom < 0.05:
-            findings.append(warning(plan.verdict))
     return Validation(
         errors=tuple(message for level, message in findings if level == "error"),
         warnings=tuple(message for level, message in findings if level == "warning"),

@@ -34,11 +34,6 @@ class Plan:
         return self.memory.peak <= self.usable_bytes
 
     @property
-    def headroom(self) -> float:
-        """Share of the usable memory that stays free."""
-        return 1 - self.memory.peak / self.usable_bytes
-
-    @property
     def flops(self) -> StepFlops:
         """Counted when they are asked for, which takes seconds."""
         return step_flops(self.config)
