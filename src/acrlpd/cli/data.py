@@ -216,11 +216,4 @@ def _print_summary(summary: str, reasons: list[str], word: str = "[yellow]skippe
     console.print(summary, markup=False)
 
 
-COMMANDS = {
-    "inspect": inspect,
-    "stats": stats,
-    "cache": cache,
-    "label": label,
-    "convert": convert,
-    "validate": validate,
-}
+COMMANDS = {command.__name__: command for command in (inspect, stats, cache, label, convert, validate)}

@@ -23,6 +23,7 @@ from acrlpd.config import get_config
 from acrlpd.config.command_line import Flag
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.chips import claim_device_memory, usable_device_bytes
+from acrlpd.envs.simulators import SYSTEM_PACKAGES
 
 PACKAGES = ("acrlpd", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "av", "h5py", "tyro")
 # Package -> the extra of acrlpd that installs it.
@@ -106,8 +107,7 @@ def check_devices() -> Check:
 def check_rendering() -> Check:
     if ctypes.util.find_library("EGL") is not None:
         return Check("ok", "EGL found; use MUJOCO_GL=egl")
-    packages = "libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri"
-    message = f"no EGL: simulators work from state only (MUJOCO_GL=disabled); for cameras install {packages}"
+    message = f"no EGL: simulators work from state only (MUJOCO_GL=disabled); for cameras install {SYSTEM_PACKAGES}"
     return Check("warning", message)
 
 

@@ -15,7 +15,6 @@ from acrlpd.choice import hint
 # its traceback.
 USER_ERRORS = (ValueError, OSError, ImportError)
 
-
 # Name -> what the command does. The module of this name in acrlpd.cli holds either a function
 # `main(args) -> exit code or None`, or a dict COMMANDS of typed functions, which become subcommands of their own.
 COMMANDS = {

@@ -62,7 +62,8 @@ class OGBenchEnv(Env):
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
         if self.env.visual:
-            columns = {STATE: proprioception(raw)}
+            # The state of the arm without the objects: joints (6), effector and its yaw (5), gripper (2).
+            columns = {STATE: np.concatenate([raw[:6], raw[12:19]])}
             return columns | ({CAMERA: self.env.render()} if self.wants(CAMERA) else {})
         if self.env.kind == "cube":
             return {STATE: cube_features(raw), RAW_STATE: raw}
@@ -85,11 +86,6 @@ def cube_features(raw: np.ndarray) -> np.ndarray:
         turned = (yaw * effector_yaw.conjugate()) ** 4  # the same for all quarter turns
         features += [position, [yaw.real, yaw.imag], offset, np.tanh(3 * offset), [turned.real, turned.imag]]
     return np.concatenate(features).astype(np.float32)
-
-
-def proprioception(raw: np.ndarray) -> np.ndarray:
-    """The state of the arm without the objects: joints (6), effector and its yaw (5), gripper (2)."""
-    return np.concatenate([raw[:6], raw[12:19]]).astype(np.float32)
 
 
 def _prompt(kind: str, env: Any, task: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from acrlpd.envs.env import EnvError
 
-_SYSTEM_PACKAGES = "libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri"
+SYSTEM_PACKAGES = "libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri"
 
 
 def require(package: str, *, env: str) -> ModuleType:
@@ -46,7 +46,7 @@ def rendering_error(env: str, reason: str | Exception) -> EnvError:
         reason = f"{type(reason).__name__}: {reason}"
     return EnvError(
         f"environment {env!r} cannot render: {reason}. Images and videos need EGL: on Debian and Ubuntu "
-        f"`apt-get install {_SYSTEM_PACKAGES}`, and MUJOCO_GL=egl (or unset) when the process starts. "
+        f"`apt-get install {SYSTEM_PACKAGES}`, and MUJOCO_GL=egl (or unset) when the process starts. "
         "State-only environments, such as cube-single-play-singletask-v0 without videos, work without it"
     )
 

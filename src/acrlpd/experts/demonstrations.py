@@ -125,7 +125,7 @@ def collect_demonstrations(
             partial = _PartialCollection(directory, settings)
             _play(envs, expert, partial, show_progress)
         with writer:
-            for rollout in partial.episodes():
+            for rollout in map(_load_rollout, partial.files()):
                 write_rollout(writer, rollout, spec)
         if output.exists():
             output.rmdir()  # the directory is empty; others were refused above
@@ -172,7 +172,7 @@ class _PartialCollection:
         self.settings = settings
         # Candidate -> (success, steps), which are also part of the file's name.
         self.kept: dict[int, tuple[bool, int]] = {}
-        for path in self._files():
+        for path in self.files():
             _, candidate, outcome, length = path.stem.split("-")
             self.kept[int(candidate)] = (outcome == "success", int(length))
         self.next_candidate = max(self.kept, default=-1) + 1
@@ -201,10 +201,7 @@ class _PartialCollection:
                 f"of {self.settings.success_share} is out of reach with the mix {dict(self.settings.mix)}"
             )
 
-    def episodes(self) -> Iterator[Rollout]:
-        return map(_load_rollout, self._files())
-
-    def _files(self) -> list[Path]:
+    def files(self) -> list[Path]:
         return sorted(self.directory.glob("episode-*.npz"))
 
     def _wants(self, success: bool) -> bool:

@@ -108,7 +108,6 @@ def batch_spec(config: RLTrainConfig) -> Batch:
 
     images = {key: spec(*model.image_resolution, 3, dtype=jnp.uint8) for key in model.image_keys}
     observation = dataclasses.replace(observation, images=images)
-
     return Batch(
         observations=observation,
         next_observations=observation,

@@ -143,13 +143,10 @@ class Pi0Config(PolicyConfig):
             object.__setattr__(self, "max_token_len", 200 if self.pi05 else 48)
         if self.discrete_state_input is None:
             object.__setattr__(self, "discrete_state_input", self.pi05)
-        for name, variant, known in (
-            ("paligemma_variant", self.paligemma_variant, GEMMA_VARIANTS),
-            ("action_expert_variant", self.action_expert_variant, GEMMA_VARIANTS),
-            ("siglip_variant", self.siglip_variant, SIGLIP_VARIANTS),
-        ):
-            if variant not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}; found {variant!r}")
+        variants = {**dict.fromkeys(_EXPERTS, GEMMA_VARIANTS), "siglip_variant": SIGLIP_VARIANTS}
+        for name, known in variants.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; found {getattr(self, name)!r}")
         first, second = self.paligemma, self.action_expert
         for field in ("depth", "num_heads", "head_dim"):
             if getattr(first, field) != getattr(second, field):
