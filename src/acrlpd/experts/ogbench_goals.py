@@ -76,9 +76,8 @@ Goal = CubeGoal | ButtonGoal | SlideGoal
 
 def next_goal(simulator: Any, rng: np.random.Generator) -> Goal:
     """The next step of the task; a random goal where nothing is left to do and the episode has not ended yet."""
-    kind = simulator.kind
-    goal = {"cube": _next_cube, "puzzle": _next_press, "scene": _next_in_scene}[kind](simulator, rng)
-    return goal or random_goal(simulator, rng)
+    choose = {"cube": _next_cube, "puzzle": _next_press, "scene": _next_in_scene}[simulator.kind]
+    return choose(simulator, rng) or random_goal(simulator, rng)
 
 
 def random_goal(simulator: Any, rng: np.random.Generator) -> Goal:

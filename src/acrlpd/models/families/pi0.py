@@ -143,7 +143,7 @@ class Pi0Config(PolicyConfig):
             object.__setattr__(self, "max_token_len", 200 if self.pi05 else 48)
         if self.discrete_state_input is None:
             object.__setattr__(self, "discrete_state_input", self.pi05)
-        variants = {**dict.fromkeys(_EXPERTS, GEMMA_VARIANTS), "siglip_variant": SIGLIP_VARIANTS}
+        variants = {**dict.fromkeys(_EXPERTS, tuple(GEMMA_VARIANTS)), "siglip_variant": tuple(SIGLIP_VARIANTS)}
         for name, known in variants.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; found {getattr(self, name)!r}")
