@@ -85,7 +85,13 @@ class Robot(Choice, abc.ABC):
 
         Actions, images and the prompt are optional: a client sends no actions, and norm statistics need no images.
         """
-        parts = [self._state_part(key, data[key]) for key in self.state_dims]
+        parts = [np.asarray(data[key]) for key in self.state_dims]
+        for part, (key, dims) in zip(parts, self.state_dims.items(), strict=True):
+            if dims not in (None, 1) and part.shape[-1:] != (dims,):
+                raise ValueError(
+                    f"{key!r} of robot {kind_name(self)} has {dims} dims; found shape {list(part.shape)}. Correct "
+                    "data.repack.state"
+                )
         axes = max(part.ndim for part in parts)
         # A part of one dim may come without its axis, as one number per sample.
         parts = [part if part.ndim == axes else part[..., None] for part in parts]
@@ -126,15 +132,6 @@ class Robot(Choice, abc.ABC):
         """Keys that lead to the image of a slot in a client's observation."""
         group = () if self.image_group is None else (self.image_group,)
         return (*group, self.cameras[slot])
-
-    def _state_part(self, key: str, value: Any) -> np.ndarray:
-        part, dims = np.asarray(value), self.state_dims[key]
-        if dims is not None and dims != 1 and part.shape[-1:] != (dims,):
-            raise ValueError(
-                f"{key!r} of robot {kind_name(self)} has {dims} dims; found shape {list(part.shape)}. Correct "
-                "data.repack.state"
-            )
-        return part
 
     def _images(self, data: DataDict) -> dict[str, np.ndarray | None]:
         """Slot -> image, or None where the robot has no such camera or the image is missing."""

@@ -91,8 +91,7 @@ class Normalize:
     def _normalize(self, x: np.ndarray, stats: NormStats) -> np.ndarray:
         dim = x.shape[-1]
         if self.use_quantiles:
-            q01, q99 = stats.quantiles()
-            q01, q99 = q01[..., :dim], q99[..., :dim]
+            q01, q99 = (quantile[..., :dim] for quantile in stats.quantiles())
             return (x - q01) / (q99 - q01 + _EPSILON) * 2.0 - 1.0
         return (x - stats.mean[..., :dim]) / (stats.std[..., :dim] + _EPSILON)
 
@@ -116,8 +115,7 @@ class Unnormalize:
         dim = min(x.shape[-1], stats.mean.shape[-1])
         known, rest = x[..., :dim], x[..., dim:]
         if self.use_quantiles:
-            q01, q99 = stats.quantiles()
-            q01, q99 = q01[..., :dim], q99[..., :dim]
+            q01, q99 = (quantile[..., :dim] for quantile in stats.quantiles())
             known = (known + 1.0) / 2.0 * (q99 - q01 + _EPSILON) + q01
         else:
             # openpi pads the deviation with 1, which scales padded dims by 1 + 1e-6.
@@ -133,9 +131,7 @@ class DeltaActions:
     mask: tuple[bool, ...]
 
     def __call__(self, data: DataDict) -> DataDict:
-        if "actions" not in data:
-            return data
-        return {**data, "actions": data["actions"] - _masked_state(self.mask, data)}
+        return _add_state(data, self.mask, sign=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +141,13 @@ class AbsoluteActions:
     mask: tuple[bool, ...]
 
     def __call__(self, data: DataDict) -> DataDict:
-        if "actions" not in data:
-            return data
-        return {**data, "actions": data["actions"] + _masked_state(self.mask, data)}
+        return _add_state(data, self.mask, sign=1)
 
 
-def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
-    """The state in dims of the mask and 0 in other dims, with the axes of actions: [..., 1, a]."""
+def _add_state(data: DataDict, mask: tuple[bool, ...], *, sign: int) -> DataDict:
+    """Adds the state, or subtracts it, in the action dims of the mask; a client's data has no actions."""
+    if "actions" not in data:
+        return data
     state, actions = np.asarray(data["state"]), data["actions"]
     if len(mask) > min(state.shape[-1], actions.shape[-1]):
         raise ValueError(
@@ -160,7 +156,7 @@ def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
         )
     offset = np.zeros((*state.shape[:-1], actions.shape[-1]), state.dtype)
     offset[..., : len(mask)] = np.where(mask, state[..., : len(mask)], 0)
-    return offset[..., None, :]
+    return {**data, "actions": actions + sign * offset[..., None, :]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,10 +276,9 @@ def create_statistics_transform(rl_config: RLTrainConfig) -> DataTransformFn:
 def describe_statistics_transform(config: DataConfig) -> dict[str, Any]:
     """All that `create_statistics_transform` depends on, as plain JSON; kept with norm statistics."""
     mask = delta_action_mask(config)
-    options = {f"robot.{name}": value for name, value in to_dict(config.robot).items()}
     return {
         "robot": kind_name(config.robot),
-        **options,
+        **{f"robot.{name}": value for name, value in to_dict(config.robot).items()},
         "delta_action_mask": None if mask is None else list(mask),
         "state_columns": list(config.repack.state),
         "action_columns": list(config.repack.actions),

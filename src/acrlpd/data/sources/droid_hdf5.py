@@ -49,7 +49,8 @@ class DroidSource(Hdf5Source):
     steps = "action/joint_velocity"
 
     def __init__(self, root: Path) -> None:
-        self._folders = _find_episodes(root)
+        # All folders with a trajectory, or with metadata that promises one.
+        self._folders = sorted({path.parent for name in (_TRAJECTORY, _METADATA) for path in root.rglob(name)})
         self._videos = VideoPool()
         self._metadata_of = functools.lru_cache(maxsize=4096)(self._read_metadata)
         super().__init__(root, {index: folder / _TRAJECTORY for index, folder in enumerate(self._folders)})
@@ -136,12 +137,3 @@ class DroidSource(Hdf5Source):
             start, fps = reader.numbering()
             reader.check_range(start, length, fps)
             check_frame_shape((reader.height, reader.width, 3), self.features[camera].shape, FIRST_EPISODE)
-
-
-def is_droid(root: Path) -> bool:
-    return next(root.rglob(_TRAJECTORY), None) is not None
-
-
-def _find_episodes(root: Path) -> list[Path]:
-    """All folders with a trajectory, or with metadata that promises one."""
-    return sorted({path.parent for name in (_TRAJECTORY, _METADATA) for path in root.rglob(name)})

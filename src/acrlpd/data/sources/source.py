@@ -247,8 +247,7 @@ def open_source(path_or_repo_id: str | Path, *, on_bad_episode: OnBadEpisode = "
     With "error" (the default) opening stays lazy and a broken episode raises when it is read. With "skip"
     every episode's columns and file headers are checked now; `source.skipped` lists what was left out.
     """
-    from acrlpd.data.sources import aloha_hdf5, lerobot
-    from acrlpd.data.sources import droid_hdf5 as droid
+    from acrlpd.data.sources import aloha_hdf5, droid_hdf5, lerobot
 
     root = _find_dataset(path_or_repo_id)
     source: EpisodeSource
@@ -256,8 +255,8 @@ def open_source(path_or_repo_id: str | Path, *, on_bad_episode: OnBadEpisode = "
         source = lerobot.open_lerobot(root)
     elif any(root.glob("*.hdf5")):
         source = aloha_hdf5.AlohaHdf5Source(root)
-    elif droid.is_droid(root):
-        source = droid.DroidSource(root)
+    elif any(root.rglob("trajectory.h5")):
+        source = droid_hdf5.DroidSource(root)
     else:
         raise DatasetError(
             f"{root}: found neither meta/info.json (LeRobot), *.hdf5 (ALOHA) nor trajectory.h5 (DROID); "

@@ -41,16 +41,15 @@ _RULE = re.compile(
 def label_list(source: EpisodeSource, successes: Iterable[int], failures: Iterable[int]) -> dict[int, Label]:
     """Labels from lists of the dataset's own episode numbers."""
     lengths = dict(zip(source.indices, source.lengths.tolist(), strict=True))
-    successes, failures = list(successes), list(failures)
-    both = sorted(set(successes) & set(failures))
+    successes, failures = set(successes), set(failures)
+    both = sorted(successes & failures)
     if both:
         raise ValueError(f"episodes {both} are listed as success and as failure")
-    unknown = sorted({*successes, *failures} - lengths.keys())
+    unknown = sorted((successes | failures) - lengths.keys())
     if unknown:
         shown = ", ".join(map(str, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         raise ValueError(f"{source.root} has no episodes {shown}; it has {len(lengths)}, up to {max(lengths)}")
-    labels = {index: Label(True, lengths[index]) for index in successes}
-    return {**labels, **{index: Label(False, lengths[index]) for index in failures}}
+    return {index: Label(index in successes, lengths[index]) for index in (*successes, *failures)}
 
 
 def parse_indices(text: str) -> list[int]:

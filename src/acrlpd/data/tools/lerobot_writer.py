@@ -26,7 +26,8 @@ _STATS_FRAMES = 10
 _STATS_PIXELS = 4
 # Episodes whose metadata is written at once; a row group has a fixed cost per column.
 _META_ROWS = 250
-_ADDED = {
+# LeRobot numbers rows itself.
+ADDED = {
     "timestamp": Feature("float32", ()),
     "frame_index": Feature("int64", ()),
     "episode_index": Feature("int64", ()),
@@ -57,7 +58,7 @@ class LeRobotWriter:
         self._robot_type = robot_type
         for name, feature in features.items():
             _check_feature(name, feature)
-        self._features = dict(features) | _ADDED
+        self._features = dict(features) | ADDED
         self._videos = {
             name: VideoWriter(root, name, feature.shape, self.fps, codec)
             for name, feature in features.items()
@@ -162,7 +163,7 @@ class LeRobotWriter:
 
     def _begin_episode(self) -> None:
         self._length = 0
-        self._steps: dict[str, list[np.ndarray]] = {name: [] for name in self._columns if name not in _ADDED}
+        self._steps: dict[str, list[np.ndarray]] = {name: [] for name in self._columns if name not in ADDED}
         self._samples: dict[str, list[np.ndarray]] = {camera: [] for camera in self._videos}
 
     def _write_meta_rows(self) -> None:
@@ -235,7 +236,7 @@ class _ParquetFiles:
 
 
 def _check_feature(name: str, feature: Feature) -> None:
-    if name in _ADDED:
+    if name in ADDED:
         raise ValueError(f"{name!r} is added by the writer; do not declare it")
     if "/" in name:
         raise ValueError(f"{name!r}: LeRobot allows no '/' in the names of features")

@@ -34,7 +34,7 @@ def validate_cache(directory: Path, source: EpisodeSource) -> list[str]:
     """Compares a frame cache with its dataset and every shard with its checksum."""
     try:
         spec, _, _ = read_manifest(directory)
-        cache = FrameCache(directory, source, cameras=spec.cameras, height=spec.height, width=spec.width)
+        cache = FrameCache(directory, source, spec.cameras, spec.height, spec.width)
     except DatasetError as error:
         return [str(error)]
     problems = cache.verify()
