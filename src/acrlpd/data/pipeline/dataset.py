@@ -39,7 +39,6 @@ from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
 
-FAKE = "fake"
 # Windows looked at when statistics are checked against the data.
 _CHECKED_WINDOWS = 2_000
 
@@ -105,7 +104,7 @@ def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource
 
 
 def _is_fake(config: DataConfig) -> bool:
-    return config.repo_id == FAKE and config.data_dir is None
+    return config.repo_id == "fake" and config.data_dir is None
 
 
 def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
@@ -138,8 +137,7 @@ def write_norm_stats(rl_config: RLTrainConfig) -> tuple[Path, dict[str, NormStat
 
 
 def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepRewards]:
-    if len(source) == 0:
-        raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
+    source.require_episodes()
     table = read_columns(source, config, rewards=True)
     return table, read_rewards(source, table, config.rewards)
 

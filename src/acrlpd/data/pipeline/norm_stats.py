@@ -186,10 +186,9 @@ def chunk_rows(offsets: np.ndarray, rows: np.ndarray, action_horizon: int) -> np
 
 
 def save_norm_stats(
-    directory: str | Path, norm_stats: Mapping[str, NormStats], origin: NormStatsOrigin | None = None
+    directory: Path, norm_stats: Mapping[str, NormStats], origin: NormStatsOrigin | None = None
 ) -> None:
     """Writes openpi's `norm_stats.json` into the directory, and the origin next to it."""
-    directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     stats = {
         key: {name: None if x is None else np.asarray(x).tolist() for name, x in vars(stats).items()}

@@ -53,16 +53,12 @@ class RepackTransform:
         repacked = self._repack(self.structure, data)
         return {**repacked, "prompt": data["prompt"]} if "prompt" in data else repacked
 
-    def _repack(self, structure: Mapping[str, Any], data: DataDict) -> DataDict:
-        result: DataDict = {}
-        for key, leaf in structure.items():
-            if isinstance(leaf, Mapping):
-                result[key] = self._repack(leaf, data)
-            elif isinstance(leaf, str):
-                result[key] = _column(leaf, data)
-            else:
-                result[key] = np.concatenate([_column(name, data) for name in leaf], axis=-1)
-        return result
+    def _repack(self, node: Any, data: DataDict) -> Any:
+        if isinstance(node, Mapping):
+            return {key: self._repack(child, data) for key, child in node.items()}
+        if isinstance(node, str):
+            return _column(node, data)
+        return np.concatenate([_column(name, data) for name in node], axis=-1)
 
 
 def _column(name: str, data: DataDict) -> Any:
@@ -199,11 +195,8 @@ class TokenizePrompt:
             distinct, which = np.unique(prompts, return_inverse=True)
             tokens, mask = (x[which] for x in self.tokenizer.tokenize(distinct.tolist()))
         rest = {key: value for key, value in data.items() if key != "prompt"}
-        return {
-            **rest,
-            "tokenized_prompt": tokens.reshape(*batch_shape, -1),
-            "tokenized_prompt_mask": mask.reshape(*batch_shape, -1),
-        }
+        tokenized = {"tokenized_prompt": tokens, "tokenized_prompt_mask": mask}
+        return rest | {key: x.reshape(*batch_shape, -1) for key, x in tokenized.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,6 @@ from acrlpd.data.sources.hdf5_file import FIRST_EPISODE, Hdf5Source, identity_of
 from acrlpd.data.sources.source import BadDataError, Feature, check_frame_shape, locating
 from acrlpd.data.sources.video import VideoPool, read_video_frames
 
-# DROID's control rate; each MP4 has one frame per control step, at whatever rate it is encoded.
-DROID_FPS = 15.0
 _CAMERA_KEYS = {
     "exterior_image_1_left": "ext1_cam_serial",
     "exterior_image_2_left": "ext2_cam_serial",
@@ -45,7 +43,8 @@ class DroidSource(Hdf5Source):
     """All trajectories below a directory, in the order of their paths."""
 
     format = "DROID"
-    fps = DROID_FPS
+    # DROID's control rate; each MP4 has one frame per control step, at whatever rate it is encoded.
+    fps = 15.0
     steps = "action/joint_velocity"
 
     def __init__(self, root: Path) -> None:

@@ -186,11 +186,12 @@ class EpisodeSource(abc.ABC):
         rest.skipped = self.skipped + tuple(SkippedEpisode(i, bad[i]) for i in self.indices if i in bad)
         return rest
 
-    def why_skipped(self) -> str:
-        """How many episodes were left out and what was wrong with the first, for the end of a message."""
-        if not self.skipped:
-            return ""
-        return f"; {len(self.skipped)} were left out, the first because: {self.skipped[0].reason}"
+    def require_episodes(self) -> None:
+        """Raises DatasetError without usable episodes, and says what was wrong with the first that was left out."""
+        if not self.indices:
+            count = len(self.skipped)
+            why = f"; {count} were left out, the first because: {self.skipped[0].reason}" if count else ""
+            raise DatasetError(f"{self.root} has no usable episodes{why}")
 
     def close(self) -> None:  # noqa: B027 - most formats hold nothing open
         """Closes file handles and decoders; the source may be used again and reopens them."""

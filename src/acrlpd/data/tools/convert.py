@@ -64,8 +64,7 @@ def _convert(
     features |= {camera: Feature("video", source.features[camera].shape) for camera in source.cameras}
     skipped = list(source.skipped)
     with LeRobotWriter(output, fps=source.fps, features=features, robot_type=robot_type, codec=codec) as writer:
-        positions = range(len(source))
-        for i in rich.progress.track(positions, "converting episodes", console=Console(stderr=True)):
+        for i in rich.progress.track(range(len(source)), "converting episodes", console=Console(stderr=True)):
             try:
                 _copy_episode(source, i, writer, columns, task)
             except EpisodeError as error:
