@@ -195,7 +195,7 @@ def validate(
         frames: Which frames to decode: none, the first and last of every episode and camera, or all.
     """
     from acrlpd.data.sources.source import open_source
-    from acrlpd.data.tools.validate import validate_cache, validate_source
+    from acrlpd.data.tools.inspect import validate_cache, validate_source
 
     source = open_source(dataset)
     problems = validate_source(source, frames=frames)

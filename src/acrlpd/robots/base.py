@@ -85,12 +85,18 @@ class Robot(Choice, abc.ABC):
 
         Actions, images and the prompt are optional: a client sends no actions, and norm statistics need no images.
         """
-        parts = [self._state_part(key, data[key]) for key in self.state_dims]
+        parts = [np.asarray(data[key]) for key in self.state_dims]
+        for part, (key, dims) in zip(parts, self.state_dims.items(), strict=True):
+            if dims not in (None, 1) and part.shape[-1:] != (dims,):
+                raise ValueError(
+                    f"{key!r} of robot {kind_name(self)} has {dims} dims; found shape {list(part.shape)}. Correct "
+                    "data.repack.state"
+                )
         axes = max(part.ndim for part in parts)
         # A part of one dim may come without its axis, as one number per sample.
         parts = [part if part.ndim == axes else part[..., None] for part in parts]
         state = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-        result: DataDict = {"state": self.state_to_model(state), **fill_slots(self._images(data))}
+        result: DataDict = {"state": self.state_to_model(state), **self._images(data)}
         if "actions" in data:
             result["actions"] = self.actions_to_model(np.asarray(data["actions"]))
         if "prompt" in data:
@@ -127,26 +133,27 @@ class Robot(Choice, abc.ABC):
         group = () if self.image_group is None else (self.image_group,)
         return (*group, self.cameras[slot])
 
-    def _state_part(self, key: str, value: Any) -> np.ndarray:
-        part, dims = np.asarray(value), self.state_dims[key]
-        if dims is not None and dims != 1 and part.shape[-1:] != (dims,):
-            raise ValueError(
-                f"{key!r} of robot {kind_name(self)} has {dims} dims; found shape {list(part.shape)}. Correct "
-                "data.repack.state"
-            )
-        return part
+    def _images(self, data: DataDict) -> DataDict:
+        """{"image", "image_mask"} by slot; a missing camera is black and masked out.
 
-    def _images(self, data: DataDict) -> dict[str, np.ndarray | None]:
-        """Slot -> image, or None where the robot has no such camera or the image is missing."""
+        Without any image the result is empty: norm statistics run the transforms on states and actions alone.
+        """
         images = data if self.image_group is None else data.get(self.image_group, {})
-        if self.image_group is not None:
-            known = {*self.cameras.values(), *self.ignored_cameras}
-            unknown = set(images) - known
-            if unknown:
-                raise ValueError(
-                    f"the cameras of robot {kind_name(self)} are {sorted(known)}; found also {sorted(unknown)}"
-                )
-        return {slot: images.get(self.cameras[slot]) if slot in self.cameras else None for slot in SLOTS}
+        known = {*self.cameras.values(), *self.ignored_cameras}
+        unknown = set(images) - known
+        if unknown and self.image_group is not None:
+            raise ValueError(
+                f"the cameras of robot {kind_name(self)} are {sorted(known)}; found also {sorted(unknown)}"
+            )
+        found = {slot: images.get(self.cameras[slot]) for slot in SLOTS if slot in self.cameras}
+        parsed = {slot: parse_image(image) for slot, image in found.items() if image is not None}
+        if not parsed:
+            return {}
+        reference = next(iter(parsed.values()))
+        return {
+            "image": {slot: parsed[slot] if slot in parsed else np.zeros_like(reference) for slot in SLOTS},
+            "image_mask": {slot: np.full(reference.shape[:-3], slot in parsed) for slot in SLOTS},
+        }
 
     # -- checks and exports
 
@@ -191,19 +198,3 @@ def parse_image(image: np.ndarray) -> np.ndarray:
     if image.shape[-3] == 3:
         image = np.moveaxis(image, -3, -1)
     return image
-
-
-def fill_slots(images: Mapping[str, np.ndarray | None]) -> DataDict:
-    """{"image", "image_mask"} for slot -> image; a missing camera is black and masked out.
-
-    Without any image the result is empty: norm statistics run the transforms on states and actions alone.
-    """
-    parsed = {slot: parse_image(image) for slot, image in images.items() if image is not None}
-    if not parsed:
-        return {}
-    reference = next(iter(parsed.values()))
-    batch_shape = reference.shape[:-3]
-    return {
-        "image": {slot: parsed[slot] if slot in parsed else np.zeros_like(reference) for slot in images},
-        "image_mask": {slot: np.full(batch_shape, slot in parsed) for slot in images},
-    }

@@ -17,7 +17,7 @@ from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.frames.resize import resize_with_pad
 from acrlpd.data.frames.store import MANIFEST, FrameCache, open_frame_store
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
-from acrlpd.data.tools.validate import validate_cache
+from acrlpd.data.tools.inspect import validate_cache
 
 SIZE = {"height": 40, "width": 56}
 FRAME_BYTES = 40 * 56 * 3

@@ -13,8 +13,7 @@ import pytest
 from broken_copies import assert_bad, replace, replace_video
 
 from acrlpd.data.sources.source import DatasetError, EpisodeError, open_source
-from acrlpd.data.tools.inspect import inspect_source
-from acrlpd.data.tools.validate import Frames, validate_source
+from acrlpd.data.tools.inspect import Frames, inspect_source, validate_source
 
 ARCHIVES = Path(__file__).parents[2] / "datasets"
 CAMERA = "observation.images.cam_high"

@@ -10,8 +10,8 @@ import pytest
 from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
 from acrlpd.data.tools.convert import convert_to_lerobot
+from acrlpd.data.tools.inspect import validate_source
 from acrlpd.data.tools.label import label_list
-from acrlpd.data.tools.validate import validate_source
 
 
 def convert(source: EpisodeSource, output: Path, **options):

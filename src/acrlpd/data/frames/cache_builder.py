@@ -152,26 +152,21 @@ class _Builder:
                 self._stop.set()
                 threads.shutdown(cancel_futures=True)
                 raise
-        shards = [json.loads(self._record(file).read_text())["shard"] for file, _, _ in plan]
+        records = [(self._directory / file).with_suffix(".json") for file, _, _ in plan]
+        shards = [json.loads(record.read_text())["shard"] for record in records]
         manifest = {"spec": dataclasses.asdict(self._spec), "shards": shards, "skipped": dict(sorted(skipped.items()))}
         write_text_atomically(self._directory / MANIFEST, json.dumps(manifest, indent=1))
         return skipped
-
-    def _record(self, file: str) -> Path:
-        return (self._directory / file).with_suffix(".json")
-
-    def _advance(self, frames: int) -> None:
-        self._progress.advance(self._task, frames)
 
     def _finish_shard(self, file: str, camera: str, planned: list[int]) -> dict[int, str]:
         """Writes a shard and its record unless they are there; returns the episodes left out and why."""
         left_out = {episode.index: episode.reason for episode in self._source.skipped if episode.index in planned}
         indices = [index for index in planned if index not in left_out]
-        path, record = self._directory / file, self._record(file)
+        path, record = self._directory / file, (self._directory / file).with_suffix(".json")
         if record.is_file():
             done = json.loads(record.read_text())
             if path.is_file() and path.stat().st_size == done["shard"]["bytes"]:
-                self._advance(sum(self._lengths[index] for index in indices))
+                self._progress.advance(self._task, sum(self._lengths[index] for index in indices))
                 return left_out | {int(index): reason for index, reason in done["skipped"].items()}
         path.parent.mkdir(exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -201,7 +196,7 @@ class _Builder:
                 if self._source.on_bad_episode == "error":
                     raise
                 skipped[index] = str(error)
-                self._advance(self._lengths[index] - (len(ends) - frames))
+                self._progress.advance(self._task, self._lengths[index] - (len(ends) - frames))
                 del ends[frames:]
                 stream.seek(start)
                 stream.truncate()
@@ -223,4 +218,4 @@ class _Builder:
                     yield stream.write(jpeg)
                 else:
                     yield stream.write(frame.tobytes())
-            self._advance(len(ts))
+            self._progress.advance(self._task, len(ts))

@@ -14,20 +14,14 @@ def resize_with_pad(images: np.ndarray, height: int, width: int) -> np.ndarray:
         raise ValueError(f"images must be uint8 [..., h, w, 3], found {images.dtype} {list(images.shape)}")
     if images.shape[-3:-1] == (height, width):
         return images
-    flat = images.reshape(-1, *images.shape[-3:])
-    resized = np.zeros((len(flat), height, width, 3), np.uint8)
-    for source, target in zip(flat, resized, strict=True):
-        _resize_into(source, target)
-    return resized.reshape(*images.shape[:-3], height, width, 3)
-
-
-def _resize_into(source: np.ndarray, target: np.ndarray) -> None:
-    """Writes the resized source [h, w, 3] into the middle of the black target [H, W, 3]."""
-    (h, w), (height, width) = source.shape[:2], target.shape[:2]
+    *batch_shape, h, w, _ = images.shape
     ratio = max(w / width, h / height)
     new_h, new_w = int(h / ratio), int(w / ratio)
     top, left = (height - new_h) // 2, (width - new_w) // 2
-    # One axis after the other: Pillow versions order (and so round) a resize of both axes differently.
-    narrow = Image.fromarray(source).resize((new_w, h), Image.Resampling.BILINEAR)
-    resized = narrow.resize((new_w, new_h), Image.Resampling.BILINEAR)
-    target[top : top + new_h, left : left + new_w] = np.asarray(resized)
+    resized = np.zeros((*batch_shape, height, width, 3), np.uint8)
+    for k in np.ndindex(*batch_shape):
+        # One axis after the other: Pillow versions order (and so round) a resize of both axes differently.
+        narrow = Image.fromarray(images[k]).resize((new_w, h), Image.Resampling.BILINEAR)
+        fitted = narrow.resize((new_w, new_h), Image.Resampling.BILINEAR)
+        resized[k][top : top + new_h, left : left + new_w] = np.asarray(fitted)
+    return resized

@@ -59,9 +59,7 @@ class Shard:
 class FrameCache(FrameStore):
     """The frames of a finished cache: shards stay open, a frame is one pread into the caller's buffer."""
 
-    def __init__(
-        self, directory: Path, source: EpisodeSource, *, cameras: Sequence[str], height: int, width: int
-    ) -> None:
+    def __init__(self, directory: Path, source: EpisodeSource, cameras: Sequence[str], height: int, width: int) -> None:
         self.spec, self.shards, skipped = read_manifest(directory)
         left_out = {index: reason for index, reason in skipped.items() if index in source.indices}
         super().__init__(source.without(left_out), cameras, height, width)
@@ -215,7 +213,7 @@ def open_frame_store(
     """
     cameras = source.cameras if cameras is None else cameras
     if cache_dir is not None:
-        return FrameCache(Path(cache_dir), source, cameras=cameras, height=height, width=width)
+        return FrameCache(Path(cache_dir), source, cameras, height, width)
     if episodes_per_memory_pool:
         return MemoryPool(source, cameras, height, width, episodes_per_memory_pool)
     return DecodedFrames(source, cameras, height, width)

@@ -220,10 +220,9 @@ class BufferPool:
             buffer = free.pop() if free else None
             if buffer is None:
                 self.allocated_bytes += math.prod(shape)
-        if buffer is None:
-            raw = np.empty(math.prod(shape) + _ALIGNMENT, np.uint8)
-            start = -raw.ctypes.data % _ALIGNMENT
-            buffer = raw[start : start + math.prod(shape)].reshape(shape)
+                raw = np.empty(math.prod(shape) + _ALIGNMENT, np.uint8)
+                start = -raw.ctypes.data % _ALIGNMENT
+                buffer = raw[start : start + math.prod(shape)].reshape(shape)
         lease = _Lease(buffer)
         # No lock: a loan may end at any moment, also while this thread holds the lock. Appending is atomic.
         weakref.finalize(lease, free.append, buffer).atexit = False

@@ -39,7 +39,6 @@ from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
 
-FAKE = "fake"
 # Windows looked at when statistics are checked against the data.
 _CHECKED_WINDOWS = 2_000
 
@@ -57,16 +56,25 @@ class Dataset:
     norm_stats: dict[str, NormStats] | None  # None only for fake data
 
 
-def open_dataset(rl_config: RLTrainConfig, source: EpisodeSource | None = None) -> Dataset:
-    """Opens the dataset of a config (or the given episodes instead), and checks that all parts fit together."""
+def open_dataset(rl_config: RLTrainConfig) -> Dataset:
+    """Opens the dataset of a config, and checks that all parts fit together."""
     config = rl_config.data
     transforms = create_policy_transforms(rl_config)
-    source = open_config_source(rl_config) if source is None else source
+    source = open_config_source(rl_config)
     _check_cameras(source, transforms.cameras, rl_config.model)
     origin = _origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
     source = _filter_episodes(source, config)
-    frames = _open_frames(source, transforms, rl_config)
-    if frames is not None:
+    frames = None
+    if transforms.cameras:
+        height, width = rl_config.model.image_resolution
+        frames = open_frame_store(
+            source,
+            height=height,
+            width=width,
+            cameras=tuple(dict.fromkeys(transforms.cameras.values())),
+            cache_dir=config.frame_cache_dir,
+            episodes_per_memory_pool=config.episodes_per_memory_pool,
+        )
         source = frames.source  # a cache may lack episodes that could not be decoded
     table, rewards = _read(source, config)
     dataset = Dataset(
@@ -95,23 +103,8 @@ def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource
     return source
 
 
-def _open_frames(source: EpisodeSource, transforms: PolicyTransforms, rl_config: RLTrainConfig) -> FrameStore | None:
-    """The frame cache if the config names one, else a pool of decoded episodes, else the decoder."""
-    if not transforms.cameras:
-        return None
-    height, width = rl_config.model.image_resolution
-    return open_frame_store(
-        source,
-        height=height,
-        width=width,
-        cameras=tuple(dict.fromkeys(transforms.cameras.values())),
-        cache_dir=rl_config.data.frame_cache_dir,
-        episodes_per_memory_pool=rl_config.data.episodes_per_memory_pool,
-    )
-
-
 def _is_fake(config: DataConfig) -> bool:
-    return config.repo_id == FAKE and config.data_dir is None
+    return config.repo_id == "fake" and config.data_dir is None
 
 
 def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
@@ -133,11 +126,9 @@ def norm_stats_dir(config: DataConfig) -> Path:
     return path.parent
 
 
-def write_norm_stats(
-    rl_config: RLTrainConfig, source: EpisodeSource | None = None
-) -> tuple[Path, dict[str, NormStats]]:
+def write_norm_stats(rl_config: RLTrainConfig) -> tuple[Path, dict[str, NormStats]]:
     """Computes the norm statistics of a config's dataset and writes them where training looks for them."""
-    source = open_config_source(rl_config) if source is None else source
+    source = open_config_source(rl_config)
     table = read_columns(source, rl_config.data, rewards=False)
     norm_stats = compute_norm_stats(int(table.offsets[-1]), functools.partial(read_windows, table, rl_config))
     directory = norm_stats_dir(rl_config.data)
@@ -146,8 +137,7 @@ def write_norm_stats(
 
 
 def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepRewards]:
-    if len(source) == 0:
-        raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
+    source.require_episodes()
     table = read_columns(source, config, rewards=True)
     return table, read_rewards(source, table, config.rewards)
 
@@ -194,12 +184,17 @@ def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) 
     _check_dims(sample, rl_config)
     if dataset.norm_stats is None:
         return
+    # The actions of the sample, absolute if the run has relative actions and the reverse; None without a mask.
+    counterpart, mask = None, known_delta_mask(config)
+    if mask is not None:
+        toggle = AbsoluteActions(mask) if config.use_delta_joint_actions else DeltaActions(mask)
+        counterpart = toggle(sample)["actions"]
     warnings = check_norm_stats(
         dataset.norm_stats,
         load_norm_stats_origin(norm_stats_dir(config)),
         origin,
         sample,
-        counterpart=_counterpart(sample, config),
+        counterpart=counterpart,
         use_quantiles=dataset.transforms.use_quantile_norm,
         padded_dim=model.action_dim,
     )
@@ -260,12 +255,3 @@ def read_windows(table: ColumnTable, rl_config: RLTrainConfig, rows: np.ndarray)
     data = {name: table.columns[name][rows] for name in rl_config.data.repack.state}
     data |= {name: table.columns[name][steps] for name in rl_config.data.repack.actions}
     return create_statistics_transform(rl_config)(data)
-
-
-def _counterpart(sample: dict[str, Any], config: DataConfig) -> np.ndarray | None:
-    """The actions of the sample, absolute if the run has relative actions and the reverse; None without a mask."""
-    mask = known_delta_mask(config)
-    if mask is None:
-        return None
-    toggle = AbsoluteActions(mask) if config.use_delta_joint_actions else DeltaActions(mask)
-    return toggle(sample)["actions"]

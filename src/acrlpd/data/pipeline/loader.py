@@ -6,7 +6,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, Self, TypeVar
+from typing import Self
 
 import jax
 import numpy as np
@@ -17,8 +17,6 @@ from acrlpd.data.pipeline.batches import BatchBuilder, WindowSampler
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class DataLoader:
@@ -140,7 +138,7 @@ class DataLoader:
             episodes=episodes,
         )
 
-    def _start(self, step: int) -> "Prefetcher[Batch]":
+    def _start(self, step: int) -> "Prefetcher":
         # The function that the threads run must not refer to the loader, so that dropping the loader ends them.
         epoch = step // self.steps_per_epoch
         self._first_step = step
@@ -203,7 +201,7 @@ def create_data_loader(
     )
 
 
-class Prefetcher(Generic[T]):
+class Prefetcher:
     """Results of `build(step)` for steps from `first_step` to before `end_step`, in order, prepared ahead by threads.
 
     At most max(depth, num_workers) results exist beyond the result in use. Without workers `get` builds each result.
@@ -213,7 +211,7 @@ class Prefetcher(Generic[T]):
 
     def __init__(
         self,
-        build: Callable[[int], T],
+        build: Callable[[int], Batch],
         *,
         first_step: int,
         end_step: float = math.inf,
@@ -225,7 +223,7 @@ class Prefetcher(Generic[T]):
         self._end_step = end_step
         self._depth = max(depth, num_workers)
         self._threads = ThreadPoolExecutor(num_workers, "acrlpd-data") if num_workers else None
-        self._ahead: deque[Future[T]] = deque()  # from `step` on
+        self._ahead: deque[Future[Batch]] = deque()  # from `step` on
         self._closed = False
         self._prepare_ahead()
 
@@ -236,7 +234,7 @@ class Prefetcher(Generic[T]):
             raise RuntimeError("the data loader was closed")
         return self._step
 
-    def get(self) -> T:
+    def get(self) -> Batch:
         """The result of the next step; waits until the result is there."""
         step = self.step
         try:

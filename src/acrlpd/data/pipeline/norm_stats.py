@@ -64,13 +64,6 @@ class NormStats:
             )
         return self.q01, self.q99
 
-    def centre_and_scale(self, *, use_quantiles: bool) -> tuple[np.ndarray, np.ndarray]:
-        """What normalisation subtracts, and its divisor: the deviation, or half the distance of the quantiles."""
-        if not use_quantiles:
-            return self.mean, self.std
-        q01, q99 = self.quantiles()
-        return (q01 + q99) / 2, (q99 - q01) / 2
-
 
 @dataclasses.dataclass(frozen=True)
 class NormStatsOrigin:
@@ -193,10 +186,9 @@ def chunk_rows(offsets: np.ndarray, rows: np.ndarray, action_horizon: int) -> np
 
 
 def save_norm_stats(
-    directory: str | Path, norm_stats: Mapping[str, NormStats], origin: NormStatsOrigin | None = None
+    directory: Path, norm_stats: Mapping[str, NormStats], origin: NormStatsOrigin | None = None
 ) -> None:
     """Writes openpi's `norm_stats.json` into the directory, and the origin next to it."""
-    directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     stats = {
         key: {name: None if x is None else np.asarray(x).tolist() for name, x in vars(stats).items()}
@@ -345,7 +337,11 @@ def _check_values(key: str, stats: NormStats, sample: np.ndarray, *, use_quantil
     """Whether the sample, normalised, is of order 1 in every dim."""
     dim = sample.shape[-1]
     values = sample.reshape(-1, dim).astype(np.float64)
-    centre, scale = (x[:dim] for x in stats.centre_and_scale(use_quantiles=use_quantiles))
+    # What normalisation subtracts, and its divisor: the deviation, or half the distance of the quantiles.
+    centre, scale = stats.mean[:dim], stats.std[:dim]
+    if use_quantiles:
+        q01, q99 = (quantile[:dim] for quantile in stats.quantiles())
+        centre, scale = (q01 + q99) / 2, (q99 - q01) / 2
     constant = near_constant_dims(scale)
     far_share = np.mean(np.abs(values - centre) > _FAR * (scale + 1e-6), axis=0)
     far = np.flatnonzero(far_share > _FAR_SHARE)

@@ -20,7 +20,7 @@ import numpy as np
 import simplejpeg
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.data.frames.store import open_frame_store
+from acrlpd.data.frames.decoded import DecodedFrames
 from acrlpd.data.pipeline.dataset import Dataset, fill_prompts, read_columns
 from acrlpd.data.pipeline.rewards import compute_rewards, environment_rewards
 from acrlpd.data.sources.source import (
@@ -188,10 +188,8 @@ class ReplayDataset:
         self._config = rl_config.data
         self._rewards = environment_rewards(rl_config.data.rewards, prior.rewards.origin)
         self._prior = prior
-        self._frames = None
-        if prior.frames is not None:
-            frames = prior.frames
-            self._frames = open_frame_store(replay, height=frames.height, width=frames.width, cameras=frames.cameras)
+        like = prior.frames
+        self._frames = None if like is None else DecodedFrames(replay, like.cameras, like.height, like.width)
 
     def admit(self, numbers: Sequence[int]) -> Dataset:
         """Adds episodes that are on disk, in this order; returns the dataset with all episodes added so far."""

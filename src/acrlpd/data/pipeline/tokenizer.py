@@ -40,8 +40,16 @@ class Tokenizer(abc.ABC):
         Without states the format is pi0's; with normalised states [n, s] it is pi0.5's, which writes the
         state into the text in 256 bins.
         """
-        texts = [clean(prompt) for prompt in prompts]
-        encoded = self._pi0_ids(texts) if states is None else self._pi05_ids(texts, states)
+        # One line of text without underscores, as the released weights saw it.
+        texts = [prompt.strip().replace("_", " ").replace("\n", " ") for prompt in prompts]
+        if states is None:
+            # The line break is encoded on its own, so that it cannot merge with the text.
+            (newline,) = self.encode(["\n"], add_bos=False)
+            encoded = [ids + newline for ids in self.encode(texts, add_bos=True)]
+        else:
+            bins = [" ".join(map(str, row)) for row in discretize_state(states).tolist()]
+            formatted = [f"Task: {text}, State: {state};\nAction: " for text, state in zip(texts, bins, strict=True)]
+            encoded = self.encode(formatted, add_bos=True)
         tokens = np.zeros((len(encoded), self.max_len), np.int32)
         mask = np.zeros((len(encoded), self.max_len), bool)
         for row, ids in enumerate(encoded):
@@ -50,16 +58,6 @@ class Tokenizer(abc.ABC):
             tokens[row, :count] = ids[:count]
             mask[row, :count] = True
         return tokens, mask
-
-    def _pi0_ids(self, texts: list[str]) -> list[list[int]]:
-        # The line break is encoded on its own, so that it cannot merge with the text.
-        (newline,) = self.encode(["\n"], add_bos=False)
-        return [ids + newline for ids in self.encode(texts, add_bos=True)]
-
-    def _pi05_ids(self, texts: list[str], states: np.ndarray) -> list[list[int]]:
-        bins = [" ".join(map(str, row)) for row in discretize_state(states).tolist()]
-        formatted = [f"Task: {text}, State: {state};\nAction: " for text, state in zip(texts, bins, strict=True)]
-        return self.encode(formatted, add_bos=True)
 
     def _check_length(self, prompt: str, length: int) -> None:
         if length <= self.max_len:
@@ -132,11 +130,6 @@ def default_tokenizer_path() -> Path:
     """<cache>/acrlpd/paligemma_tokenizer.model, with $XDG_CACHE_HOME or ~/.cache as <cache>."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "acrlpd" / "paligemma_tokenizer.model"
-
-
-def clean(prompt: str) -> str:
-    """One line of text without underscores, as the released weights saw it."""
-    return prompt.strip().replace("_", " ").replace("\n", " ")
 
 
 def discretize_state(state: np.ndarray) -> np.ndarray:

@@ -53,16 +53,12 @@ class RepackTransform:
         repacked = self._repack(self.structure, data)
         return {**repacked, "prompt": data["prompt"]} if "prompt" in data else repacked
 
-    def _repack(self, structure: Mapping[str, Any], data: DataDict) -> DataDict:
-        result: DataDict = {}
-        for key, leaf in structure.items():
-            if isinstance(leaf, Mapping):
-                result[key] = self._repack(leaf, data)
-            elif isinstance(leaf, str):
-                result[key] = _column(leaf, data)
-            else:
-                result[key] = np.concatenate([_column(name, data) for name in leaf], axis=-1)
-        return result
+    def _repack(self, node: Any, data: DataDict) -> Any:
+        if isinstance(node, Mapping):
+            return {key: self._repack(child, data) for key, child in node.items()}
+        if isinstance(node, str):
+            return _column(node, data)
+        return np.concatenate([_column(name, data) for name in node], axis=-1)
 
 
 def _column(name: str, data: DataDict) -> Any:
@@ -91,8 +87,7 @@ class Normalize:
     def _normalize(self, x: np.ndarray, stats: NormStats) -> np.ndarray:
         dim = x.shape[-1]
         if self.use_quantiles:
-            q01, q99 = stats.quantiles()
-            q01, q99 = q01[..., :dim], q99[..., :dim]
+            q01, q99 = (quantile[..., :dim] for quantile in stats.quantiles())
             return (x - q01) / (q99 - q01 + _EPSILON) * 2.0 - 1.0
         return (x - stats.mean[..., :dim]) / (stats.std[..., :dim] + _EPSILON)
 
@@ -116,8 +111,7 @@ class Unnormalize:
         dim = min(x.shape[-1], stats.mean.shape[-1])
         known, rest = x[..., :dim], x[..., dim:]
         if self.use_quantiles:
-            q01, q99 = stats.quantiles()
-            q01, q99 = q01[..., :dim], q99[..., :dim]
+            q01, q99 = (quantile[..., :dim] for quantile in stats.quantiles())
             known = (known + 1.0) / 2.0 * (q99 - q01 + _EPSILON) + q01
         else:
             # openpi pads the deviation with 1, which scales padded dims by 1 + 1e-6.
@@ -133,9 +127,7 @@ class DeltaActions:
     mask: tuple[bool, ...]
 
     def __call__(self, data: DataDict) -> DataDict:
-        if "actions" not in data:
-            return data
-        return {**data, "actions": data["actions"] - _masked_state(self.mask, data)}
+        return _add_state(data, self.mask, sign=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +137,13 @@ class AbsoluteActions:
     mask: tuple[bool, ...]
 
     def __call__(self, data: DataDict) -> DataDict:
-        if "actions" not in data:
-            return data
-        return {**data, "actions": data["actions"] + _masked_state(self.mask, data)}
+        return _add_state(data, self.mask, sign=1)
 
 
-def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
-    """The state in dims of the mask and 0 in other dims, with the axes of actions: [..., 1, a]."""
+def _add_state(data: DataDict, mask: tuple[bool, ...], *, sign: int) -> DataDict:
+    """Adds the state, or subtracts it, in the action dims of the mask; a client's data has no actions."""
+    if "actions" not in data:
+        return data
     state, actions = np.asarray(data["state"]), data["actions"]
     if len(mask) > min(state.shape[-1], actions.shape[-1]):
         raise ValueError(
@@ -160,7 +152,7 @@ def _masked_state(mask: tuple[bool, ...], data: DataDict) -> np.ndarray:
         )
     offset = np.zeros((*state.shape[:-1], actions.shape[-1]), state.dtype)
     offset[..., : len(mask)] = np.where(mask, state[..., : len(mask)], 0)
-    return offset[..., None, :]
+    return {**data, "actions": actions + sign * offset[..., None, :]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,11 +195,8 @@ class TokenizePrompt:
             distinct, which = np.unique(prompts, return_inverse=True)
             tokens, mask = (x[which] for x in self.tokenizer.tokenize(distinct.tolist()))
         rest = {key: value for key, value in data.items() if key != "prompt"}
-        return {
-            **rest,
-            "tokenized_prompt": tokens.reshape(*batch_shape, -1),
-            "tokenized_prompt_mask": mask.reshape(*batch_shape, -1),
-        }
+        tokenized = {"tokenized_prompt": tokens, "tokenized_prompt_mask": mask}
+        return rest | {key: x.reshape(*batch_shape, -1) for key, x in tokenized.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,10 +269,9 @@ def create_statistics_transform(rl_config: RLTrainConfig) -> DataTransformFn:
 def describe_statistics_transform(config: DataConfig) -> dict[str, Any]:
     """All that `create_statistics_transform` depends on, as plain JSON; kept with norm statistics."""
     mask = delta_action_mask(config)
-    options = {f"robot.{name}": value for name, value in to_dict(config.robot).items()}
     return {
         "robot": kind_name(config.robot),
-        **options,
+        **{f"robot.{name}": value for name, value in to_dict(config.robot).items()},
         "delta_action_mask": None if mask is None else list(mask),
         "state_columns": list(config.repack.state),
         "action_columns": list(config.repack.actions),

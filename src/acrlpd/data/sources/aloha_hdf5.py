@@ -15,8 +15,6 @@ import simplejpeg
 from acrlpd.data.sources.hdf5_file import FIRST_EPISODE, Hdf5Source, identity_of_files, read_success
 from acrlpd.data.sources.source import BadDataError, Feature, check_frame_shape, locating
 
-# ALOHA's control rate, for files without an attribute `fps`.
-ALOHA_FPS = 50.0
 _IMAGES = "observations/images"
 _COLUMNS = {
     "observation.state": "observations/qpos",
@@ -46,7 +44,8 @@ class AlohaHdf5Source(Hdf5Source):
         return identity_of_files(self.root, [self._paths[index] for index in sorted(self._paths)])
 
     def _features(self, file: h5py.File, index: int) -> dict[str, Feature]:
-        self.fps = float(file.attrs.get("fps", ALOHA_FPS))
+        # ALOHA's control rate, for files without an attribute `fps`.
+        self.fps = float(file.attrs.get("fps", 50.0))
         features = {}
         for name, key in _COLUMNS.items():
             if key in file and isinstance(file[key], h5py.Dataset):

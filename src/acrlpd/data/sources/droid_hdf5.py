@@ -16,8 +16,6 @@ from acrlpd.data.sources.hdf5_file import FIRST_EPISODE, Hdf5Source, identity_of
 from acrlpd.data.sources.source import BadDataError, Feature, check_frame_shape, locating
 from acrlpd.data.sources.video import VideoPool, read_video_frames
 
-# DROID's control rate; each MP4 has one frame per control step, at whatever rate it is encoded.
-DROID_FPS = 15.0
 _CAMERA_KEYS = {
     "exterior_image_1_left": "ext1_cam_serial",
     "exterior_image_2_left": "ext2_cam_serial",
@@ -45,11 +43,13 @@ class DroidSource(Hdf5Source):
     """All trajectories below a directory, in the order of their paths."""
 
     format = "DROID"
-    fps = DROID_FPS
+    # DROID's control rate; each MP4 has one frame per control step, at whatever rate it is encoded.
+    fps = 15.0
     steps = "action/joint_velocity"
 
     def __init__(self, root: Path) -> None:
-        self._folders = _find_episodes(root)
+        # All folders with a trajectory, or with metadata that promises one.
+        self._folders = sorted({path.parent for name in (_TRAJECTORY, _METADATA) for path in root.rglob(name)})
         self._videos = VideoPool()
         self._metadata_of = functools.lru_cache(maxsize=4096)(self._read_metadata)
         super().__init__(root, {index: folder / _TRAJECTORY for index, folder in enumerate(self._folders)})
@@ -136,12 +136,3 @@ class DroidSource(Hdf5Source):
             start, fps = reader.numbering()
             reader.check_range(start, length, fps)
             check_frame_shape((reader.height, reader.width, 3), self.features[camera].shape, FIRST_EPISODE)
-
-
-def is_droid(root: Path) -> bool:
-    return next(root.rglob(_TRAJECTORY), None) is not None
-
-
-def _find_episodes(root: Path) -> list[Path]:
-    """All folders with a trajectory, or with metadata that promises one."""
-    return sorted({path.parent for name in (_TRAJECTORY, _METADATA) for path in root.rglob(name)})

@@ -168,7 +168,14 @@ class LeRobotSource(EpisodeSource):
         """The named columns of an episode, from the row groups that hold them."""
         try:
             file = self._parquet(rows.path)
-            _require_rows(rows, file, names)
+            if rows.start + rows.length > file.starts[-1]:
+                raise BadDataError(
+                    f"the metadata puts its {rows.length} steps at rows {rows.start}..{rows.start + rows.length - 1}, "
+                    f"the file has {file.starts[-1]} rows"
+                )
+            missing = [name for name in names if name not in file.columns and name not in _BOOKKEEPING]
+            if missing:
+                raise BadDataError(f"column {missing[0]!r} of meta/info.json is not in the file")
             first = int(np.searchsorted(file.starts, rows.start, side="right")) - 1
             last = max(first, int(np.searchsorted(file.starts, rows.start + rows.length)))
             table = read(rows.path, first, last, tuple(name for name in names if name in file.columns))
@@ -306,17 +313,6 @@ def _read_layout(path: Path) -> ParquetLayout:
     sizes = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
     columns = frozenset(footer.schema.to_arrow_schema().names)
     return ParquetLayout(footer, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), columns)
-
-
-def _require_rows(rows: Rows, file: ParquetLayout, names: Sequence[str]) -> None:
-    if rows.start + rows.length > file.starts[-1]:
-        raise BadDataError(
-            f"the metadata puts its {rows.length} steps at rows {rows.start}..{rows.start + rows.length - 1}, the file "
-            f"has {file.starts[-1]} rows"
-        )
-    missing = [name for name in names if name not in file.columns and name not in _BOOKKEEPING]
-    if missing:
-        raise BadDataError(f"column {missing[0]!r} of meta/info.json is not in the file")
 
 
 def _to_numpy(name: str, column: pa.ChunkedArray, feature: Feature | None) -> np.ndarray:

@@ -186,11 +186,12 @@ class EpisodeSource(abc.ABC):
         rest.skipped = self.skipped + tuple(SkippedEpisode(i, bad[i]) for i in self.indices if i in bad)
         return rest
 
-    def why_skipped(self) -> str:
-        """How many episodes were left out and what was wrong with the first, for the end of a message."""
-        if not self.skipped:
-            return ""
-        return f"; {len(self.skipped)} were left out, the first because: {self.skipped[0].reason}"
+    def require_episodes(self) -> None:
+        """Raises DatasetError without usable episodes, and says what was wrong with the first that was left out."""
+        if not self.indices:
+            count = len(self.skipped)
+            why = f"; {count} were left out, the first because: {self.skipped[0].reason}" if count else ""
+            raise DatasetError(f"{self.root} has no usable episodes{why}")
 
     def close(self) -> None:  # noqa: B027 - most formats hold nothing open
         """Closes file handles and decoders; the source may be used again and reopens them."""
@@ -247,8 +248,7 @@ def open_source(path_or_repo_id: str | Path, *, on_bad_episode: OnBadEpisode = "
     With "error" (the default) opening stays lazy and a broken episode raises when it is read. With "skip"
     every episode's columns and file headers are checked now; `source.skipped` lists what was left out.
     """
-    from acrlpd.data.sources import aloha_hdf5, lerobot
-    from acrlpd.data.sources import droid_hdf5 as droid
+    from acrlpd.data.sources import aloha_hdf5, droid_hdf5, lerobot
 
     root = _find_dataset(path_or_repo_id)
     source: EpisodeSource
@@ -256,8 +256,8 @@ def open_source(path_or_repo_id: str | Path, *, on_bad_episode: OnBadEpisode = "
         source = lerobot.open_lerobot(root)
     elif any(root.glob("*.hdf5")):
         source = aloha_hdf5.AlohaHdf5Source(root)
-    elif droid.is_droid(root):
-        source = droid.DroidSource(root)
+    elif any(root.rglob("trajectory.h5")):
+        source = droid_hdf5.DroidSource(root)
     else:
         raise DatasetError(
             f"{root}: found neither meta/info.json (LeRobot), *.hdf5 (ALOHA) nor trajectory.h5 (DROID); "

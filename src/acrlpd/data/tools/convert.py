@@ -9,11 +9,8 @@ from rich.console import Console
 from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
 from acrlpd.data.sources.lerobot import LeRobotSource
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, Feature, SkippedEpisode, step_blocks
-from acrlpd.data.tools.lerobot_writer import LeRobotWriter
+from acrlpd.data.tools.lerobot_writer import ADDED, LeRobotWriter
 from acrlpd.files import only_one
-
-# LeRobot numbers rows itself.
-_NUMBERING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 
 
 def convert_to_lerobot(
@@ -62,13 +59,12 @@ def convert_to_lerobot(
 def _convert(
     source: EpisodeSource, output: Path, task: str | None, codec: str, robot_type: str | None
 ) -> list[SkippedEpisode]:
-    columns = [name for name in source.features if "/" not in name and name not in (*_NUMBERING, *source.cameras)]
+    columns = [name for name in source.features if "/" not in name and name not in (*ADDED, *source.cameras)]
     features = {name: source.features[name] for name in columns}
     features |= {camera: Feature("video", source.features[camera].shape) for camera in source.cameras}
     skipped = list(source.skipped)
     with LeRobotWriter(output, fps=source.fps, features=features, robot_type=robot_type, codec=codec) as writer:
-        positions = range(len(source))
-        for i in rich.progress.track(positions, "converting episodes", console=Console(stderr=True)):
+        for i in rich.progress.track(range(len(source)), "converting episodes", console=Console(stderr=True)):
             try:
                 _copy_episode(source, i, writer, columns, task)
             except EpisodeError as error:

@@ -1,11 +1,13 @@
-"""What a dataset holds and what may go wrong with it, before anything is trained on it."""
+"""What a dataset holds and what is or may go wrong with it, before anything is trained on it."""
 
 import dataclasses
 from collections import Counter
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import rich.box
+import rich.progress
 from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.markup import escape
@@ -13,9 +15,10 @@ from rich.table import Table
 
 from acrlpd.config import RewardConfig
 from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.frames.store import FrameCache, read_manifest
 from acrlpd.data.pipeline.rewards import read_rewards
-from acrlpd.data.sources.source import DatasetError, EpisodeSource, SkippedEpisode
-from acrlpd.data.tools.lerobot_stats import Stats, column_stats
+from acrlpd.data.sources.source import DatasetError, EpisodeSource, SkippedEpisode, check_episodes, step_blocks
+from acrlpd.data.tools.lerobot_writer import Stats, column_stats
 
 # A dimension whose middle 98 % spans less than this (radians, metres) blows up when it is normalised.
 NEAR_CONSTANT = 1e-3
@@ -25,6 +28,8 @@ _SHORT_EPISODE = 10
 _HISTOGRAM_BINS = 10
 _THUMBNAIL = (120, 160)
 _SHEET_EPISODES = 8
+# Which frames validation decodes: none (file headers only), the first and last of each clip, or all.
+Frames = Literal["none", "ends", "all"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +56,7 @@ class Report:
 
 def inspect_source(source: EpisodeSource) -> Report:
     """Reads all low-dimensional columns of a source, and no frame."""
-    if not len(source):
-        raise DatasetError(f"{source.root} has no usable episodes{source.why_skipped()}")
+    source.require_episodes()
     table = source.read_columns()
     lengths = np.diff(table.offsets)
     try:
@@ -173,8 +177,7 @@ def contact_sheet(source: EpisodeSource) -> Image.Image:
     chosen = np.unique(np.linspace(0, len(source) - 1, _SHEET_EPISODES).astype(int)).tolist()
     height, width = _THUMBNAIL
     margin = 14  # for a line of text above each row
-    columns = 3 * len(source.cameras)
-    sheet = Image.new("RGB", (columns * width, len(chosen) * (height + margin)))
+    sheet = Image.new("RGB", (3 * len(source.cameras) * width, len(chosen) * (height + margin)))
     draw = ImageDraw.Draw(sheet)
     for row, i in enumerate(chosen):
         episode = source.episode(i)
@@ -182,7 +185,34 @@ def contact_sheet(source: EpisodeSource) -> Image.Image:
         draw.text((2, top + 1), f"episode {episode.index}, {episode.length} steps: {episode.prompt or ''}")
         steps = [0, episode.length // 2, episode.length - 1]
         for c, camera in enumerate(source.cameras):
-            thumbnails = resize_with_pad(episode.frames(camera, steps), height, width)
-            for k, thumbnail in enumerate(thumbnails):
+            for k, thumbnail in enumerate(resize_with_pad(episode.frames(camera, steps), height, width)):
                 sheet.paste(Image.fromarray(thumbnail), ((3 * c + k) * width, top + margin))
     return sheet
+
+
+def validate_source(source: EpisodeSource, *, frames: Frames = "ends") -> list[str]:
+    """Reads every column, every file header and the chosen frames; returns a line per broken episode."""
+
+    def check(index: int) -> None:
+        length = source.check(index)
+        ends = [np.unique([0, length - 1])] if frames == "ends" else []
+        for camera in source.cameras:
+            for ts in step_blocks(length) if frames == "all" else ends:
+                source.read_frames(index, camera, ts)
+
+    results = rich.progress.track(
+        check_episodes(source, check), "checking episodes", total=len(source), console=Console(stderr=True)
+    )
+    return [problem for _, problem in results if problem]
+
+
+def validate_cache(directory: Path, source: EpisodeSource) -> list[str]:
+    """Compares a frame cache with its dataset and every shard with its checksum."""
+    try:
+        spec, _, _ = read_manifest(directory)
+        cache = FrameCache(directory, source, spec.cameras, spec.height, spec.width)
+    except DatasetError as error:
+        return [str(error)]
+    problems = cache.verify()
+    cache.close()
+    return problems

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 import numpy as np
 from PIL import Image
@@ -41,16 +41,15 @@ _RULE = re.compile(
 def label_list(source: EpisodeSource, successes: Iterable[int], failures: Iterable[int]) -> dict[int, Label]:
     """Labels from lists of the dataset's own episode numbers."""
     lengths = dict(zip(source.indices, source.lengths.tolist(), strict=True))
-    successes, failures = list(successes), list(failures)
-    both = sorted(set(successes) & set(failures))
+    successes, failures = set(successes), set(failures)
+    both = sorted(successes & failures)
     if both:
         raise ValueError(f"episodes {both} are listed as success and as failure")
-    unknown = sorted({*successes, *failures} - lengths.keys())
+    unknown = sorted((successes | failures) - lengths.keys())
     if unknown:
         shown = ", ".join(map(str, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         raise ValueError(f"{source.root} has no episodes {shown}; it has {len(lengths)}, up to {max(lengths)}")
-    labels = {index: Label(True, lengths[index]) for index in successes}
-    return {**labels, **{index: Label(False, lengths[index]) for index in failures}}
+    return {index: Label(index in successes, lengths[index]) for index in (*successes, *failures)}
 
 
 def parse_indices(text: str) -> list[int]:
@@ -138,8 +137,7 @@ def label_interactively(
     todo = [i for i, index in enumerate(source.indices) if index not in labelled]
     for count, i in enumerate(todo):
         episode = source.episode(i)
-        first, last = episode.frames(camera, [0, episode.length - 1])
-        console.print(_preview([first, last]))
+        console.print(_preview(episode.frames(camera, [0, episode.length - 1])))
         seconds = episode.length / source.fps
         console.print(
             f"episode {episode.index} ({count + 1} of {len(todo)}): {episode.length} steps, {seconds:.1f} s, "
@@ -163,12 +161,10 @@ def _answer(console: Console) -> str:
             return answer
 
 
-def _preview(images: Sequence[np.ndarray]) -> str:
-    """Images side by side in the terminal: each character shows two pixels, one above the other."""
-    small = []
-    for image in images:
-        height = max(2, round(image.shape[0] / image.shape[1] * _PREVIEW_WIDTH) // 2 * 2)
-        small.append(np.asarray(Image.fromarray(image).resize((_PREVIEW_WIDTH, height))))
+def _preview(images: np.ndarray) -> str:
+    """Images [n, h, w, 3] side by side in the terminal: each character shows two pixels, one above the other."""
+    height = max(2, round(images.shape[1] / images.shape[2] * _PREVIEW_WIDTH) // 2 * 2)
+    small = [np.asarray(Image.fromarray(image).resize((_PREVIEW_WIDTH, height))) for image in images]
     pixels = np.concatenate(small, axis=1)
     lines = []
     for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):

@@ -5,7 +5,7 @@ layout (file names, metadata columns, parquet schemas) is that of lerobot itself
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from acrlpd.data.sources.source import DatasetError, Feature
-from acrlpd.data.tools.lerobot_stats import STATISTICS, DatasetStats, column_stats, image_stats
 from acrlpd.data.tools.video_writer import CHUNKS_SIZE, VideoWriter
 from acrlpd.files import write_text_atomically
 
@@ -26,13 +25,13 @@ _STATS_FRAMES = 10
 _STATS_PIXELS = 4
 # Episodes whose metadata is written at once; a row group has a fixed cost per column.
 _META_ROWS = 250
-_ADDED = {
-    "timestamp": Feature("float32", ()),
-    "frame_index": Feature("int64", ()),
-    "episode_index": Feature("int64", ()),
-    "index": Feature("int64", ()),
-    "task_index": Feature("int64", ()),
-}
+_QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+_STATISTICS = ("min", "max", "mean", "std", "count", *_QUANTILES)
+_ROW_NUMBERS = ("frame_index", "episode_index", "index", "task_index")
+# LeRobot numbers rows itself.
+ADDED = {"timestamp": Feature("float32", ())} | dict.fromkeys(_ROW_NUMBERS, Feature("int64", ()))
+
+Stats = dict[str, list[Any]]
 
 
 class LeRobotWriter:
@@ -57,7 +56,7 @@ class LeRobotWriter:
         self._robot_type = robot_type
         for name, feature in features.items():
             _check_feature(name, feature)
-        self._features = dict(features) | _ADDED
+        self._features = dict(features) | ADDED
         self._videos = {
             name: VideoWriter(root, name, feature.shape, self.fps, codec)
             for name, feature in features.items()
@@ -69,7 +68,7 @@ class LeRobotWriter:
         self._meta = _ParquetFiles(root / "meta" / "episodes")
         self._meta_rows: list[dict[str, Any]] = []
         self._tasks: dict[str, int] = {}
-        self._stats = DatasetStats()
+        self._stats = _DatasetStats()
         self._episodes = 0
         self._frames = 0
         self._begin_episode()
@@ -133,9 +132,9 @@ class LeRobotWriter:
         for video in self._videos.values():
             row |= video.end_clip(VIDEO_FILE_MB << 20)
         for name in self._features:
-            stats = image_stats(self._samples[name]) if name in self._videos else column_stats(columns[name])
+            stats = _image_stats(self._samples[name]) if name in self._videos else column_stats(columns[name])
             self._stats.add(name, stats)
-            row |= {f"stats/{name}/{statistic}": stats[statistic] for statistic in STATISTICS}
+            row |= {f"stats/{name}/{statistic}": stats[statistic] for statistic in _STATISTICS}
         self._meta_rows.append(row | self._meta.location("meta/episodes"))
         self._episodes += 1
         self._frames += self._length
@@ -162,7 +161,7 @@ class LeRobotWriter:
 
     def _begin_episode(self) -> None:
         self._length = 0
-        self._steps: dict[str, list[np.ndarray]] = {name: [] for name in self._columns if name not in _ADDED}
+        self._steps: dict[str, list[np.ndarray]] = {name: [] for name in self._columns if name not in ADDED}
         self._samples: dict[str, list[np.ndarray]] = {camera: [] for camera in self._videos}
 
     def _write_meta_rows(self) -> None:
@@ -235,7 +234,7 @@ class _ParquetFiles:
 
 
 def _check_feature(name: str, feature: Feature) -> None:
-    if name in _ADDED:
+    if name in ADDED:
         raise ValueError(f"{name!r} is added by the writer; do not declare it")
     if "/" in name:
         raise ValueError(f"{name!r}: LeRobot allows no '/' in the names of features")
@@ -278,3 +277,53 @@ def _write_tasks(path: Path, tasks: list[str]) -> None:
     ]
     pandas = {"index_columns": [index], "column_indexes": [], "columns": described}
     pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), path)
+
+
+def column_stats(values: np.ndarray) -> Stats:
+    """Statistics over the steps of one episode; values [length] or [length, n]."""
+    values = values.reshape(len(values), -1)
+    numbers = values.astype(np.float64)
+    stats = {
+        "min": values.min(axis=0).tolist(),
+        "max": values.max(axis=0).tolist(),
+        "mean": numbers.mean(axis=0).tolist(),
+        "std": numbers.std(axis=0).tolist(),
+        "count": [len(values)],
+    }
+    return stats | {name: np.quantile(numbers, q, axis=0).tolist() for name, q in _QUANTILES.items()}
+
+
+def _image_stats(samples: Sequence[np.ndarray]) -> Stats:
+    """Statistics per channel of samples [h, w, 3] in [0, 1]; each is shaped [[[r]], [[g]], [[b]]]."""
+    pixels = np.concatenate([sample.reshape(-1, 3) for sample in samples]) / 255.0
+    stats = column_stats(pixels)
+    channels: Stats = {name: [[[value]] for value in stats[name]] for name in _STATISTICS if name != "count"}
+    return channels | {"count": [len(samples)]}
+
+
+class _DatasetStats:
+    """Statistics of all episodes, from those of each episode: exact, except that quantiles are averaged."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[str, np.ndarray]] = {}
+
+    def add(self, name: str, stats: Stats) -> None:
+        count = float(stats["count"][0])
+        mean, std = np.asarray(stats["mean"], np.float64), np.asarray(stats["std"], np.float64)
+        new = {"min": np.asarray(stats["min"]), "max": np.asarray(stats["max"]), "count": np.array(count)}
+        new |= {q: count * np.asarray(stats[q], np.float64) for q in _QUANTILES}
+        new |= {"mean": count * mean, "square": count * (std**2 + mean**2)}
+        old = self._sums.get(name)
+        if old is not None:
+            combine = {"min": np.minimum, "max": np.maximum}
+            new = {key: combine.get(key, np.add)(old[key], value) for key, value in new.items()}
+        self._sums[name] = new
+
+    def to_json(self) -> dict[str, Stats]:
+        statistics: dict[str, Stats] = {}
+        for name, sums in self._sums.items():
+            means = {key: total / sums["count"] for key, total in sums.items() if key not in ("min", "max", "count")}
+            std = np.sqrt(np.maximum(means.pop("square") - means["mean"] ** 2, 0))
+            found = {"min": sums["min"], "max": sums["max"], "std": std, **means}
+            statistics[name] = {key: value.tolist() for key, value in found.items()} | {"count": [int(sums["count"])]}
+        return statistics
