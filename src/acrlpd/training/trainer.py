@@ -149,10 +149,6 @@ class Trainer:
             )
 
     @property
-    def checkpoint_bytes(self) -> int:
-        return sum(x.nbytes for x in jax.tree.leaves(self.agent))
-
-    @property
     def wall_time_s(self) -> float:
         """Seconds spent on this run, in this process and in the processes before it."""
         return self._earlier_wall_time_s + time.monotonic() - self._started
@@ -166,7 +162,10 @@ class Trainer:
             if self.phase == OFFLINE:
                 self._run_phase(training.offline_steps)
                 if self._online is not None and self.stopped_by is None:
-                    self._begin_online()
+                    if self._offline_copy is not None and is_primary():
+                        copy_directory(self.directory / str(self.step), self._offline_copy / str(self.step))
+                    self.phase, self.online_start = ONLINE, self.step
+                    self.evaluations.begin_phase()
             if self.online_start is not None and self.stopped_by is None:
                 self._run_phase(self.online_start + training.online_steps)
 
@@ -180,13 +179,6 @@ class Trainer:
         if self.stopped_by is None and not self.evaluations.has(self.phase, self.step):
             self.evaluate()
         self._save_for_good()
-
-    def _begin_online(self) -> None:
-        """Begins the phase in which the policy acts."""
-        if self._offline_copy is not None and is_primary():
-            copy_directory(self.directory / str(self.step), self._offline_copy / str(self.step))
-        self.phase, self.online_start = ONLINE, self.step
-        self.evaluations.begin_phase()
 
     def train_until(self, last_step: int) -> None:
         """Trains up to `last_step`, or until the phase is over before."""
