@@ -149,11 +149,7 @@ def _create_online_phase(
 ) -> OnlinePhase | None:
     if not rl_config.training.online_steps:
         return None
-    if protocol is None:
-        raise ConfigError(
-            f"training.online_steps={rl_config.training.online_steps} needs an environment: set env.id, or "
-            "training.online_steps=0"
-        )
+    assert protocol is not None  # the checks of a config refuse online steps without an environment
     replay = open_replay(directory, rl_config, protocol.envs.spec)
     player: Player
     if rl_config.online.async_actor:

@@ -205,7 +205,7 @@ class Trainer:
         with self.clock.measure("rollouts"):
             played = self._online.prepare(self.agent, self.step, update)
         for metrics in played:
-            self._write_event(self.step + 1, metrics_log.ONLINE, metrics)
+            self.monitor.on_event(self.metrics_log.write_event(self.step + 1, metrics_log.ONLINE, metrics))
         bc_weight = jax.device_put(np.float32(self._online.bc_weight(update)), self._sharding.replicated)
         loss_weights = dataclasses.replace(self.agent.loss_weights, bc_weight=bc_weight)
         self.agent = self.agent.replace(loss_weights=loss_weights)
@@ -233,7 +233,7 @@ class Trainer:
         self._collect(leave=0)
         with self.clock.measure("evaluation"):
             metrics = dict(self._eval_fn(self.agent, self.step))
-        self._write_event(self.step, metrics_log.EVALUATION, metrics)
+        self.monitor.on_event(self.metrics_log.write_event(self.step, metrics_log.EVALUATION, metrics))
         self.evaluations.add(self.phase, self.step, metrics)
 
     def compile(self, batch: Batch) -> None:
@@ -300,9 +300,6 @@ class Trainer:
         line = self.metrics_log.write_line(step, self.phase, timing, self.monitor.on_line)
         if self._progress is not None:
             self._progress.show(line)
-
-    def _write_event(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
-        self.monitor.on_event(self.metrics_log.write_event(step, kind, metrics))
 
     def _is_over(self) -> bool:
         """Whether the phase ends before its last step: because of a signal, or because nothing improves."""
