@@ -11,7 +11,7 @@ from training_helpers import Processes, arrays_of, metrics_of, online_config
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.runs.directory import read_summary, run_directory
 from acrlpd.runs.record import STAGES
-from acrlpd.training.experiment import baseline_config, baseline_directory, run_comparison
+from acrlpd.training.experiment import baseline_config, run_comparison
 from acrlpd.training.options import RunOptions
 
 OFFLINE, ONLINE = 8, 6
@@ -33,14 +33,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> 
     terminate = {"signal": signal.SIGTERM}
     stopped = processes.run(config, order={"signal_before_step": 3, **terminate})
     assert stopped.returncode == 143, stopped.output
-    assert read_summary(baseline_directory(directory, "bc"))["final_step"] == 4
+    assert read_summary(directory / "baselines" / "bc")["final_step"] == 4
     assert (directory / "config.yaml").is_file()  # --overwrite removes only directories with a config
     assert not read_summary(directory)
 
     stopped = processes.run(config, order={"signal_before_step": OFFLINE + 3, **terminate}, resume=True)
     assert stopped.returncode == 143, stopped.output
     assert read_summary(directory)["final_step"] == OFFLINE + 4
-    finished = [baseline_directory(directory, name) / "summary.json" for name in BASELINES[:2]]
+    finished = [directory / "baselines" / name / "summary.json" for name in BASELINES[:2]]
     contents = [path.read_bytes() for path in finished]
 
     resumed = processes.run(config, resume=True)
@@ -63,7 +63,7 @@ def test_the_summary_has_all_five_in_order(compared: tuple[pathlib.Path, str]) -
     for where, step in (
         (directory, OFFLINE),
         (directory, LAST),
-        *((baseline_directory(directory, name), evaluation[name]["step"]) for name in BASELINES),
+        *((directory / "baselines" / name, evaluation[name]["step"]) for name in BASELINES),
     ):
         record = json.loads((where / "evaluations" / str(step) / "evaluation.json").read_text())
         seeds.add(tuple(episode["seed"] for episode in record["per_episode"]))
@@ -72,8 +72,8 @@ def test_the_summary_has_all_five_in_order(compared: tuple[pathlib.Path, str]) -
 
 def test_cloning_trains_no_critic(compared: tuple[pathlib.Path, str]) -> None:
     directory, _ = compared
-    bc, filtered = (arrays_of(baseline_directory(directory, name) / str(OFFLINE)) for name in BASELINES[:2])
-    offline = arrays_of(baseline_directory(directory, "offline_continued") / str(LAST))
+    bc, filtered = (arrays_of(directory / "baselines" / name / str(OFFLINE)) for name in BASELINES[:2])
+    offline = arrays_of(directory / "baselines" / "offline_continued" / str(LAST))
     critic = [name for name in bc if ".critic" in name]
     assert critic
     for name in critic:
@@ -89,10 +89,10 @@ def test_cloning_trains_no_critic(compared: tuple[pathlib.Path, str]) -> None:
 
 def test_offline_continued_goes_on_where_the_run_went_online(compared: tuple[pathlib.Path, str]) -> None:
     directory, _ = compared
-    lines = [line for line in metrics_of(baseline_directory(directory, "offline_continued")) if "total_loss" in line]
+    lines = [line for line in metrics_of(directory / "baselines" / "offline_continued") if "total_loss" in line]
     assert [line["step"] for line in lines] == list(range(OFFLINE + 1, LAST + 1))
     assert {line["phase"] for line in lines} == {"offline"}
-    config = load_config(baseline_directory(directory, "offline_continued") / "config.yaml")
+    config = load_config(directory / "baselines" / "offline_continued" / "config.yaml")
     assert (config.training.offline_steps, config.training.online_steps) == (LAST, 0)
 
 

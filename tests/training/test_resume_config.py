@@ -18,7 +18,7 @@ STATS = {"robot/norm_stats.json": b"{}"}
 @pytest.fixture
 def saved(tmp_path: pathlib.Path) -> tuple[pathlib.Path, RLTrainConfig]:
     config = state_config(tmp_path)
-    metadata = create_checkpoint_metadata(config, 10, rng=jax.random.key(3), average=True, assets=STATS, state={})
+    metadata = create_checkpoint_metadata(config, 10, rng=jax.random.key(3), average=True, assets=STATS)
     (tmp_path / "10" / "run").mkdir(parents=True)
     (tmp_path / "10" / "run" / "run.json").write_text(json.dumps(metadata))
     return tmp_path / "10", config

@@ -27,11 +27,10 @@ logger = logging.getLogger(__name__)
 
 PROFILE_DIRECTORY = "profile"
 PARTS = ("policy", "critic", "sampling", "optimizer", "data", "other")
-SCOPES = PARTS[:4]
 # The name in the trace of the host's wait for a batch.
 DATA_WAIT = "data_wait"
 
-_SCOPE = re.compile(rf"(?<![\w.])({'|'.join(SCOPES)})(?![\w.])")
+_SCOPE = re.compile(rf"(?<![\w.])({'|'.join(PARTS[:4])})(?![\w.])")
 _MODULE = re.compile(r"^HloModule ([\w.-]+)", re.MULTILINE)
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = ")
@@ -144,7 +143,9 @@ def read_program(hlo_text: str) -> tuple[str, dict[str, str]]:
             computation = header[1]
         elif instruction := _INSTRUCTION.match(line):
             name = instruction[1]
-            scopes[name] = _scope_of(line)
+            op_name = _OP_NAME.search(line)
+            found = _SCOPE.findall(op_name[1]) if op_name else []
+            scopes[name] = found[-1] if found else None  # the innermost of our scopes in JAX's name of the operation
             members[computation].append(name)
             if called := _CALLED.search(line):
                 callees[name] = called[1]
@@ -159,13 +160,6 @@ def read_program(hlo_text: str) -> tuple[str, dict[str, str]]:
     }
     module = _MODULE.search(hlo_text)
     return module[1] if module else "", parts
-
-
-def _scope_of(line: str) -> str | None:
-    """The innermost of our scopes in the name that JAX gave the operation on this line."""
-    op_name = _OP_NAME.search(line)
-    found = _SCOPE.findall(op_name[1]) if op_name else []
-    return found[-1] if found else None
 
 
 def read_trace(directory: pathlib.Path) -> list[dict[str, Any]]:

@@ -8,12 +8,10 @@ import datetime
 import itertools
 from collections.abc import Sequence
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import markupsafe
 
 from acrlpd.files import write_text_atomically
 from acrlpd.monitoring import report_facts as facts
@@ -93,14 +91,8 @@ def _create_environment() -> jinja2.Environment:
         "value": lambda value: facts.UNKNOWN if value is None else str(value),
         "words": lambda name: name.replace("_", " "),
     }
-    environment.globals["asset"] = _read_asset
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment
-
-
-def _read_asset(name: str) -> markupsafe.Markup:
-    """A style sheet or script of ours as it is."""
-    return markupsafe.Markup((files("acrlpd.monitoring") / "templates" / name).read_text(encoding="utf-8"))
 
 
 def _run_data(record: RunRecord) -> dict[str, Any]:

@@ -179,19 +179,7 @@ def _calibration(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _episode(trace: Mapping[str, Any], directory: Path, output: Path) -> dict[str, Any]:
-    """One episode with the critic's values; `data` is what the page's script draws."""
-    video = directory / trace["video"] if trace.get("video") else None
-    return {
-        "success": bool(trace.get("success")),
-        "task": str(trace.get("task") or ""),
-        "num_steps": len(trace["rewards"]),
-        "video": os.path.relpath(video, output.parent) if video is not None and video.is_file() else None,
-        "data": _episode_data(trace, directory),
-    }
-
-
-def _episode_data(trace: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """One episode for the script: short numbers, and the film strip itself."""
+    """One episode with the critic's values; `data` is what the page's script draws: short numbers, the film strip."""
     values = {name: round_numbers(found) for name, found in (trace.get("values") or {}).items()}
     q, mean = values.get("q", []), values.get("q_mean")
     data: dict[str, Any] = {
@@ -213,4 +201,11 @@ def _episode_data(trace: Mapping[str, Any], directory: Path) -> dict[str, Any]:
             width, height = image.size
         source = f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
         data["strip"] = {"source": source, "width": width, "height": height}
-    return data
+    video = directory / trace["video"] if trace.get("video") else None
+    return {
+        "success": bool(trace.get("success")),
+        "task": str(trace.get("task") or ""),
+        "num_steps": len(trace["rewards"]),
+        "video": os.path.relpath(video, output.parent) if video is not None and video.is_file() else None,
+        "data": data,
+    }

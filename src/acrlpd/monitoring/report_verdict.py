@@ -100,17 +100,14 @@ def _control_sentences(stages: dict[str, Outcome], final: str, explain: bool) ->
     for stage, reaches, simpler in controls:
         if stage in stages:
             gap = difference(stages[final], stages[stage])
-            ending = _ending(gap, simpler) if explain else ""
+            ending = ""
+            if explain and not gap.is_clear:
+                ending = f", not clearly different: {simpler} might do as well"
+            elif explain:
+                ending = f": {simpler} does not explain the gain" if gap.value > 0 else f": {simpler} does better"
             rate = percent(stages[stage].success_rate)
             sentences.append(f"Control: {reaches} {rate}. RL minus that: {gap}{ending}.")
     return sentences
-
-
-def _ending(gap: Difference, simpler: str) -> str:
-    """What the gap to a simpler method means for the gain."""
-    if not gap.is_clear:
-        return f", not clearly different: {simpler} might do as well"
-    return f": {simpler} does not explain the gain" if gap.value > 0 else f": {simpler} does better"
 
 
 def _over_steps(record: RunRecord) -> Verdict:

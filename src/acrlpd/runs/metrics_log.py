@@ -81,7 +81,7 @@ class MetricsLog:
         """Goes on after `step`. Later lines of the interrupted run are dropped: the run writes them again."""
         self._window = [dict(info) for info in state["window"]]
         lines = [line for line in self._file.read() if line["step"] <= step]
-        self.last = next((line for line in reversed(lines) if not _is_event(line)), {})
+        self.last = next((line for line in reversed(lines) if "phase" in line), {})  # events have no phase
         self._file.replace(lines)
 
 
@@ -93,10 +93,6 @@ def _means(window: list[dict[str, float]]) -> dict[str, float]:
         if len(values) == len(window):
             means[name] = values[-1] if name in _COUNTERS else float(_EXTREMES.get(name[-4:], np.mean)(values))
     return means
-
-
-def _is_event(line: Mapping[str, Any]) -> bool:
-    return any(name.startswith((EVALUATION, ONLINE)) for name in line)
 
 
 def _finite(line: Mapping[str, Any]) -> dict[str, Any]:

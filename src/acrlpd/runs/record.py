@@ -99,7 +99,7 @@ class RunProgress:
 
     @property
     def last_step(self) -> int:
-        return _last_step(self.series)
+        return max((int(one.steps[-1]) for one in self.series.values()), default=0)
 
     @property
     def total_steps(self) -> int | None:
@@ -145,17 +145,20 @@ class RunReader:
         self._metrics.read()
         metrics, path = self._metrics, self.directory / METRICS_FILE
         problem = f"{path.name}: {metrics.num_broken} lines are not JSON objects with a step and were left out"
-        return RunProgress(
+        progress = RunProgress(
             directory=self.directory,
             config=_read_config(self.directory / CONFIG_FILE),
             series=metrics.series,
             phases=tuple(metrics.phases),
-            summary=_current_summary(self.directory, _last_step(metrics.series)),
+            summary=read_summary(self.directory),
             anomalies=_read_anomalies(self.directory / ANOMALIES_FILE),
             saved_steps=tuple(saved_steps(self.directory)),
             metrics_written=path.stat().st_mtime if metrics.series else None,
             problems=(problem,) if metrics.num_broken else (),
         )
+        final = progress.summary.get("final_step")
+        has_gone_on = type(final) is int and final < progress.last_step  # the run was resumed after its summary
+        return dataclasses.replace(progress, summary={}) if has_gone_on else progress
 
 
 def read_run(directory: Path) -> RunRecord:
@@ -221,10 +224,6 @@ def read_outcome(entry: Mapping[str, Any] | None) -> Outcome | None:
     )
 
 
-def _last_step(series: Mapping[str, Series]) -> int:
-    return max((int(one.steps[-1]) for one in series.values()), default=0)
-
-
 def _read_config(path: Path) -> dict[str, Any]:
     """The run's config by dotted names; empty if there is none yet."""
     if not path.is_file():
@@ -248,13 +247,6 @@ def _preset_diff(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None
         for name in dict.fromkeys([*preset, *config])
         if name not in _NOT_A_CHANGE and preset.get(name) != config.get(name)
     }
-
-
-def _current_summary(directory: Path, last_step: int) -> dict[str, Any]:
-    """Empty if there is no summary, or if the run was resumed and went on to `last_step` after the summary."""
-    summary = read_summary(directory)
-    final = summary.get("final_step")
-    return {} if type(final) is int and final < last_step else summary
 
 
 def _read_anomalies(path: Path) -> tuple[Anomaly, ...]:

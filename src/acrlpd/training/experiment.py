@@ -86,7 +86,7 @@ def run_comparison(rl_config: RLTrainConfig, directory: pathlib.Path, options: R
         _check_resume(rl_config, directory, options.allow_changed)
     runs.write_run_config(directory, rl_config)  # From now on, --overwrite knows that this is the directory of a run.
     names = rl_config.evaluation.baselines
-    continued = baseline_directory(directory, OFFLINE_CONTINUED) if OFFLINE_CONTINUED in names else None
+    continued = directory / BASELINES / OFFLINE_CONTINUED if OFFLINE_CONTINUED in names else None
     for name in (name for name in names if name != OFFLINE_CONTINUED):
         if code := _train_baseline(rl_config, directory, name, options):
             return code
@@ -117,16 +117,12 @@ def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_chang
 
 def _train_baseline(rl_config: RLTrainConfig, directory: pathlib.Path, name: str, options: RunOptions) -> int:
     """Trains the baseline `name` of the run in `directory`, unless it is finished; returns the exit code."""
-    where = baseline_directory(directory, name)
+    where = directory / BASELINES / name
     if runs.is_finished(where):
         return 0
     config = baseline_config(rl_config, name, runs.read_summary(directory))
     logger.info("baseline %s", name)
     return train_run(config, where, dataclasses.replace(options, profile_steps=None))
-
-
-def baseline_directory(directory: pathlib.Path, name: str) -> pathlib.Path:
-    return directory / BASELINES / name
 
 
 def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, Any]) -> RLTrainConfig:
@@ -159,7 +155,7 @@ def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
     summary = runs.read_summary(directory)
     found = dict(summary["evaluation"])
     for name in rl_config.evaluation.baselines:
-        found[name] = runs.read_summary(baseline_directory(directory, name))["evaluation"]["offline"]
+        found[name] = runs.read_summary(directory / BASELINES / name)["evaluation"]["offline"]
     summary["evaluation"] = {name: found[name] for name in STAGES if name in found}
     runs.write_summary(directory, summary)
     columns = [rich.table.Column(title, justify="right") for title in ("updates", "success", "95 % interval")]

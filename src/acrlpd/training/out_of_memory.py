@@ -32,23 +32,18 @@ def answer_out_of_memory(rl_config: RLTrainConfig, is_first_step: bool) -> Itera
     except jax.errors.JaxRuntimeError as error:
         if not is_first_step or "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        steps = next_accumulation(rl_config, jax.device_count())
+        num_devices = jax.device_count()
+        peak = estimate_memory(rl_config, num_devices).peak
+        changes = smallest_change(rl_config, num_devices, _NOTICEABLE * peak)
+        advice = "No change of layout takes much off it: use more or larger devices"
+        if changes is not None:
+            flags = (f"--{name}" if value is True else f"--{name} {value}" for name, value in changes.items())
+            advice = f"Smallest change that helps, by the plan: {' '.join(flags)}"
+        steps = next_accumulation(rl_config, num_devices)
+        if steps is not None:
+            advice += "; --auto_batch raises gradient_accumulation_steps by itself"
         reason = str(error).partition("\n")[0]
-        raise OutOfMemoryError(
-            f"the first step does not fit into memory: {reason}\n{_advice(rl_config, steps)}", steps
-        ) from error
-
-
-def _advice(rl_config: RLTrainConfig, accumulation: int | None) -> str:
-    """The plan's smallest change that takes a noticeable part off the predicted peak."""
-    num_devices = jax.device_count()
-    peak = estimate_memory(rl_config, num_devices).peak
-    changes = smallest_change(rl_config, num_devices, _NOTICEABLE * peak)
-    automatic = "" if accumulation is None else "; --auto_batch raises gradient_accumulation_steps by itself"
-    if changes is None:
-        return f"No change of layout takes much off it: use more or larger devices{automatic}"
-    flags = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in changes.items())
-    return f"Smallest change that helps, by the plan: {flags}{automatic}"
+        raise OutOfMemoryError(f"the first step does not fit into memory: {reason}\n{advice}", steps) from error
 
 
 def next_accumulation(rl_config: RLTrainConfig, num_devices: int) -> int | None:

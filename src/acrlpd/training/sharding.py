@@ -90,13 +90,10 @@ def init_fsdp_train_state(
 
     `policy_params` are weights to start from, already in place; their buffers are used up.
     """
-
-    def create(rng: jax.Array, policy_params: Mapping[str, Any] | None) -> Agent:
-        return create_agent(rl_config, rng, policy_params=policy_params, data_shards=sharding.mesh.size)
-
-    places = jax.tree.map(sharding.of_array, jax.eval_shape(create, rng, policy_params))
-    compiled = jax.jit(create, out_shardings=places, donate_argnums=1, compiler_options=compile_fast())
-    return compiled(rng, policy_params)
+    create = functools.partial(create_agent, rl_config, data_shards=sharding.mesh.size)
+    places = jax.tree.map(sharding.of_array, jax.eval_shape(create, rng, policy_params=policy_params))
+    compiled = jax.jit(create, out_shardings=places, donate_argnames="policy_params", compiler_options=compile_fast())
+    return compiled(rng, policy_params=policy_params)
 
 
 def compile_fast() -> dict[str, Any] | None:

@@ -78,13 +78,14 @@ def train_run(
         else:
             trainer.initialize()
             logger.info("starting %s", directory)
-        logger.info("%s", validate_fsdp_sharding(trainer.agent, sharding))
+        state = validate_fsdp_sharding(trainer.agent, sharding)
+        logger.info("%s", state)
         if options.dry_run:
             trainer.compile(loader.sample_batch())
             logger.info("dry run: everything is ready, no step was made")
             return 0
         if is_primary():
-            runs.warn_about_space(directory, trainer.checkpoint_bytes, rl_config.checkpoints.max_to_keep)
+            runs.warn_about_space(directory, state.total_bytes, rl_config.checkpoints.max_to_keep)
             # A run that goes on has not ended: reports must not show how it ended before.
             (directory / runs.SUMMARY_FILE).unlink(missing_ok=True)
         trainer.train()
@@ -148,11 +149,7 @@ def _create_online_phase(
 ) -> OnlinePhase | None:
     if not rl_config.training.online_steps:
         return None
-    if protocol is None:
-        raise ConfigError(
-            f"training.online_steps={rl_config.training.online_steps} needs an environment: set env.id, or "
-            "training.online_steps=0"
-        )
+    assert protocol is not None  # the checks of a config refuse online steps without an environment
     replay = open_replay(directory, rl_config, protocol.envs.spec)
     player: Player
     if rl_config.online.async_actor:

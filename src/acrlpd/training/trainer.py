@@ -149,10 +149,6 @@ class Trainer:
             )
 
     @property
-    def checkpoint_bytes(self) -> int:
-        return sum(x.nbytes for x in jax.tree.leaves(self.agent))
-
-    @property
     def wall_time_s(self) -> float:
         """Seconds spent on this run, in this process and in the processes before it."""
         return self._earlier_wall_time_s + time.monotonic() - self._started
@@ -166,7 +162,10 @@ class Trainer:
             if self.phase == OFFLINE:
                 self._run_phase(training.offline_steps)
                 if self._online is not None and self.stopped_by is None:
-                    self._begin_online()
+                    if self._offline_copy is not None and is_primary():
+                        copy_directory(self.directory / str(self.step), self._offline_copy / str(self.step))
+                    self.phase, self.online_start = ONLINE, self.step
+                    self.evaluations.begin_phase()
             if self.online_start is not None and self.stopped_by is None:
                 self._run_phase(self.online_start + training.online_steps)
 
@@ -180,13 +179,6 @@ class Trainer:
         if self.stopped_by is None and not self.evaluations.has(self.phase, self.step):
             self.evaluate()
         self._save_for_good()
-
-    def _begin_online(self) -> None:
-        """Begins the phase in which the policy acts."""
-        if self._offline_copy is not None and is_primary():
-            copy_directory(self.directory / str(self.step), self._offline_copy / str(self.step))
-        self.phase, self.online_start = ONLINE, self.step
-        self.evaluations.begin_phase()
 
     def train_until(self, last_step: int) -> None:
         """Trains up to `last_step`, or until the phase is over before."""
@@ -213,7 +205,7 @@ class Trainer:
         with self.clock.measure("rollouts"):
             played = self._online.prepare(self.agent, self.step, update)
         for metrics in played:
-            self._write_event(self.step + 1, metrics_log.ONLINE, metrics)
+            self.monitor.on_event(self.metrics_log.write_event(self.step + 1, metrics_log.ONLINE, metrics))
         bc_weight = jax.device_put(np.float32(self._online.bc_weight(update)), self._sharding.replicated)
         loss_weights = dataclasses.replace(self.agent.loss_weights, bc_weight=bc_weight)
         self.agent = self.agent.replace(loss_weights=loss_weights)
@@ -241,7 +233,7 @@ class Trainer:
         self._collect(leave=0)
         with self.clock.measure("evaluation"):
             metrics = dict(self._eval_fn(self.agent, self.step))
-        self._write_event(self.step, metrics_log.EVALUATION, metrics)
+        self.monitor.on_event(self.metrics_log.write_event(self.step, metrics_log.EVALUATION, metrics))
         self.evaluations.add(self.phase, self.step, metrics)
 
     def compile(self, batch: Batch) -> None:
@@ -308,9 +300,6 @@ class Trainer:
         line = self.metrics_log.write_line(step, self.phase, timing, self.monitor.on_line)
         if self._progress is not None:
             self._progress.show(line)
-
-    def _write_event(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
-        self.monitor.on_event(self.metrics_log.write_event(step, kind, metrics))
 
     def _is_over(self) -> bool:
         """Whether the phase ends before its last step: because of a signal, or because nothing improves."""

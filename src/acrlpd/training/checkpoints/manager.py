@@ -96,9 +96,8 @@ class CheckpointWriter:
         """
         self.wait()
         average = acts_with_average(agent, self._rl_config)
-        metadata = create_checkpoint_metadata(
-            self._rl_config, step, rng=rng, average=average, assets=self._assets, state=copy.deepcopy(dict(state))
-        )
+        run = create_checkpoint_metadata(self._rl_config, step, rng=rng, average=average, assets=self._assets)
+        metadata = run | copy.deepcopy(dict(state))
         copied = self._copy(agent)
         self._num_saves += 1
         self._running = step, self._thread.submit(self._write, step, copied, metadata, score)

@@ -39,15 +39,9 @@ Changes = dict[str, tuple[Any, Any]]  # dotted name -> (in the checkpoint, now)
 
 
 def create_checkpoint_metadata(
-    rl_config: RLTrainConfig,
-    step: int,
-    *,
-    rng: jax.Array,
-    average: bool,
-    assets: Mapping[str, bytes],
-    state: Mapping[str, Any],
+    rl_config: RLTrainConfig, step: int, *, rng: jax.Array, average: bool, assets: Mapping[str, bytes]
 ) -> dict[str, Any]:
-    """The content of run.json; `state` is what the trainer adds (cursor, metrics, time)."""
+    """The content of run.json, without the state that the trainer adds (cursor, metrics, time)."""
     return {
         "format": FORMAT,
         "step": step,
@@ -59,7 +53,6 @@ def create_checkpoint_metadata(
         "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {name: importlib.metadata.version(name) for name in ("acrlpd", "jax", "flax", "orbax-checkpoint")},
         "devices": jax.device_count(),
-        **state,
     }
 
 
