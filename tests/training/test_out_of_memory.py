@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from training_helpers import Processes, state_config
 
-from acrlpd.config import RLTrainConfig, load_config
+from acrlpd.config import RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.runs.directory import run_directory, saved_steps
 from acrlpd.training.out_of_memory import OutOfMemoryError, answer_out_of_memory, next_accumulation
 
@@ -30,14 +30,22 @@ def hungry_config(directory: pathlib.Path) -> RLTrainConfig:
     )
 
 
-def test_the_answer_names_the_smallest_change(tmp_path: pathlib.Path) -> None:
-    config = hungry_config(tmp_path)
+@pytest.mark.parametrize(
+    ("strategy", "change"),
+    [
+        ("parallel", "--acrlpd.best_of_n.strategy sequential"),
+        ("sequential", "--training.gradient_accumulation_steps 2"),
+    ],
+)
+def test_the_answer_names_the_smallest_change(tmp_path: pathlib.Path, strategy: str, change: str) -> None:
+    """Candidates one after the other come first: this change keeps every update as it is."""
+    config = apply_config_overrides(hungry_config(tmp_path), {"acrlpd.best_of_n.strategy": strategy})
     with pytest.raises(OutOfMemoryError) as error, answer_out_of_memory(config, is_first_step=True):
         jnp.zeros(2**50)
     assert error.value.next_accumulation == 2
     message = str(error.value)
     assert "the first step does not fit into memory: RESOURCE_EXHAUSTED" in message
-    assert "by the plan: --training.gradient_accumulation_steps 2; --auto_batch" in message
+    assert f"by the plan: {change}; --auto_batch" in message
 
 
 def test_a_later_step_and_other_errors_are_left_alone(tmp_path: pathlib.Path) -> None:
