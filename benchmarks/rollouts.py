@@ -44,7 +44,9 @@ def tiny_policy(spec: Any, best_of_n: int) -> tuple[Policy, RLTrainConfig]:
     agent = create_agent(config, jax.random.key(0))
     dims = {"state": spec.features["observation.state"].shape[0], "actions": spec.action_dim}
     stats = {key: NormStats(np.zeros(dim), np.ones(dim)) for key, dim in dims.items()}
-    return create_policy(acting_model(agent, config), config, stats, best_of_n=best_of_n), config
+    return create_policy(
+        acting_model(agent, average=config.acts_with_average), config, stats, best_of_n=best_of_n
+    ), config
 
 
 def steps_per_second(envs: EnvPool, policy: Any, replan_steps: int, episodes: int) -> float:

@@ -72,7 +72,7 @@ def make_policy(
 ) -> ServingPolicy:
     """Random weights in the shapes of the config, in the precision that is served."""
     agent = jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))
-    model = acting_model(agent, config)
+    model = acting_model(agent, average=config.acts_with_average)
     key = iter(range(1_000_000))
 
     def weights(tree: Any, dtype: Any) -> Any:

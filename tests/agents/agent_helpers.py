@@ -19,6 +19,8 @@ from acrlpd.config import ACRLPDHyperparams, LossWeights, QChunkingConfig, RLTra
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
+from acrlpd.models.policy import draw_noise
+from acrlpd.policies.acting_model import ChosenActions, acting_model, choose_actions
 
 # Here it is compiling that takes the time, so XLA is asked to try less hard; the numbers are the same.
 QUICK = {"xla_backend_optimization_level": 0}
@@ -87,6 +89,24 @@ def tiny_pi0(**changes: Any) -> Pi0Config:
         "image_keys": (),
     }
     return Pi0Config(**{**fields, **changes})
+
+
+def choose(
+    agent: Agent, rng: jax.Array, observation: Observation, *, num_samples: int | None = None, average: bool = True
+) -> ChosenActions:
+    """What the agent does: its config's best of N, with the noise of `rng`."""
+    hyperparams, policy = agent.algorithm.acrlpd, agent.policy()
+    n = hyperparams.num_action_samples if num_samples is None else num_samples
+    b = observation.state.shape[0]
+    return choose_actions(
+        acting_model(agent, average=average),
+        observation,
+        draw_noise(rng, (b, n, policy.action_horizon, policy.action_dim)),
+        jnp.full(b, n),
+        jax.random.bits(rng, (b,), jnp.uint32),
+        num_steps=hyperparams.sampling_steps,
+        exploration=hyperparams.best_of_n,
+    )
 
 
 def make_batch(config: RLTrainConfig, batch_size: int, seed: int = 0, *, all_valid: bool = False) -> Batch:

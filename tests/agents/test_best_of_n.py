@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import make_config, quick_jit, random_like, tiny_pi0
+from agent_helpers import choose, make_config, quick_jit, random_like, tiny_pi0
 
 from acrlpd.agents.best_of_n import candidate_bytes, mean_distance, sample_candidates, select
 from acrlpd.config import BestOfNConfig
@@ -37,7 +37,7 @@ def test_strategies_choose_the_same_actions(model, top_k):
     if model == "pi0":
         config = make_config(num_action_samples=N, model=tiny_pi0())
     agent, observation = build(config)
-    sample = quick_jit(lambda agent, key: agent.best_of_n(key, observation))
+    sample = quick_jit(lambda agent, key: choose(agent, key, observation))
     results = {
         strategy: sample(with_best_of_n(agent, strategy=strategy, chunk_size=5, top_k=top_k), jax.random.key(1))
         for strategy in (("parallel", "chunked") if model == "pi0" else ("parallel", "chunked", "sequential"))
@@ -54,30 +54,30 @@ def test_strategies_choose_the_same_actions(model, top_k):
 
 def test_best_of_n_returns_the_candidate_with_the_largest_value(agent):
     agent, observation = agent
-    result = quick_jit(lambda a, key: a.best_of_n(key, observation))(agent, jax.random.key(2))
+    result = quick_jit(lambda a, key: choose(a, key, observation))(agent, jax.random.key(2))
     for b in range(3):
         best = int(np.argmax(result.q_values[b]))
         assert int(result.index[b]) == best
         np.testing.assert_array_equal(result.actions[b], result.candidates[b, best])
 
 
-def test_the_moving_average_acts_unless_told_otherwise(agent):
+def test_the_moving_average_acts_if_asked_for(agent):
     agent, observation = agent
     sample = quick_jit(
-        lambda agent, options: agent.best_of_n(jax.random.key(2), observation, **dict(options)).actions,
-        static_argnames="options",
+        lambda agent, average: choose(agent, jax.random.key(2), observation, average=average).actions,
+        static_argnames="average",
     )
-    average, online = sample(agent, ()), sample(agent, (("use_ema", False),))
+    average, online = sample(agent, True), sample(agent, False)
     moved = agent.replace(policy_params=agent.ema_params)
-    np.testing.assert_array_equal(average, sample(moved, (("use_ema", False),)))
+    np.testing.assert_array_equal(average, sample(moved, False))
     assert not np.allclose(average, online)
 
 
 def test_values_are_those_of_the_online_critics_on_the_candidates(agent):
     agent, observation = agent
     agent = with_best_of_n(agent, diversity_weight=1.0)  # values are reported without the bonus
-    result = quick_jit(lambda a: a.best_of_n(jax.random.key(2), observation, num_samples=2))(agent)
-    policy = agent.policy(use_ema=True)
+    result = quick_jit(lambda a: choose(a, jax.random.key(2), observation, num_samples=2))(agent)
+    policy = agent.replace(policy_params=agent.ema_params).policy()
     context = policy.encode(policy.preprocess(None, observation, train=False))
     ensemble = agent.critics.online_ensemble
     chunks = result.candidates[:, :, :3, :2].reshape(3, 2, 6)

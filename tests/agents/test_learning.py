@@ -6,7 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from agent_helpers import make_config, quick_jit
+from agent_helpers import choose, make_config, quick_jit
 
 from acrlpd.agents import train_steps
 from acrlpd.batch import Batch
@@ -136,7 +136,7 @@ def test_best_of_n_finds_the_better_mode_and_cloning_does_not():
 
     @functools.partial(quick_jit, static_argnums=1)
     def sample(agent, n):
-        return agent.best_of_n(jax.random.key(2), observations, num_samples=n).actions
+        return choose(agent, jax.random.key(2), observations, num_samples=n).actions
 
     cloned, chosen = (np.asarray(sample(agent, n))[:, 0, 0] for n in (1, 32))
     assert 0.1 < np.mean(cloned > 0) < 0.35

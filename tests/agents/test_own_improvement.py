@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import assert_trees_close, compute_part, make_batch, make_config, quick_call
+from agent_helpers import assert_trees_close, choose, compute_part, make_batch, make_config, quick_call
 from flax import nnx
 
 from acrlpd.agents import train_step
@@ -73,7 +73,7 @@ def test_acting_and_targets_use_what_it_proposes(config, updated):
     plain = agent.replace(algorithm=dataclasses.replace(agent.algorithm, improvement=EditActions(reach=0.0)))
 
     def of(agent):
-        return agent.best_of_n(KEY, batch.observations).candidates, compute_part(agent, "critic", batch, KEY)[0]
+        return choose(agent, KEY, batch.observations).candidates, compute_part(agent, "critic", batch, KEY)[0]
 
     (edited, loss), (own, own_loss) = jax.jit(of)(agent), jax.jit(of)(plain)
     kernel, bias = (agent.improvement_params[name].get_value() for name in ("kernel", "bias"))

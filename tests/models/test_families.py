@@ -17,6 +17,7 @@ from acrlpd.config.plan.plan import make_plan
 from acrlpd.models.families.base import PolicyConfig
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.policy import Context, FlowPolicy
+from acrlpd.policies.acting_model import acting_model, choose_actions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +78,9 @@ def test_an_own_family_trains_and_acts(config):
     assert np.isfinite(float(info["total_loss"]))
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(agent.policy_params), strict=True):
         assert np.abs(old - new).max() > 0
-    actions = jax.jit(lambda agent, seen: agent.best_of_n(jax.random.key(2), seen).actions)(
-        agent, config.model.fake_obs(5)
-    )
+    noise = rng.standard_normal((5, 2, 4, 3), np.float32)
+    model = acting_model(agent, average=True)
+    actions = choose_actions(model, config.model.fake_obs(5), noise, np.full(5, 2), num_steps=2).actions
     assert actions.shape == (5, 4, 3)
     assert np.isfinite(actions).all()
 

@@ -69,9 +69,9 @@ def by_a_synchronous_round(config: RLTrainConfig, agent: Agent) -> ChunkPolicy:
 
 def by_the_actor(config: RLTrainConfig, agent: Agent, directory: pathlib.Path) -> ChunkPolicy:
     published = PublishedPolicy(directory, config, NORM_STATS)
-    publish(directory, acting_model(make_agent(config, 9), config), STEP - 1)
+    publish(directory, acting_model(make_agent(config, 9), average=config.acts_with_average), STEP - 1)
     assert published.newest()[1] == STEP - 1
-    publish(directory, acting_model(agent, config), STEP)
+    publish(directory, acting_model(agent, average=config.acts_with_average), STEP)
     policy, step = published.newest()
     assert step == STEP
     return policy
@@ -109,7 +109,12 @@ def test_everything_that_acts_gives_equal_actions(
         chunks = {name: policy(observations, PROMPTS, SEEDS) for name, policy in policies.items()}
         servers = {
             "server of the agent": serve(
-                acting_model(agent, config), config, NORM_STATS, best_of_n=4, num_steps=(2,), max_batch_size=2
+                acting_model(agent, average=config.acts_with_average),
+                config,
+                NORM_STATS,
+                best_of_n=4,
+                num_steps=(2,),
+                max_batch_size=2,
             ),
             "server of the run": load_serving_policy(open_checkpoint(run), max_batch_size=2),
             "server of the export": load_serving_policy(open_checkpoint(tmp_path / "export"), max_batch_size=2),
@@ -133,7 +138,7 @@ def test_everything_that_acts_gives_equal_actions(
 def test_the_network_of_an_improvement_changes_the_actions() -> None:
     """Without the network's parameters the comparison above would compare nothing of it."""
     config = steered()
-    policy = create_policy(acting_model(make_agent(config), config), config, NORM_STATS)
+    policy = create_policy(acting_model(make_agent(config), average=config.acts_with_average), config, NORM_STATS)
     critics = policy.model.critics
     assert critics is not None
     still = critics.replace(improvement=jax.tree.map(jnp.zeros_like, critics.improvement))

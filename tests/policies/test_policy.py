@@ -25,7 +25,7 @@ from acrlpd.robots.base import DataDict
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     config = toy_config()
-    return create_policy(acting_model(toy_agent(config), config), config, NORM_STATS)
+    return create_policy(acting_model(toy_agent(config), average=config.acts_with_average), config, NORM_STATS)
 
 
 OBSERVATIONS = {"observation.state": np.array([[0.1, 0.0, 1.0], [0.7, 5.0, 1.0]], np.float32)}
@@ -105,7 +105,7 @@ def test_exploration_chooses_among_the_best_and_repeats() -> None:
     base = toy_config()
     selection = BestOfNConfig(top_k=2, selection_temperature=1e6)
     config = dataclasses.replace(base, acrlpd=dataclasses.replace(base.acrlpd, best_of_n=selection))
-    model = acting_model(toy_agent(config), config)
+    model = acting_model(toy_agent(config), average=config.acts_with_average)
     exploring = create_policy(model, config, NORM_STATS, explore=True)
     best = create_policy(model, config, NORM_STATS)
     n = 40
@@ -184,7 +184,9 @@ def test_a_new_agent_of_the_same_shape_compiles_nothing(policy: Policy) -> None:
     first = policy(OBSERVATIONS, PROMPTS, [0, 0])
     compiled = choose_actions._cache_size()
     other = dataclasses.replace(
-        policy, model=acting_model(toy_agent(toy_config(), seed=1), toy_config()), action_noise=0.1
+        policy,
+        model=acting_model(toy_agent(toy_config(), seed=1), average=toy_config().acts_with_average),
+        action_noise=0.1,
     )
     assert not np.array_equal(other(OBSERVATIONS, PROMPTS, [1, 1]).actions, first.actions)
     assert choose_actions._cache_size() == compiled
@@ -220,7 +222,7 @@ def test_the_policy_that_acts_is_the_one_that_is_served() -> None:
         config = toy_config(openpi_compatibility=OpenPICompatibilityConfig(enable_ema_for_inference=enabled))
         agent = toy_agent(config)
         agent = agent.replace(ema_params=jax.tree.map(lambda x: 2 * x, agent.policy_params))
-        model = acting_model(agent, config)
+        model = acting_model(agent, average=config.acts_with_average)
         expected = agent.ema_params if enabled else agent.policy_params
         for found, wanted in zip(jax.tree.leaves(model.params), jax.tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(found, wanted)

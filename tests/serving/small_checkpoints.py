@@ -123,4 +123,4 @@ def serve(
 
 def served_model(agent: Agent) -> ActingModel:
     """What is served of an agent of `make_agent`: its moving average and its critics."""
-    return acting_model(agent, state_config())
+    return acting_model(agent, average=state_config().acts_with_average)

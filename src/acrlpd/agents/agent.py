@@ -10,14 +10,12 @@ from flax import nnx
 
 from acrlpd.agents import algorithm
 from acrlpd.agents.algorithm import Algorithm
-from acrlpd.agents.best_of_n import BestOfN, select, take_candidate
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.networks import CriticNetworks, Networks, Params
 from acrlpd.agents.optimizers.base import Optimizer
 from acrlpd.batch import Batch
-from acrlpd.models.observation import Observation
-from acrlpd.models.policy import FlowPolicy, draw_noise
+from acrlpd.models.policy import FlowPolicy
 
 
 class Agent(flax.struct.PyTreeNode):
@@ -57,22 +55,19 @@ class Agent(flax.struct.PyTreeNode):
 
     # -- networks ------------------------------------------------------------------------------------
 
-    def policy(self, *, use_ema: bool = False) -> FlowPolicy:
-        """The policy as a module; its moving average where there is an average and the caller asks for it."""
-        params = self.ema_params if use_ema and self.ema_params is not None else self.policy_params
-        return nnx.merge(self.policy_def, params, self.frozen_params)
+    def policy(self) -> FlowPolicy:
+        """The policy that learns, as a module."""
+        return nnx.merge(self.policy_def, self.policy_params, self.frozen_params)
 
-    def networks(self, params: Params | None = None, *, use_ema: bool = False) -> Networks:
+    def networks(self, params: Params | None = None) -> Networks:
         """The networks as modules, at the given parameters; a part that is None keeps the agent's own."""
         params = params or Params()
-        policy = self.policy(use_ema=use_ema)
-        if params.policy is not None:
-            policy = nnx.merge(self.policy_def, params.policy, self.frozen_params)
+        policy = self.policy_params if params.policy is None else params.policy
         critic = self.critics.online if params.critic is None else params.critic
         temperature = self.temperature_params if params.temperature is None else params.temperature
         improvement = self.improvement_params if params.improvement is None else params.improvement
         return Networks(
-            policy=policy,
+            policy=nnx.merge(self.policy_def, policy, self.frozen_params),
             critics=self.critics.replace(online=critic),
             temperature=nnx.merge(self.temperature_def, temperature),
             improvement=None if self.improvement_def is None else nnx.merge(self.improvement_def, improvement),
@@ -97,38 +92,11 @@ class Agent(flax.struct.PyTreeNode):
         average = jax.tree.map(lambda old, new: keep * old + add * new, self.ema_params, self.policy_params)
         return self.replace(ema_params=average)
 
-    # -- acting --------------------------------------------------------------------------------------
+    # -- acting: policies/ ---------------------------------------------------------------------------
 
-    def best_of_n(
-        self,
-        rng: jax.Array,
-        observation: Observation,
-        *,
-        num_samples: int | None = None,
-        use_ema: bool = True,
-    ) -> BestOfN:
-        """One action chunk per observation: the best of N candidates under the critics, and all candidates."""
-        setting, networks = self.algorithm, self.networks(use_ema=use_ema)
-        policy = networks.policy
-        noise_rng, select_rng = jax.random.split(rng)
-        observation = policy.preprocess(None, observation, train=False)
-        context = networks.encode(observation)
-        n = setting.acrlpd.num_action_samples if num_samples is None else num_samples
-        noise = draw_noise(noise_rng, (observation.state.shape[0], n, policy.action_horizon, policy.action_dim))
-        candidates = setting.candidates(networks, context, observation, noise)
-        q_values = setting.values(networks, context, observation, candidates)
-        index = select(
-            q_values,
-            rng=select_rng,
-            config=setting.acrlpd.best_of_n,
-            temperature=networks.temperature(),
-            critic_chunks=setting.critic_chunks(candidates),
-        )
-        return BestOfN(take_candidate(candidates, index), index, q_values, candidates)
-
-    def served_params(self) -> nnx.State:
-        """The whole policy under openpi's names, as openpi serves it: the moving average where there is one."""
-        params = self.policy_params if self.ema_params is None else self.ema_params
+    def served_params(self, *, average: bool = True) -> nnx.State:
+        """The whole policy under openpi's names: its moving average where there is an average, or what learns."""
+        params = self.ema_params if average and self.ema_params is not None else self.policy_params
         return nnx.merge_state(params, self.frozen_params)
 
 

@@ -7,7 +7,6 @@ are denoised at a time changes the memory that is needed, never the result.
 from collections.abc import Iterator
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
@@ -16,16 +15,6 @@ from acrlpd.agents.hyperparams import BestOfNConfig
 from acrlpd.models.policy import Context, FlowPolicy
 
 _MIB = 2**20
-
-
-@flax.struct.dataclass
-class BestOfN:
-    """What was chosen, and among what."""
-
-    actions: jax.Array  # [b, T, a] the chosen chunk
-    index: jax.Array  # int32 [b] which candidate it is
-    q_values: jax.Array  # [b, N] aggregated values of all candidates
-    candidates: jax.Array  # [b, N, T, a]
 
 
 def sample_candidates(

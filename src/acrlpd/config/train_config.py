@@ -77,3 +77,8 @@ class RLTrainConfig:
     def num_train_steps(self) -> int:
         """Updates over both phases."""
         return self.training.offline_steps + self.training.online_steps
+
+    @property
+    def acts_with_average(self) -> bool:
+        """Whether the policy that acts, and that openpi serves, is the moving average of the policy that learns."""
+        return self.openpi_compatibility.enable_ema_for_inference and self.acrlpd.ema_decay is not None

@@ -114,7 +114,9 @@ class EvaluationProtocol:
 
     def policy(self, agent: Agent) -> Policy:
         """An agent as a policy that takes the best candidate."""
-        return create_policy(acting_model(agent, self._config), self._config, self._norm_stats)
+        return create_policy(
+            acting_model(agent, average=self._config.acts_with_average), self._config, self._norm_stats
+        )
 
     def evaluate_at_step(self, agent: Agent, step: int) -> dict[str, float]:
         """The numbers to log at a step of a run; videos and the full record go to `directory/<step>`.

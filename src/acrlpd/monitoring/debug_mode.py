@@ -21,8 +21,9 @@ from PIL import Image, ImageDraw
 
 from acrlpd.agents import Agent
 from acrlpd.agents.accumulation import split_batch
-from acrlpd.agents.best_of_n import BestOfN
 from acrlpd.batch import Batch
+from acrlpd.models.policy import draw_noise
+from acrlpd.policies.acting_model import ChosenActions, acting_model, choose_actions
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +116,7 @@ def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
     if agent.gradient_accumulation_steps > 1:
         batch = jax.tree.map(lambda x: x[0], split_batch(batch, agent.gradient_accumulation_steps))
     algorithm = agent.algorithm
-    num_samples = None if algorithm.has_critic else 1  # without a critic nothing is chosen
-    choice = agent.best_of_n(jax.random.fold_in(rng, 1), batch.observations, num_samples=num_samples, use_ema=False)
+    choice = _choose(agent, batch, jax.random.fold_in(rng, 1))
     chosen, logged = algorithm.critic_chunks(choice.actions), algorithm.critic_chunks(batch.actions)
     inspection = {
         "gradient_norms": gradient_norms(agent, batch, rng),
@@ -129,7 +129,24 @@ def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
     return inspection | (_inspect_critics(agent, batch, choice) if algorithm.has_critic else {})
 
 
-def _inspect_critics(agent: Agent, batch: Batch, choice: BestOfN) -> Inspection:
+def _choose(agent: Agent, batch: Batch, rng: jax.Array) -> ChosenActions:
+    """What the policy that learns would do at the observations of a batch."""
+    hyperparams = agent.algorithm.acrlpd
+    num_samples = hyperparams.num_action_samples if agent.algorithm.has_critic else 1  # a critic has to choose
+    noise_rng, seed_rng = jax.random.split(rng)
+    b, *chunk_shape = batch.actions.shape
+    return choose_actions(
+        acting_model(agent, average=False),
+        batch.observations,
+        draw_noise(noise_rng, (b, num_samples, *chunk_shape)),
+        jnp.full(b, num_samples),
+        jax.random.bits(seed_rng, (b,), jnp.uint32),
+        num_steps=hyperparams.sampling_steps,
+        exploration=hyperparams.best_of_n,
+    )
+
+
+def _inspect_critics(agent: Agent, batch: Batch, choice: ChosenActions) -> Inspection:
     """The values of E critics at the logged chunks that they learn from, and which of N candidates they choose."""
     networks = agent.networks()
     observation = networks.policy.preprocess(None, batch.observations, train=False)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from acrlpd.agents import Agent, Algorithm
-from acrlpd.agents.best_of_n import select
+from acrlpd.agents.best_of_n import select, take_candidate
 from acrlpd.agents.hyperparams import BestOfNConfig
 from acrlpd.agents.networks import CriticNetworks, Networks
 from acrlpd.config import RLTrainConfig
@@ -54,18 +54,11 @@ class ActingModel(flax.struct.PyTreeNode):
         )
 
 
-def acts_with_average(agent: Agent, rl_config: RLTrainConfig) -> bool:
-    """Whether the policy that acts, and that openpi serves, is the moving average of the policy that learns."""
-    return rl_config.openpi_compatibility.enable_ema_for_inference and agent.ema_params is not None
-
-
-def acting_model(agent: Agent, rl_config: RLTrainConfig) -> ActingModel:
-    """The part of an agent that acts: the policy that a checkpoint of the agent would serve, and its critics.
+def acting_model(agent: Agent, *, average: bool) -> ActingModel:
+    """The part of an agent that acts: the policy, or its moving average if there is an average, and the critics.
 
     An agent that only clones has critics that were never trained, so they are left out.
     """
-    params = agent.ema_params if acts_with_average(agent, rl_config) else agent.policy_params
-    assert params is not None
     critics = ActingCritics(
         online=agent.critics.online,
         temperature=agent.temperature_params,
@@ -75,7 +68,7 @@ def acting_model(agent: Agent, rl_config: RLTrainConfig) -> ActingModel:
         improvement_def=agent.improvement_def,
     )
     return ActingModel(
-        params=nnx.merge_state(params, agent.frozen_params),
+        params=agent.served_params(average=average),
         critics=critics if agent.algorithm.has_critic else None,
         policy_def=agent.policy_def,
         algorithm=agent.algorithm,
@@ -84,7 +77,8 @@ def acting_model(agent: Agent, rl_config: RLTrainConfig) -> ActingModel:
 
 def abstract_model(rl_config: RLTrainConfig) -> ActingModel:
     """The part of a config's agent that acts, as shapes and dtypes."""
-    return acting_model(jax.eval_shape(partial(create_agent, rl_config), jax.random.key(0)), rl_config)
+    agent = jax.eval_shape(partial(create_agent, rl_config), jax.random.key(0))
+    return acting_model(agent, average=rl_config.acts_with_average)
 
 
 class ChosenActions(flax.struct.PyTreeNode):
@@ -158,5 +152,4 @@ def choose_actions(
             return index[0].astype(jnp.int32)
 
         index = jax.vmap(draw)(candidates, scores, jnp.asarray(seeds))
-    actions = jnp.take_along_axis(candidates, index[:, None, None, None], axis=1)[:, 0]
-    return ChosenActions(actions, index, q_values, candidates)
+    return ChosenActions(take_candidate(candidates, index), index, q_values, candidates)

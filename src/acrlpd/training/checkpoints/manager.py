@@ -26,7 +26,6 @@ from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.tree import from_dict
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
-from acrlpd.policies.acting_model import acts_with_average
 from acrlpd.runs.checkpoint_layout import (
     ASSETS,
     RUN,
@@ -79,7 +78,7 @@ class CheckpointWriter:
 
     def items(self, agent: Agent) -> dict[str, Any]:
         """The arrays of an agent as a checkpoint of this run holds them."""
-        return agent_items(agent, average=acts_with_average(agent, self._rl_config))
+        return agent_items(agent, average=self._rl_config.acts_with_average)
 
     def prepare(self, agent: Agent) -> None:
         """Compiles what a save needs, so that the first save does not hold up training."""
@@ -95,7 +94,7 @@ class CheckpointWriter:
         for a save that is still under way.
         """
         self.wait()
-        average = acts_with_average(agent, self._rl_config)
+        average = self._rl_config.acts_with_average
         run = create_checkpoint_metadata(self._rl_config, step, rng=rng, average=average, assets=self._assets)
         metadata = run | copy.deepcopy(dict(state))
         copied = self._copy(agent)

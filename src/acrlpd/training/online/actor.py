@@ -59,7 +59,7 @@ class ActorProcess(Player):
 
     def update_policy(self, agent: Agent, step: int) -> None:
         if self._published is None or step - self._published >= self._rl_config.online.actor_refresh_steps:
-            publish(self._directory, acting_model(agent, self._rl_config), step)
+            publish(self._directory, acting_model(agent, average=self._rl_config.acts_with_average), step)
             self._published = step
         self._keep_alive()
 

@@ -100,7 +100,7 @@ class SynchronousPlayer(Player):
         self._agent, self._step = agent, step
 
     def round(self, number: int) -> Round:
-        model = acting_model(self._agent, self._rl_config)
+        model = acting_model(self._agent, average=self._rl_config.acts_with_average)
         return self._rounds.play(number, dataclasses.replace(self._policy, model=model), self._step)
 
 
