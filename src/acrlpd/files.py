@@ -44,7 +44,7 @@ def copy_directory(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def only_one(directory: Path, doing: str, error_type: type[ValueError]) -> Iterator[None]:
-    """Raises an error if another process holds the lock of `directory`, because it is `doing` the same.
+    """Raises an error if another process holds the lock of `directory`; `doing` says what that process does.
 
     The system frees the lock of a process that is killed.
     """

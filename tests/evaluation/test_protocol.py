@@ -222,7 +222,7 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(EnvError, match=r"there is no environment: set env\.id"):
         EvaluationProtocol(dataclasses.replace(config, env=dataclasses.replace(config.env, id=None)), NORM_STATS)
     eager = dataclasses.replace(config, env=dataclasses.replace(config.env, execution=OpenLoop(9)))
-    with pytest.raises(EnvError, match=r"asks the policy every 9 steps, .* has only model\.action_horizon 4"):
+    with pytest.raises(EnvError, match=r"asks the policy every 9 steps, .* has only 4 steps \(model\.action_horizon\)"):
         EvaluationProtocol(eager, NORM_STATS)
     assert create_execution(config) == OpenLoop(3)  # the length of the critics' chunks
 

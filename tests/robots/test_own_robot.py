@@ -136,7 +136,7 @@ def test_its_checks_and_its_level(config: RLTrainConfig) -> None:
     assert validate_config(config, ready_to_train=True).errors == ()
     wrong = {"qchunking.action_dim": 6, "data.repack.state": ["arm.joints"]}
     errors = validate_config(apply_config_overrides(config, wrong)).errors
-    assert "qchunking.action_dim 6 does not fit robot own_arm:OwnArm, which has 7" in errors
+    assert "qchunking.action_dim 6 does not fit robot own_arm:OwnArm, which has 7 action dims" in errors
     assert any("must name a column for each of joints, gripper of robot own_arm:OwnArm" in error for error in errors)
     level = serving_level(config, "standard")
     assert (level.num_steps, level.best_of_n) == (5, 2)

@@ -10,23 +10,23 @@ _Tree = TypeVar("_Tree")
 
 
 class BatchLoss(Protocol):
-    """A loss in the pieces between which a batch may be split. Samples lie along the first axis of all arrays.
+    """A loss as five steps, between which a batch may be split. Samples lie along the first axis of all arrays.
 
     The loss is a sum over samples that is divided by numbers of the whole batch, so that the gradient of a batch is the
     sum of the gradients of its micro-batches, exactly.
     """
 
     def targets(self, params: Any, inputs: Any) -> Any:
-        """Numbers for each sample that are computed first; nothing of them is kept for the backward pass."""
+        """Numbers for each sample that are computed first; the backward pass needs nothing of this computation."""
 
     def view(self, params: Any, inputs: Any) -> Any:
-        """What `weigh` and `loss` share of the samples; each part is computed when it is first needed."""
+        """The results that `weigh` and `loss` share; each result is computed when it is first needed."""
 
     def weigh(self, view: Any) -> Any:
         """Numbers for each sample that must be known of the whole batch before the first loss; not differentiated."""
 
     def normalize(self, inputs: Any, weights: Any) -> Any:
-        """What sums are divided by: numbers of the whole batch."""
+        """The numbers of the whole batch by which sums are divided."""
 
     def loss(self, view: Any, targets: Any, weights: Any, norm: Any) -> tuple[jax.Array, Any]:
         """The loss, and a record of each sample."""
@@ -46,8 +46,8 @@ def compute_gradients(
 ) -> tuple[jax.Array, Any, Any, Params]:
     """Loss, (record, weights, norm) of the whole batch, targets and gradients.
 
-    With micro-batches, all samples are weighed in a pass of their own. That pass costs what the weights depend on:
-    nothing where they do not depend on the networks, and otherwise the encoding of each sample once more.
+    With micro-batches, a pass of its own weighs all samples. This pass costs nothing where the weights do not depend
+    on the networks; otherwise it encodes each sample once more.
     """
     if num_micro_batches == 1:
         targets = loss.targets(params, inputs)

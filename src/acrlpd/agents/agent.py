@@ -26,7 +26,7 @@ class Agent(flax.struct.PyTreeNode):
     """
 
     step: jax.Array  # int32 [] updates so far, skipped ones included
-    skipped_updates: jax.Array  # int32 [] updates that a non-finite gradient cost
+    skipped_updates: jax.Array  # int32 [] updates that were skipped because a gradient was not finite
 
     policy_params: nnx.State
     frozen_params: nnx.State
@@ -76,7 +76,7 @@ class Agent(flax.struct.PyTreeNode):
     # -- learning: algorithm.py ----------------------------------------------------------------------
 
     def compute_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-        """The loss of an update that is not made; equal keys give the same noise as `train_step`."""
+        """The loss that `train_step` would report for the same key; nothing is updated."""
         return algorithm.compute_loss(self, batch, rng)
 
     def train_step(self, batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple["Agent", Info]:
@@ -95,7 +95,7 @@ class Agent(flax.struct.PyTreeNode):
     # -- acting: policies/ ---------------------------------------------------------------------------
 
     def served_params(self, *, average: bool = True) -> nnx.State:
-        """The whole policy under openpi's names: its moving average where there is an average, or what learns."""
+        """The whole policy under openpi's names: the moving average if the agent keeps one, else what learns."""
         params = self.ema_params if average and self.ema_params is not None else self.policy_params
         return nnx.merge_state(params, self.frozen_params)
 
@@ -110,8 +110,8 @@ def train_step(agent: Agent, batch: Batch, rng: jax.Array, *, update_policy: boo
 
 
 # For networks whose kernels take microseconds on a GPU. cuBLASLt applies bias and GELU while it writes a product; after
-# a product of Triton another kernel does this and takes as long again. Independent kernels run side by side. Other
-# backends accept these options and ignore them.
+# a product of Triton, a second kernel does this and takes as long as the product. Independent kernels run side by side.
+# Other backends accept these options and ignore them.
 _SMALL_NETWORK_OPTIONS = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_enable_cublaslt": True,

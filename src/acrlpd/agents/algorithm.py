@@ -128,8 +128,8 @@ def compute_targets(
 ) -> Targets:
     """The online critics choose c' among N candidates at s', the target critics judge c'.
 
-    Candidates come from the online policy instead of its moving average: critics are trained on the online policy's
-    features, and an update that reads one set of weights gathers one set of weights.
+    Candidates come from the online policy instead of its moving average, because the critics are trained on the online
+    policy's features. Also, under FSDP an update then gathers one set of weights instead of two.
     """
     networks = networks.without_gradient()
     observation = batch.next_observations
@@ -203,7 +203,7 @@ def cloning_weights(view: View) -> SampleWeights:
     return SampleWeights(log_weight=log_weight, size=steps, kept=kept)
 
 
-# -- 4. improvement: improvements/ -- 5. temperature: temperature.py ----------------------------------------
+# -- 4. improvement: improvements/ -- 5. temperature: `TemperatureModule` in networks.py --------------------
 # -- 6. update -------------------------------------------------------------------------------------------
 
 
@@ -319,7 +319,7 @@ def prepare(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[tuple[Batch, 
 
 
 def compute_loss(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
-    """The loss of an update that is not made; equal keys give the same noise as `update`."""
+    """The loss that `update` would report for the same key; nothing is updated."""
     inputs, subset_rng = prepare(agent, batch, rng)
     joint = JointLoss(agent, subset_rng, trains_policy=True)
     targets = joint.targets(Params(), inputs)

@@ -43,7 +43,7 @@ def sample_candidates(
 def group_size(config: BestOfNConfig, num_candidates: int, bytes_per_candidate: float) -> int:
     """How many of N candidates are denoised together: a divisor of N.
 
-    `bytes_per_candidate` counts for "auto" alone: what one more candidate of every observation needs on a device.
+    `bytes_per_candidate` is what one more candidate of every observation needs on a device; only "auto" reads it.
     """
     wanted = {
         "parallel": num_candidates,
@@ -58,9 +58,9 @@ def group_size(config: BestOfNConfig, num_candidates: int, bytes_per_candidate: 
 def candidate_bytes(policy: FlowPolicy, context: Context, noise: jax.Array) -> int:
     """Working memory of one more candidate per observation during a denoising step, estimated.
 
-    The largest operation (its inputs and outputs together) when two candidates are denoised, less the same for one
-    candidate: weights and the shared context cancel out. The estimate comes from the traced velocity network, so it
-    holds for every policy and needs no device.
+    The size of an operation is that of its inputs and outputs. The estimate is the largest operation for two candidates
+    minus the largest operation for one candidate: weights and the shared context cancel out. The operations
+    are those of the traced velocity network, so the estimate holds for every policy and needs no device.
     """
 
     def size(variable: Any) -> int:

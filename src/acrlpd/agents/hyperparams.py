@@ -1,6 +1,6 @@
 """The algorithm as plain data: losses, best-of-N, temperature, chunks.
 
-Symbols as in the documentation: H = horizon_length, N = num_action_samples, K = sampling_steps, E = num_critics,
+Symbols as in docs/algorithm.md: H = horizon_length, N = num_action_samples, K = sampling_steps, E = num_critics,
 T = the policy's action_horizon.
 """
 
@@ -83,11 +83,11 @@ class ACRLPDHyperparams:
     # Weigh cloning by each sample's own loss, so that hard samples count more.
     bc_difficulty_weighting: bool = False
 
-    # Temperature alpha at the start (and for good if alpha is not learned): of AWR and of selection.
+    # Temperature alpha of AWR and of selection: its first value, and its only value if alpha is not learned.
     initial_temperature: Positive = 1.0
     # Learn alpha so that the entropy of the candidates approaches the target.
     learnable_temperature: bool = True
-    # Target entropy = -multiplier * real action_dim. Larger: less exploration wanted.
+    # Target entropy = -multiplier * real action_dim. Larger: candidates are meant to differ less.
     target_entropy_multiplier: float = 0.5
     # The target entropy itself; None: from the multiplier.
     target_entropy: float | None = None
@@ -97,7 +97,7 @@ class ACRLPDHyperparams:
     ema_decay: Annotated[float | None, Interval(ge=0, lt=1)] = 0.999
 
     def check(self) -> Iterator[Finding]:
-        """What is wrong with these numbers beside each other."""
+        """Errors and warnings about fields that do not fit each other."""
         samples, weights = self.num_action_samples, self.loss_weights
         if self.best_of_n.top_k > max(samples, 1):
             yield error(f"acrlpd.best_of_n.top_k {self.best_of_n.top_k} exceeds the {samples} candidates")
@@ -117,21 +117,21 @@ class ACRLPDHyperparams:
             yield from self._check_cloning()
 
     def _check_cloning(self) -> Iterator[Finding]:
-        """Without critics there are no values, so nothing may need a value."""
+        """Without critics there are no values, so settings that need values are errors."""
         without = "acrlpd.loss_weights.critic_weight 0 trains no critic"
         if self.loss_weights.actor_weight > 0:
             yield error(f"{without}, which a policy improvement needs: set acrlpd.loss_weights.actor_weight 0")
         if self.bc_importance_weighting:
             yield error(f"{without}, which bc_importance_weighting needs: turn bc_importance_weighting off")
         if self.learnable_temperature:
-            yield error(f"{without}, and with it no temperature: set acrlpd.learnable_temperature false")
+            yield error(f"{without}, but alpha learns only beside critics: set acrlpd.learnable_temperature false")
         if self.critic_warmup_steps > 0:
-            yield error(f"{without}, and there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
+            yield error(f"{without}, so there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
 
 
 @dataclasses.dataclass(frozen=True)
 class QChunkingConfig:
-    """What the critic calls an action."""
+    """The chunks that the critics judge."""
 
     # Steps per chunk (H): actions per value, steps per bootstrap. At most the policy's action_horizon.
     # Longer: faster value propagation, harder to fit, slower reaction.
@@ -144,7 +144,7 @@ class QChunkingConfig:
     critic_action_horizon: Annotated[int | None, Ge(1)] = None
 
     def check(self, *, policy_action_horizon: int, policy_action_dim: int) -> Iterator[Finding]:
-        """What does not fit a policy that predicts chunks of this size."""
+        """Errors about settings that do not fit a policy that predicts chunks of this size."""
         if self.horizon_length > policy_action_horizon:
             yield error(
                 f"qchunking.horizon_length {self.horizon_length} exceeds the policy's action_horizon "

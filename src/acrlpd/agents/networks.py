@@ -34,7 +34,7 @@ class CriticNetworks(flax.struct.PyTreeNode):
 
     @property
     def uses_features(self) -> bool:
-        """Whether the policy's features are worth pooling for these critics."""
+        """Whether these critics read the policy's features."""
         return self.online_ensemble.feature_dim > 0
 
     def soft_update_target_networks(self, tau: float | jax.Array) -> "CriticNetworks":
@@ -69,7 +69,7 @@ class TemperatureModule(nnx.Module):
         return jnp.exp(self.log_alpha[...])
 
     def alpha_loss(self, entropy: jax.Array, target_entropy: float) -> jax.Array:
-        """Lowers alpha while the policy is more diverse than wanted, and raises alpha while it is less diverse."""
+        """Lowers alpha while the policy is more diverse than wanted, and raises alpha in the other case."""
         return self() * jax.lax.stop_gradient(entropy - target_entropy)
 
 
@@ -95,7 +95,7 @@ def estimate_entropy(candidates: jax.Array) -> jax.Array:
 
 @flax.struct.dataclass
 class Params:
-    """What gradients are taken of; a part that is None does not learn in this update."""
+    """The parameters that learn in an update; a part that is None does not learn."""
 
     policy: nnx.State | None = None
     critic: nnx.State | None = None

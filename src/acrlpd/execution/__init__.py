@@ -1,1 +1,1 @@
-"""What a policy answers with, and how its answers become steps: one file per way to execute a chunk. No JAX."""
+"""Chunk policies, and the ways to execute their chunks: one file each. Nothing here imports JAX."""

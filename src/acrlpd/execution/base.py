@@ -32,14 +32,14 @@ class Turn:
 
     actions: np.ndarray  # [k, a] to execute, with k of 1 or more
     values: dict[str, float]  # what the policy said about its answer
-    left: Any = None  # what the next turn of this episode has to know of this one
+    left: Any = None  # what the next turn of this episode needs to know about this turn
 
 
 class ChunkExecution(Choice, abc.ABC):
     """How the chunks of a policy become the steps of an episode.
 
     An execution asks the policy itself, because some ways to execute a chunk need more of the policy than an answer:
-    real-time chunking, for example, samples the next chunk under the condition of what is left of the one before. An
+    real-time chunking, for example, conditions the next chunk on what is left of the chunk before. An
     execution holds no state; `left` carries what an episode has to remember from turn to turn.
     """
 
@@ -71,5 +71,5 @@ class ChunkExecution(Choice, abc.ABC):
         if steps is not None and steps > action_horizon:
             yield error(
                 f"env.execution asks the policy every {steps} steps, but a chunk of the policy has only "
-                f"model.action_horizon {action_horizon}; lower env.replan_steps"
+                f"{action_horizon} steps (model.action_horizon); lower env.replan_steps"
             )

@@ -1,7 +1,7 @@
 """What every robot tells the rest of the project about itself.
 
-A config chooses a robot under `data.robot`. Whoever prepares data, checks a config, serves or exports a policy asks
-the robot; nobody outside of `robots` asks which robot it is. Most robots only state their names, sizes and units:
+A config chooses a robot under `data.robot`. The code that prepares data, checks a config, serves or exports a policy
+asks the robot; no code outside of `robots` asks which robot it has. Most robots only state names, sizes and units:
 
     @dataclasses.dataclass(frozen=True)
     class MyArm(Robot):
@@ -57,11 +57,11 @@ class Robot(Choice, abc.ABC):
     ignored_cameras: ClassVar[tuple[str, ...]] = ()
     # Action dims that `data.use_delta_joint_actions` makes relative to the state, unless the config names others.
     delta_action_mask: ClassVar[tuple[bool, ...] | None] = None
-    # What the level "standard" of a served policy costs; None: as much as it cost in training.
+    # What the level "standard" of a served policy costs; None: as much as in training.
     standard_level: ClassVar[ServingLevel | None] = None
     # openpi's class that makes the transforms of this robot; None: openpi does not know this robot.
     openpi_data_config: ClassVar[str | None] = None
-    # The argument of openpi's class that makes actions relative; None: the class cannot.
+    # The argument of openpi's class that makes actions relative; None: the class has no such argument.
     openpi_delta_argument: ClassVar[str | None] = None
 
     # -- units: a robot whose units differ from those that its policy learns overrides these three
@@ -160,10 +160,11 @@ class Robot(Choice, abc.ABC):
     def check(
         self, *, action_dim: int, state: Sequence[str], actions: Sequence[str], cameras: Mapping[str, str]
     ) -> Iterator[Finding]:
-        """What is wrong with a config for this robot; the arguments are those of `repack` and the config's dims."""
+        """Errors about a config for this robot: `action_dim` is the config's, the others are those of `repack`."""
         if self.action_dim not in (None, action_dim):
             yield error(
-                f"qchunking.action_dim {action_dim} does not fit robot {kind_name(self)}, which has {self.action_dim}"
+                f"qchunking.action_dim {action_dim} does not fit robot {kind_name(self)}, which has {self.action_dim} "
+                "action dims"
             )
         try:
             self.repack(state, actions, cameras)
@@ -179,14 +180,14 @@ class Robot(Choice, abc.ABC):
         """What the README of an export tells openpi's users to do about this robot."""
         if self.openpi_data_config is None:
             yield (
-                "YourDataConfig is yours to write: openpi has none for this robot. Its transforms must convert states, "
-                f"actions and images as the class `{type(self).__module__}:{type(self).__qualname__}` of acrlpd does, "
-                f"and the first {action_dim} action dims come out."
+                "YourDataConfig is yours to write: openpi has no data config for this robot. Its transforms must convert "
+                f"states, actions and images as the class `{type(self).__module__}:{type(self).__qualname__}` of acrlpd "
+                f"does, and the first {action_dim} action dims come out."
             )
 
 
 def make_bool_mask(*dims: int) -> tuple[bool, ...]:
-    """Run-length code of a mask: 6 is six times True, -1 once False; 0 is nothing."""
+    """A mask from its run-length code: 6 stands for six times True, -1 for one False, 0 for nothing."""
     return tuple(dim > 0 for dim in dims for _ in range(abs(dim)))
 
 

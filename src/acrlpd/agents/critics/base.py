@@ -24,7 +24,7 @@ class CriticConfig(Choice, abc.ABC):
 
     # Networks in the ensemble (E). More: more pessimism under "min", better disagreement, more compute.
     num_critics: Annotated[int, Ge(1)] = 10
-    # How E values become one, for targets and for selection. "min" is pessimistic, "mean" is not,
+    # How E values become one value, for targets and for selection. "min" is pessimistic, "mean" is neutral, and
     # "weighted" learns a softmax over the members.
     q_aggregation: Literal["min", "mean", "weighted"] = "min"
     # Aggregate targets over this many randomly drawn members (REDQ); None: over all. Smaller: less pessimism.
@@ -42,7 +42,7 @@ class CriticConfig(Choice, abc.ABC):
         if subset is not None and not 1 <= subset <= self.num_critics:
             yield error(f"critic.target_subset_size {subset} must lie between 1 and num_critics {self.num_critics}")
         if self.num_critics == 1 or self.num_critics > 12:
-            yield warning(f"critic.num_critics {self.num_critics} is unusual; 2 to 12 are tried")
+            yield warning(f"critic.num_critics {self.num_critics} is unusual; 2 to 12 is usual")
 
 
 class CriticEnsemble(nnx.Module):
@@ -97,7 +97,7 @@ class CriticEnsemble(nnx.Module):
         return self.aggregate(chosen)
 
 
-# -- layers of all members at once, for the members of the family. What follows is the kernels' concern. --------------
+# -- layers of all E networks at once, for use in any architecture; tuned for the kernels that run them ----------------
 
 
 class EnsembleDense(nnx.Module):

@@ -38,7 +38,7 @@ class Candidates(NamedTuple):
 class View:
     """What an improvement sees of an update, all of it at the current observation s.
 
-    What costs something is computed when it is first asked for, and then once: an improvement that does not look at
+    Expensive results are computed when they are first asked for, and only once: an improvement that does not look at
     candidates does not pay for them. Candidates, advantages and the temperature carry no gradient.
     """
 
@@ -107,8 +107,8 @@ class SampleWeights:
     """
 
     log_weight: jax.Array  # [b]
-    size: jax.Array  # [b]: what a sample's loss is a sum over, for example its valid steps
-    kept: dict[str, jax.Array]  # name -> [b, ...]: what `losses` and `metrics` need of this pass
+    size: jax.Array  # [b]: how many terms a sample's loss sums up, for example its valid steps
+    kept: dict[str, jax.Array]  # name -> [b, ...]: results that `losses` and `metrics` need
 
 
 def equal_weights(batch: Batch, **kept: jax.Array) -> SampleWeights:
@@ -127,7 +127,7 @@ class Improvement(Choice, abc.ABC):
 
     package = "acrlpd.agents.improvements"
 
-    # Whether the loss is 0 at best, so that a loss that grows is bad news.
+    # Whether the lowest possible loss is 0, so that a growing loss is reported as trouble.
     zero_at_best: ClassVar[bool] = True
 
     def weigh(self, view: View) -> SampleWeights:
@@ -143,7 +143,7 @@ class Improvement(Choice, abc.ABC):
         return {}
 
     def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> nnx.Module | None:
-        """Networks of the improvement's own, which learn from `losses` alone; `view.networks.improvement` is theirs.
+        """The improvement's own networks, which learn from `losses` alone. A view has them as `networks.improvement`.
 
         They are trained with the critics' optimizer and learning rate, and saved and exported with the critics.
         """
@@ -159,17 +159,18 @@ class Improvement(Choice, abc.ABC):
     ) -> jax.Array:
         """Candidates [b, N, T, a] from noise [b, N, T, a], for targets, for `weigh` and for acting.
 
-        `denoise` is the policy's own way. An improvement that steers the noise or edits the result says so here.
+        `denoise` turns noise into chunks as the policy does. An improvement that steers the noise or edits the chunks
+        overrides this method.
         """
         return denoise(noise)
 
     def check(self, hyperparams: ACRLPDHyperparams, *, frozen_backbone: bool) -> Iterator[Finding]:
-        """What is wrong with this improvement beside these hyperparameters."""
+        """Errors and warnings about this improvement together with these hyperparameters."""
         return iter(())
 
 
 def weight_metrics(advantage: jax.Array, log_weight: jax.Array) -> Info:
-    """What there is to say of weights that come from advantages."""
+    """Metrics of weights that come from advantages."""
     weight = jnp.exp(log_weight - jnp.max(log_weight))
     raw = jnp.exp(log_weight)
     return {

@@ -23,7 +23,7 @@ class AdamW(OptimizerConfig):
     eps: Annotated[float, Gt(0)] = 1e-8
     # Pull of every weight towards zero, times the learning rate.
     weight_decay: Annotated[float, Ge(0)] = 1e-10
-    # Gradients with a larger global norm are scaled down to it. Lower: more robust, slower.
+    # Gradients with a larger global norm are scaled down to this norm. Lower: more robust, slower.
     clip_gradient_norm: Annotated[float, Gt(0)] = 1.0
 
     stands_still: ClassVar[bool] = True
@@ -33,7 +33,7 @@ class AdamW(OptimizerConfig):
 
 
 def _scale_by_adam(config: AdamW) -> optax.GradientTransformationExtraArgs:
-    """optax's Adam, with optax's state, which stands still where it is not enabled."""
+    """optax's Adam with optax's state, which does not change where `enabled` is False."""
 
     def update(
         grads: Any, state: optax.ScaleByAdamState, params: Any = None, *, enabled: jax.Array | bool = True, **_: Any

@@ -19,9 +19,9 @@ class OptimizerConfig(Choice, abc.ABC):
 
     package = "acrlpd.agents.optimizers"
 
-    # Gradients with a larger global norm are scaled down to it.
+    # Gradients with a larger global norm are scaled down to this norm.
     clip_gradient_norm: float
-    # Whether the transformations take `enabled` themselves, see `create_optimizer`.
+    # Whether the transformations themselves take the argument `enabled` of `create_optimizer`.
     stands_still: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -67,7 +67,7 @@ def create_optimizer(config: OptimizerConfig, lr_schedule: LRSchedule) -> Optimi
 
 
 def _standing_still(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Any transformation of optax, with zero gradients and its old state where it is not enabled."""
+    """Any transformation of optax, with zero updates and its old state where `enabled` is False."""
 
     def update(
         grads: Any, state: Any, params: Any = None, *, enabled: jax.Array | bool = True, **_: Any

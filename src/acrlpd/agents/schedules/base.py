@@ -21,10 +21,10 @@ class LRSchedule(Choice, abc.ABC):
 
     @abc.abstractmethod
     def create(self) -> Schedule:
-        """Maps the number of updates to the learning rate of the next one."""
+        """A function from the number of updates so far to the learning rate of the next update."""
 
     def check(self, name: str, num_train_steps: int) -> Iterator[Finding]:
-        """What is wrong with the schedule of a run of `num_train_steps` updates; `name` is the section's."""
+        """What is wrong with the schedule of a run of `num_train_steps` updates; `name` is its config section."""
         return iter(())
 
     def scaled_to(self, peak_lr: float) -> dict[str, float]:
