@@ -88,7 +88,7 @@ def test_errors(changes, message):
             {"model.pi05": True},
             "model.pi05 is True, but gs://openpi-assets/checkpoints/pi0_base/params are pi0 weights",
         ),
-        ({"data.tokenizer": "byte"}, "does not speak the language of pretrained weights"),
+        ({"data.tokenizer": "byte"}, "byte makes tokens that pretrained weights do not know"),
     ],
 )
 def test_released_weights_are_checked_against_the_model(changes, message):

@@ -123,7 +123,7 @@ def test_an_actor_that_cannot_start_ends_the_run(processes: Processes, tmp_path:
     assert result.returncode == 1
     error = result.output[result.output.rindex("EnvError: the actor process ended with exit code 1") :]
     assert "its model file is missing" in error  # the end of the actor's log
-    assert "It played no round in 1 starts: giving up" in error
+    assert "No actor finished a round in 1 starts: giving up" in error
     assert "Traceback" in (run_directory(config) / LOG_FILE).read_text()
     assert saved_steps(run_directory(config)) == [4]
 

@@ -99,7 +99,7 @@ def _choose(prog: str, description: str, summaries: Mapping[str, str], args: lis
 def _message(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("acrlpd"):
-        return f"{text}. It may belong to an extra: pip install 'acrlpd[sim]', [hub], [wandb] or [serve]"
+        return f"{text}. The package may belong to an extra: pip install 'acrlpd[sim]', [hub], [wandb] or [serve]"
     return text
 
 

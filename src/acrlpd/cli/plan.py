@@ -101,7 +101,7 @@ def _memory_table(plan: Plan) -> Table:
 
 def _work_table(plan: Plan) -> Table:
     flops, table = plan.flops, _table("per sample")
-    training = f"training it alone would be {_format_flops(flops.train)}"
+    training = f"training the policy alone would be {_format_flops(flops.train)}"
     table.add_row("policy forward", _format_flops(flops.forward), training)
     table.add_row("one candidate", _format_flops(flops.candidate), "for one observation")
     parts = {

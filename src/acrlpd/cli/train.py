@@ -24,7 +24,7 @@ from acrlpd.training.options import RunOptions
 class TrainOptions(DistributedOptions, RunOptions):
     """Train a policy with RL on action chunks: offline on a dataset, then online."""
 
-    # Go on even if the plan says that it does not fit into memory.
+    # Train even if the plan says that the run does not fit into memory.
     ignore_plan: Flag = False
 
 
@@ -73,4 +73,4 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
     if is_primary():
         print_plan(plan)
     if not plan.fits and not ignore_plan:
-        raise ConfigError(f"{plan.verdict}\n--ignore_plan goes on all the same")
+        raise ConfigError(f"{plan.verdict}\n--ignore_plan trains all the same")

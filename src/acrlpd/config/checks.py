@@ -51,7 +51,7 @@ def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
     weights = None if loader.kind == "none" else loader.path or ""
     yield from config.model.check(freeze_pi0_backbone=frozen, weights=weights)
     if frozen and config.acrlpd.critic_gradient_to_policy:
-        yield error("critic_gradient_to_policy trains the prefix, which freeze_pi0_backbone keeps fixed; turn one off")
+        yield error("critic_gradient_to_policy trains the prefix, which freeze_pi0_backbone freezes; turn one off")
 
 
 def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
@@ -157,7 +157,7 @@ def _check_prompts(config: RLTrainConfig) -> Iterator[Finding]:
     if data.tokenizer == "byte" and vocab_size < BYTE_VOCAB:
         yield error(f"the byte tokenizer needs model.vocab_size {BYTE_VOCAB} or more; found {vocab_size}")
     if data.tokenizer == "byte" and config.weight_loader.kind != "none":
-        yield error("data.tokenizer byte does not speak the language of pretrained weights; use paligemma")
+        yield error("data.tokenizer byte makes tokens that pretrained weights do not know; use paligemma")
     if not data.prompt_from_task and data.default_prompt is None:
         yield error("no prompt: set data.default_prompt, or data.prompt_from_task true")
 
@@ -174,5 +174,5 @@ def check_files(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
         return
     stats = data.norm_stats_path
     if stats is not None and not stats.exists():
-        command = "`acrlpd data stats --config ...`, the config and dataset as given here"
+        command = "`acrlpd data stats --config ...`, with the config and the dataset that are given here"
         yield Finding(level, f"norm statistics {stats} are missing; compute them with {command}")

@@ -64,7 +64,7 @@ def _assemble_agent(
     critics: CriticNetworks,
     own_networks: nnx.Module | None,  # the improvement's
 ) -> Agent:
-    """The networks with their optimizers. A donating step uses up the arrays of the networks."""
+    """The networks with their optimizers. A train step that donates the agent uses up the arrays of the networks."""
     acrlpd = rl_config.acrlpd
     policy_optimizer = create_optimizer(rl_config.actor_optimizer, rl_config.actor_lr_schedule)
     critic_optimizer = create_optimizer(rl_config.critic_optimizer, rl_config.critic_lr_schedule)
@@ -99,7 +99,7 @@ def _assemble_agent(
 
 
 def _load_policy_params(policy: FlowPolicy, params: Mapping[str, Any]) -> None:
-    """Overwrites initial parameters of a policy; the given ones must exist there with the same shape."""
+    """Overwrites initial parameters of a policy; each given parameter must exist with the same shape."""
     state = nnx.state(policy)
     known = dict(nnx.to_flat_state(state))
     for path, value in traverse_util.flatten_dict(dict(params)).items():

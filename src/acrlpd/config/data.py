@@ -1,4 +1,4 @@
-"""Where episodes come from and how they become what the policy eats, as plain data."""
+"""Where episodes come from and how they become what the policy reads, as plain data."""
 
 import dataclasses
 import pathlib
@@ -60,7 +60,7 @@ class RewardConfig:
     # Rewards made from success: "zero_one" gives 1 at a success and 0 elsewhere, "minus_one_zero" gives 0 at a success
     # and -1 elsewhere, so that short episodes are worth more. The scale of the critics' values follows.
     kind: RewardKind = "zero_one"
-    # Rewards of any source are multiplied by this and then shifted.
+    # Rewards of any source are multiplied by `scale`, then `bias` is added.
     scale: float = 1.0
     bias: float = 0.0
 
@@ -124,7 +124,7 @@ class DataConfig:
     # Directory of the frame cache; None: a pool of decoded episodes in memory.
     frame_cache_dir: str | None = None
     # Decoded episodes kept in memory at a time when there is no frame cache; bounds resident memory. Other episodes
-    # replace them after each has been drawn from about once. 0: every frame is decoded when a batch needs it, which
+    # replace them after about one draw from each. 0: every frame is decoded when a batch needs it, which
     # takes the most CPU.
     episodes_per_memory_pool: Annotated[int, Ge(0)] = 64
     # Threads that prepare batches ahead; 0: a batch is made when it is asked for. The batches are the same either way.

@@ -1,7 +1,7 @@
 """Changes single fields of a config by dotted name. The command line, YAML files and code all come through here.
 
 A section may have a method `implied_changes(given)`: `given` are the fields of the section that are being set, the
-result are fields that change with them. A field that is itself in `given` keeps the value from there.
+result holds fields that change with them. A field that is itself in `given` keeps the value from there.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ def _implied_changes(section: Any, given: Mapping[str, Any], prefix: str = "") -
 
 
 def _set_all(data: dict[str, Any], assignments: Iterable[Assignment]) -> list[str]:
-    """Writes the values into `data`; returns what is wrong with the others."""
+    """Writes the valid values into `data`; returns an error message for each of the others."""
     problems: list[str] = []
     for assignment in assignments:
         try:

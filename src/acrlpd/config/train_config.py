@@ -1,4 +1,4 @@
-"""RLTrainConfig: two runs with the same config, in which the seed is, are the same run."""
+"""RLTrainConfig, which includes the seed: two runs with the same config are the same run."""
 
 import dataclasses
 from typing import Annotated

@@ -63,7 +63,7 @@ def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{file_name} must hold `base_config: <preset>` and sections, or a complete config")
     assignments = list(_leaves(node, file_name))
-    # A field can be written nested, dotted or by a short name. Written twice, it is unclear which value is meant.
+    # A field can be written nested, dotted or by a short name. If it is written twice, the file contradicts itself.
     first: dict[str, Assignment] = {}
     for assignment in assignments:
         other = first.setdefault(resolve_alias(assignment.key), assignment)

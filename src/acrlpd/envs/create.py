@@ -61,5 +61,5 @@ def check_environment(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormSta
     if stats is not None and found not in stats.trained_dims(rl_config.model.action_dim):
         raise EnvError(
             f"environment {spec.name!r} gives a state of {found} dims ({', '.join(columns)}), the policy's norm "
-            f"statistics have {stats.dim}: it was trained on another task or other columns"
+            f"statistics have {stats.dim}: the policy was trained on another task or other columns"
         )

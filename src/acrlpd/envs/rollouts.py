@@ -14,8 +14,9 @@ from acrlpd.execution.base import ChunkExecution, ChunkPolicy, Chunks
 
 logger = logging.getLogger(__name__)
 
-# An episode that fails this often is left out; this many failures in a row end the rollouts.
+# An episode that fails this often is left out.
 _ATTEMPTS = 2
+# The rollouts end after this many failures in a row, or two per environment where that is more.
 _MAX_FAILURES_IN_A_ROW = 10
 
 

@@ -131,7 +131,7 @@ class EvaluationProtocol:
             try:
                 self._record(evaluation, played, directory)
             except OSError as error:  # a full disk costs the record, not the run
-                logger.error("%s: the evaluation could not be recorded (%s); its numbers count", directory, error)
+                logger.error("%s: the evaluation could not be recorded (%s); its numbers are logged", directory, error)
         return evaluation.metrics()
 
     def evaluate(self, policy: Policy, *, robustness: bool = False, directory: Path | None = None) -> Evaluation:

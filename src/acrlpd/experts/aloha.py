@@ -84,7 +84,7 @@ class TransferExpert(Expert):
         self._step = 0
 
     def act(self) -> np.ndarray:
-        """Joint targets and gripper openings [14]; after the end of the plan its last ones."""
+        """Joint targets and gripper openings [14]; after the end of the plan, those of its last step."""
         action = self._plan[min(self._step, len(self._plan) - 1)].copy()
         self._step += 1
         noise = self._rng.normal(0.0, self._noise, 14)

@@ -31,7 +31,7 @@ from acrlpd.files import LOCK, only_one, write_atomically, write_text_atomically
 
 # After this many candidates per wanted episode a share of successes counts as out of reach.
 _MAX_CANDIDATES_PER_EPISODE = 20
-# So many candidates may crash or hang before the collection ends with an error.
+# The collection ends with an error when more candidates than this have crashed or hung.
 _MAX_FAILED = 10
 # Environments at once: an episode with images takes 100 MB of memory until it is stored.
 _MAX_ENVS = 16

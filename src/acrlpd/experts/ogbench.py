@@ -23,7 +23,7 @@ class Quality:
     noise: tuple[float, float] = (0.0, 0.0)
     # Probability to pursue the goal of the task; otherwise the expert pursues a random goal.
     goal_probability: float = 1.0
-    # Whether the expert chooses between the two once for the whole episode, or again for every goal.
+    # Whether the expert chooses between these two once for the whole episode, or again whenever a goal is reached.
     decided: Literal["per_episode", "per_goal"] = "per_episode"
 
 

@@ -39,7 +39,7 @@ class KVCache:
     length: jax.Array  # int32 [b]: how many of the s tokens are valid
 
     def prepend(self, k: jax.Array, v: jax.Array) -> "KVCache":
-        """The cache with t more valid tokens, k and v [depth, b, t, head_dim]; attention has no order."""
+        """The cache with t more valid tokens, k and v [depth, b, t, head_dim]; their order does not matter."""
         return KVCache(
             k=jnp.concatenate([k, self.k], axis=2),
             v=jnp.concatenate([v, self.v], axis=2),

@@ -35,7 +35,7 @@ def rematerialise(layer: Callable[..., Any], policy: RematPolicy) -> Callable[..
 
 
 def _products_saveable(primitive: Any, *args: Any, **params: Any) -> bool:
-    """Keeps products with weights, and what a fused attention kernel returns: both cost more than they weigh."""
+    """Keeps products with weights, and what a fused attention kernel returns: both are dear to recompute."""
     if "dot_product_attention" in primitive.name:
         return True
     return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)
@@ -76,7 +76,7 @@ def full_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 def multi_query_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
     """Attention of q [b, t, heads, h] (already scaled) over the first `length` [b] of k and v [b, s, h]."""
-    if _has_fused_kernel(q) and q.shape[1] % 2 == 0 and k.shape[1] % 2 == 0:  # its gradient wants even lengths
+    if _has_fused_kernel(q) and q.shape[1] % 2 == 0 and k.shape[1] % 2 == 0:  # the kernel's gradient needs even lengths
         queries = jnp.full_like(length, q.shape[1])
         return jax.nn.dot_product_attention(
             q,

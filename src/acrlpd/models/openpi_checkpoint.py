@@ -65,7 +65,7 @@ def load_paligemma_weights(path: epath.PathLike, params: nnx.State) -> nnx.State
     """Fills PaliGemma's part of `params` from big_vision's npz (`params/img/...`, `params/llm/...`)."""
     file = find_paligemma_file(path)
     loaded, targets = _read_paligemma(file), _flatten(params)
-    if not loaded.keys() & targets.keys():  # any parameter may be missing, but a file without all of them is wrong
+    if not loaded.keys() & targets.keys():  # any parameter may be missing, but a file that has none of them is wrong
         raise OpenPICheckpointError(
             f"{file} has nothing of PaliGemma: expected arrays such as params/img/embedding/kernel, found "
             f"{', '.join(sorted(loaded)[:3]) or 'none under params/'}"
@@ -149,7 +149,7 @@ def find_params_directory(path: epath.PathLike) -> epath.Path:
         if (candidate / "_METADATA").exists():
             return candidate.absolute()
     raise OpenPICheckpointError(
-        f"{given} is not a complete openpi checkpoint: neither it nor its params/ has a _METADATA file. Expected a "
+        f"{given} is not a complete openpi checkpoint: neither it nor {given}/params has a _METADATA file. Expected a "
         f"step directory such as .../<exp_name>/29999, or the params directory inside it"
     )
 
@@ -176,7 +176,7 @@ def _stored_leaves(directory: epath.Path) -> dict[str, tuple[tuple[str, ...], An
 def _mismatches(
     stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any], missing_regex: str | None
 ) -> list[str]:
-    """Reasons why the stored leaves cannot fill the targets; leaves without a target are no such reason."""
+    """Reasons why the stored leaves cannot fill the targets; stored leaves without a target are accepted."""
     problems = []
     for name, leaf in targets.items():
         if name not in stored:
@@ -192,7 +192,7 @@ def _mismatches(
 def _refuse_mismatches(
     source: epath.Path, stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any], missing_regex: str | None
 ) -> None:
-    """Raises an error if the stored leaves cannot fill the targets. Extra leaves are dropped, but never adapters."""
+    """Raises an error if leaves do not fit the targets or are extra adapters. Other extra leaves are dropped."""
     problems = _mismatches(stored, targets, missing_regex)
     unexpected = sorted(set(stored) - set(targets))
     adapters = [name for name in unexpected if re.fullmatch(LORA, name)]
@@ -208,7 +208,7 @@ def _sharding(leaf: Any) -> jax.sharding.Sharding:
 
 
 def _fill(params: nnx.State, values: Mapping[str, jax.Array], source: epath.Path) -> nnx.State:
-    """A new state with these values, which must be finite; leaves without a new value are taken over."""
+    """A new state with these values, which must be finite; other leaves stay as they are."""
     finite = jax.device_get(jax.jit(lambda tree: {k: jnp.isfinite(x).all() for k, x in tree.items()})(dict(values)))
     broken = [name for name, ok in finite.items() if not ok]
     if broken:

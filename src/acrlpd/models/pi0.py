@@ -132,7 +132,7 @@ def embed_time(time: jax.Array, width: int) -> jax.Array:
     """Sine and cosine features of flow time, periods geometric from 4e-3 to 4: float32 [..., width]."""
     fraction = jnp.linspace(0.0, 1.0, width // 2)
     period = 4e-3 * (4.0 / 4e-3) ** fraction
-    angle = time[..., None] * (1.0 / period * 2 * jnp.pi)  # openpi's order: angles reach 1570 radians
+    angle = time[..., None] * (1.0 / period * 2 * jnp.pi)  # as openpi rounds: angles reach 1570 radians
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
 
 

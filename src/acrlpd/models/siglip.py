@@ -77,7 +77,7 @@ class Siglip(nnx.Module):
         return _dense(layer_norm(x, **weights["encoder_norm"]), **param_dict(self.head))
 
     def embed_patches(self, images: jax.Array) -> jax.Array:
-        """Patches in row-major order, projected and placed, in float32: [b, tokens, width]."""
+        """Patches in row-major order, projected, with their positions added, in float32: [b, tokens, width]."""
         b, h, w, c = images.shape
         patch = self.patch_size
         rows, columns = h // patch, w // patch
@@ -107,7 +107,7 @@ def encoder_block(x: jax.Array, weights: dict) -> jax.Array:
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-    """LayerNorm with float32 statistics and the one-pass variance that openpi's weights saw."""
+    """LayerNorm with float32 statistics and the one-pass variance with which openpi's weights were trained."""
     wide = x.astype(jnp.float32)
     mean = jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.maximum(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) - jnp.square(mean), 0.0)

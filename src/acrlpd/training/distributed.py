@@ -151,7 +151,7 @@ def _on_abort(_signal_number: int) -> None:
 def expect_abort() -> None:
     """To be called when this process has failed: JAX then aborts the run, and the other processes are not at fault."""
     global _REASON
-    _REASON = "because of its own error above (before what JAX says), and the other processes with it."
+    _REASON = "because of its own error above (before what JAX says); the other processes end with it."
 
 
 def _explain_aborts() -> None:

@@ -43,7 +43,7 @@ class EvaluationHistory:
     def best_score(self, step: int) -> float | None:
         """The score of `step` if it is the best step so far, else None.
 
-        Of steps with equal scores only the first has one: Orbax would keep the last of them.
+        Of several steps with an equal score only the first step gets the score, because Orbax would keep the last one.
         """
         return self.best["score"] if self.best is not None and self.best["step"] == step else None
 

@@ -37,7 +37,7 @@ _CHANGED_BY_CONTINUED = ("training", "evaluation")
 def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalFn | None = None) -> int:
     """Trains as the config says; returns the exit code: 0, or 128 + the signal that ended the run.
 
-    A dry run does everything but the steps and leaves no trace.
+    A dry run prepares everything, makes no update and leaves no trace.
     """
     setup_logging()
     enable_compilation_cache()
@@ -109,7 +109,7 @@ def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_chang
     changes = check_resume(directory / str(steps[-1]), rl_config, read_assets(rl_config), allow_changed)
     if changes and runs.is_finished(directory):
         raise ConfigError(
-            f"{directory} is finished, and so is what it was compared with; it cannot be resumed with another config:\n"
+            f"the run {directory} and its baselines are finished and cannot be resumed with another config:\n"
             f"{describe_changes(changes)}\n"
             "Choose another --exp_name, or --overwrite"
         )
@@ -127,8 +127,8 @@ def _train_baseline(rl_config: RLTrainConfig, directory: pathlib.Path, name: str
 
 def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, Any]) -> RLTrainConfig:
     """The config of a baseline. `offline_continued` reads the number of updates from the `summary` of the run."""
-    # A baseline makes all of its updates and is evaluated once, at the end. It needs no patience: the checkpoint that
-    # `offline_continued` starts from may have used up that of the run.
+    # A baseline makes all of its updates and is evaluated once, at the end. It has no early stopping: the
+    # checkpoint that `offline_continued` starts from may have used up the patience of the run.
     changes: dict[str, Any] = {
         "training.online_steps": 0,
         "training.eval_frequency": 0,

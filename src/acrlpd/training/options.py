@@ -13,7 +13,7 @@ class RunOptions:
     resume: Flag = False
     # Remove an earlier run of this name first.
     overwrite: Flag = False
-    # Do everything but the steps.
+    # Prepare everything, then end without an update; nothing is written.
     dry_run: Flag = False
     # When the first step does not fit into memory, try again with more micro-batches.
     auto_batch: Flag = False

@@ -9,7 +9,7 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.config.plan.memory import estimate_memory
 from acrlpd.config.plan.plan import smallest_change
 
-# A change is worth a try if it brings the predicted peak below this share of it.
+# A change is worth a try if it brings the predicted peak below this share of the present peak.
 _NOTICEABLE = 0.9
 
 
@@ -35,7 +35,7 @@ def answer_out_of_memory(rl_config: RLTrainConfig, is_first_step: bool) -> Itera
         num_devices = jax.device_count()
         peak = estimate_memory(rl_config, num_devices).peak
         changes = smallest_change(rl_config, num_devices, _NOTICEABLE * peak)
-        advice = "No change of layout takes much off it: use more or larger devices"
+        advice = "No change of layout saves much memory: use more or larger devices"
         if changes is not None:
             flags = (f"--{name}" if value is True else f"--{name} {value}" for name, value in changes.items())
             advice = f"Smallest change that helps, by the plan: {' '.join(flags)}"

@@ -86,7 +86,7 @@ def train_run(
             return 0
         if is_primary():
             runs.warn_about_space(directory, state.total_bytes, rl_config.checkpoints.max_to_keep)
-            # A run that goes on has not ended: reports must not show how it ended before.
+            # A resumed run has not ended, so reports must not show its earlier end.
             (directory / runs.SUMMARY_FILE).unlink(missing_ok=True)
         trainer.train()
         _write_summary(trainer)

@@ -36,8 +36,8 @@ from acrlpd.training.stopping import StopRequest
 
 logger = logging.getLogger(__name__)
 
-# The host hands so many updates to the devices before it waits for the oldest: the devices are never idle, and the
-# host is never further ahead.
+# The host hands this many updates to the devices before it waits for the oldest one. The devices are then never idle,
+# and the host is never further ahead.
 MAX_IN_FLIGHT = 2
 
 OFFLINE, ONLINE = "offline", "online"
@@ -69,7 +69,7 @@ class Trainer:
         """`assets` are files that every checkpoint carries for openpi; `eval_fn` evaluates an agent.
 
         With `online` the online phase follows the offline phase. `offline_copy` is a directory that gets a
-        copy of the checkpoint between the two, from which another run goes on. `profile_steps` (a, b) traces
+        copy of the checkpoint between the phases, from which another run goes on. `profile_steps` (a, b) traces
         the updates after step a up to step b.
         """
         self.rl_config = rl_config
@@ -181,7 +181,7 @@ class Trainer:
         self._save_for_good()
 
     def train_until(self, last_step: int) -> None:
-        """Trains up to `last_step`, or until the phase is over before."""
+        """Trains up to `last_step`, or until the phase ends earlier."""
         while self.step < last_step and not self._is_over():
             if self.phase == ONLINE:
                 self._act()

@@ -49,7 +49,7 @@ class Memory:
 
 def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
     """Bytes per device of one update of this config."""
-    # Without what does not decide shapes, so that trying other batch sizes costs nothing.
+    # Sections that do not change the shapes are fixed, so that one cached trace serves all batch sizes.
     agent = _trace_agent(dataclasses.replace(config, batch_size=1, training=TrainingConfig(), fsdp=FSDPConfig()))
 
     def num_bytes(tree: Any) -> int:
@@ -83,7 +83,7 @@ def split_axis(shape: Sequence[int], itemsize: int, num_devices: int, min_size_m
     """The axis on which an array is split over `num_devices`; None: every device holds the whole array.
 
     Arrays of two or more axes and at least `min_size_mib` are split on their largest axis that the number of devices
-    divides, the last of equal ones.
+    divides, on the last one if several axes are equally large.
     """
     if num_devices == 1 or len(shape) < 2 or math.prod(shape) * itemsize < min_size_mib * 2**20:
         return None

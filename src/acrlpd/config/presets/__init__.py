@@ -1,1 +1,1 @@
-"""One file per preset: `CONFIG`, optional `ALIASES`, and a docstring that says what it is for."""
+"""One file per preset: `CONFIG`, optional `ALIASES`, and a docstring that says what the preset is for."""

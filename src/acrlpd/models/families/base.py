@@ -102,7 +102,7 @@ class PolicyConfig(Choice, abc.ABC):
     def check(self, *, freeze_pi0_backbone: bool, weights: str | None) -> Iterator[Finding]:
         """What is wrong with this policy in a run that starts from `weights` (None: from random weights)."""
         if freeze_pi0_backbone:
-            yield error(f"freeze_pi0_backbone: the {kind_name(self)} policy has no backbone; turn it off")
+            yield error(f"the {kind_name(self)} policy has no backbone to freeze; turn freeze_pi0_backbone off")
         if weights is not None:
             yield error(f"weight_loader: openpi and PaliGemma weights do not fit the {kind_name(self)} policy")
 

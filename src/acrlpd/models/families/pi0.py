@@ -106,7 +106,7 @@ _DTYPE_BYTES = {"bfloat16": 2, "float32": _FLOAT32}
 
 @dataclasses.dataclass(frozen=True)
 class Pi0Config(PolicyConfig):
-    """openpi's Pi0Config, and what it leaves hard-coded."""
+    """openpi's Pi0Config, and fields for what openpi leaves hard-coded."""
 
     # Compute precision; parameters are float32 unless frozen.
     dtype: DType = "bfloat16"
@@ -328,10 +328,10 @@ class _LayerBytes:
 
     depth: int
     inputs: float
-    norms: float  # the float32 inside of the norms
+    norms: float  # float32 values inside of the norms
     projections: float  # queries, keys, values and the attention's output
     logits: float
-    hidden: float  # before the activation; both halves of a gated one
+    hidden: float  # before the activation; two halves where the layer has a gate
 
     @classmethod
     def of(cls, config: GemmaConfig | SiglipConfig, tokens: int, keys: int, dtype_bytes: int) -> "_LayerBytes":

@@ -94,7 +94,7 @@ class ActorProcess(Player):
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             message = f"the actor process ended with exit code {self._process.returncode}; {log} ends with:\n{tail}"
             if self._starts_in_a_row >= MAX_STARTS_IN_A_ROW:
-                raise EnvError(f"{message}\nIt played no round in {MAX_STARTS_IN_A_ROW} starts: giving up")
+                raise EnvError(f"{message}\nNo actor finished a round in {MAX_STARTS_IN_A_ROW} starts: giving up")
             logger.warning("%s\nStarting it again", message)
         self._starts_in_a_row += 1
         command = [sys.executable, "-m", "acrlpd.training.online.actor", str(self._directory), str(os.getpid())]
@@ -105,7 +105,7 @@ class ActorProcess(Player):
 
 
 def publish(directory: pathlib.Path, model: ActingModel, step: int) -> None:
-    """Makes a policy known to the actor, which reads either this policy or the one before."""
+    """Makes a policy known to the actor, which reads either this policy or the policy before."""
     leaves = jax.device_get(jax.tree.leaves(model))
     named = {f"{i:06d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}  # sorts in the order of the leaves
     path = directory / POLICY_FILE
@@ -145,7 +145,7 @@ class PublishedPolicy:
 
 
 def _ends_with(learner: int, policy: ChunkPolicy) -> ChunkPolicy:
-    """The policy; once the learner is gone, asking it ends this process."""
+    """The policy; once the learner is gone, a call of the policy ends this process."""
 
     def act(observations: Columns, prompts: Sequence[str], seeds: Sequence[int]) -> Chunks:
         if os.getppid() != learner:
