@@ -180,9 +180,10 @@ class Robot(Choice, abc.ABC):
         """What the README of an export tells openpi's users to do about this robot."""
         if self.openpi_data_config is None:
             yield (
-                "YourDataConfig is yours to write: openpi has no class for this robot. Its transforms must convert "
-                f"states, actions and images as `{type(self).__module__}:{type(self).__qualname__}` of acrlpd does, "
-                f"and the first {action_dim} action dims come out."
+                "YourDataConfig is yours to write: openpi has no class for this robot. Its transforms must "
+                "convert states, actions and images as the class "
+                f"`{type(self).__module__}:{type(self).__qualname__}` of acrlpd does, and the first {action_dim} "
+                "action dims come out."
             )
 
 
