@@ -29,7 +29,7 @@ def setup_logging() -> None:
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to the current `sys.stderr`: a progress bar replaces it, so that messages appear above the bar."""
+    """Writes to the current `sys.stderr`, which a progress bar replaces so that messages appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ def check_batch(config: RLTrainConfig, num_devices: int | None) -> Iterator[Find
     if num_devices is not None and num_devices < 1:
         yield error(f"num_devices must be at least 1; found {num_devices}")
     if min(config.batch_size, accumulation, fsdp, devices) < 1:
-        return  # What is below 1 has been reported, and nothing can be divided by it.
+        return  # A number below 1 has been reported already, and cannot divide a batch.
     if devices % fsdp:
         yield error(
             f"fsdp.fsdp_devices {fsdp} does not divide the {devices} devices; use one of "

@@ -19,7 +19,7 @@ class WeightLoaderConfig:
     # "none": random; "checkpoint": an openpi checkpoint's `params` (or a step directory); "paligemma":
     # PaliGemma's npz for the vision-language part, random for the rest.
     kind: Literal["none", "checkpoint", "paligemma"] = "none"
-    # Directory or file, local or gs://; every kind but "none" needs it.
+    # Directory or file, local or gs://; every kind except "none" needs a path.
     path: str | None = None
 
 

@@ -32,7 +32,7 @@ def validate_config(
 
     Args:
         config: what to check.
-        num_devices: accelerators of the run; None: only what the config says by itself.
+        num_devices: accelerators of the run; None: the number is unknown, and only the config itself is checked.
         ready_to_train: dataset and norm statistics must be there; otherwise their absence is a warning.
     """
     level: Level = "error" if ready_to_train else "warning"

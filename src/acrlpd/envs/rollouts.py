@@ -57,7 +57,7 @@ def rollouts(
     `execution` says how many steps of a chunk are executed before the policy is asked again. The policy sees half of
     the environments at a time while the other half steps (all at once if their number is odd). The number of
     observations in a call never changes, so the policy compiles once. With `record` the observation of every step is
-    kept (and rendered); without, only the observations that the policy sees. The first `films` episodes are filmed.
+    kept (and rendered), otherwise only the observations that the policy sees. The first `films` episodes are filmed.
     The noise of the policy in an episode follows from `policy_seed`, the episode's seed and the turn.
 
     An episode that is lost to a crash or a time-out is started again once and then left out. The episodes that were

@@ -1,4 +1,4 @@
-"""Environments of a pool in one process, and the loop of a process that holds some of them. It imports no JAX."""
+"""Environments of a pool in one process, and the loop of a process that holds some of them. No JAX here."""
 
 import dataclasses
 import os

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Characters of a prompt in the name of a video: a name has at most 255 bytes, and some alphabets need 3 per character.
 _TASK_IN_A_NAME = 60
-# Where the config asks for robustness, every fifth evaluation of a run measures it.
+# Where the config asks for robustness, a run measures it at multiples of this many evaluation periods.
 _ROBUSTNESS_PERIOD = 5
 
 

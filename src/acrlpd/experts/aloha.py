@@ -93,7 +93,7 @@ class TransferExpert(Expert):
 
 
 def right_waypoints(cube: np.ndarray, drift: np.ndarray) -> list[Waypoint]:
-    """High above the cube and `drift` [2] beside it, just above it, down, close, up to the meeting point, let go."""
+    """The way: high above the cube and `drift` [2] beside it, lower, down, close, up to the meeting point, let go."""
     return [
         Waypoint(45, cube + np.array([*drift, 0.1]), _OPEN),
         Waypoint(62, cube + np.array([0.0, 0.0, 0.06]), _OPEN),
@@ -107,7 +107,7 @@ def right_waypoints(cube: np.ndarray, drift: np.ndarray) -> list[Waypoint]:
 
 
 def left_waypoints() -> list[Waypoint]:
-    """Beside the meeting point with fingers above and below, in, close."""
+    """The way: beside the meeting point with one finger above and one below, towards the cube, close."""
     beside = _MEETING_POINT - np.array([0.12, 0.0, 0.0])
     return [
         Waypoint(100, beside, _OPEN),

@@ -253,7 +253,7 @@ def _candidates(
 
     while True:
         for slot in range(envs.num_envs):
-            # The bound is for memory, which holds the finished candidates that come after a slow one.
+            # The bound limits memory: a finished candidate stays there until all candidates before it are finished.
             if slot not in running and upcoming < wanted + 2 * envs.num_envs:
                 submit(slot, upcoming)
                 upcoming += 1

@@ -11,8 +11,8 @@ import jax
 
 from acrlpd.config.command_line import Flag
 
-# Seconds without a sign of life after which a process counts as dead. A busy host needs that long, and the other
-# processes do not waste hours.
+# Seconds without a sign of life after which a process counts as dead. A busy host may be silent nearly as long, and the
+# other processes must not wait for hours.
 HEARTBEAT_TIMEOUT_S = 30
 # Seconds that processes wait for each other at a barrier: the slowest process may be reading weights.
 BARRIER_TIMEOUT_S = 600.0

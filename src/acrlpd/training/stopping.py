@@ -19,8 +19,8 @@ class StopRequest:
     """The first signal asks for a checkpoint and an orderly end; a second signal ends the process.
 
     All processes stop at the same step, which the process that got the signal proposes to the others. No process
-    starts a step before all processes have started the step `in_flight` before it. So every process sees a
-    proposal for a step a little further ahead before it gets there, and no step needs a collective for this.
+    starts a step before all processes have started the step `in_flight` steps earlier. The proposed step lies a little
+    further ahead, so every process sees the proposal in time, and no step needs a collective for this.
     """
 
     def __init__(self, in_flight: int) -> None:
