@@ -87,7 +87,7 @@ def test_naming_the_class_that_is_there_keeps_its_values():
         ("own_schedules:NoDataclass", "must be a dataclass"),
         ("own_schedules:NoDefault", "needs a default for each of its fields; peak_lr has no default"),
         (".own:X", "not of the form module:Name"),
-        (3, "is named by text; found 3"),
+        (3, "must be the name of a kind; found 3"),
     ],
 )
 def test_mistakes(own_module, name, message):

@@ -69,7 +69,7 @@ def test_integers_become_floats_but_not_the_other_way():
         ("acrlpd.discount", float("nan"), "a finite number"),
         ("acrlpd.discount", "0.9", "a finite number; found '0.9'"),
         ("loss_weights.bc_weight", None, "loss_weights.bc_weight must be a finite number; found None"),
-        ("critic", 3, "critic is named by text; found 3"),
+        ("critic", 3, "critic must be the name of a kind; found 3"),
         ("qchunking", 3, "qchunking is a section; set its fields (horizon_length"),
         ("seed.x", 3, "seed is a plain value and has no fields"),
         (

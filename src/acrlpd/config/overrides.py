@@ -163,7 +163,7 @@ def _set(data: dict[str, Any], assignment: Assignment) -> None:
 def _choose(data: dict[str, Any], family: type[Choice], assignment: Assignment) -> dict[str, Any]:
     """The section of the class that was named, with the defaults of that class; the same class keeps its values."""
     if not isinstance(assignment.value, str):
-        raise ConfigError(f"{assignment.key} is named by text; found {assignment.value!r}")
+        raise ConfigError(f"{assignment.key} must be the name of a kind; found {assignment.value!r}")
     chosen = section_class(family, {TYPE_KEY: assignment.value}, assignment.key)
     name = kind_name(chosen)
     return data if data[TYPE_KEY] == name else {TYPE_KEY: name} | to_dict(chosen())

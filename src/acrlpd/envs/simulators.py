@@ -47,7 +47,7 @@ def rendering_error(env: str, reason: str | Exception) -> EnvError:
     return EnvError(
         f"environment {env!r} cannot render: {reason}. Images and videos need EGL: on Debian and Ubuntu "
         f"`apt-get install {SYSTEM_PACKAGES}`, and MUJOCO_GL=egl (or unset) when the process starts. "
-        "State-only environments, such as cube-single-play-singletask-v0 without videos, work without it"
+        "State-only environments, such as cube-single-play-singletask-v0 without videos, work without EGL"
     )
 
 

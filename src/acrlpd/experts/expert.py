@@ -50,7 +50,7 @@ def find_expert(env: str, qualities: Iterable[str] = ()) -> type[Expert]:
     name = find_by_pattern(_EXPERTS, import_registration(env))
     if name is None:
         raise EnvError(
-            f"environment {env!r} has no scripted expert. These have one: {', '.join(_EXPERTS)}. "
+            f"environment {env!r} has no scripted expert. These environments have one: {', '.join(_EXPERTS)}. "
             "docs/demonstrations.md says how to write one for your own environment"
         )
     expert = import_name(name)

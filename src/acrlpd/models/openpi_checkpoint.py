@@ -134,8 +134,8 @@ def _find(path: epath.PathLike, expected: str) -> epath.Path:
         exists = found.exists()
     except ImportError as error:  # gs:// and s3:// need a library of their own
         raise OpenPICheckpointError(
-            f"{found} cannot be read from here: {error}. Install it (for gs:// pip install 'acrlpd[gcs]'), or copy the "
-            "checkpoint to this machine and set weight_loader.path to the copy"
+            f"{found} cannot be read from here: {error}. Install the package (for gs:// pip install 'acrlpd[gcs]'), or "
+            "copy the checkpoint to this machine and set weight_loader.path to the copy"
         ) from error
     if not exists:
         raise OpenPICheckpointError(f"{found} does not exist: expected {expected}")

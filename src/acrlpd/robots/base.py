@@ -111,7 +111,9 @@ class Robot(Choice, abc.ABC):
         """What `inputs` expects -> the dataset's columns; `cameras` is the model's slot -> camera of the dataset."""
         both = set(state) & set(actions)
         if both:
-            raise ValueError(f"data.repack uses {sorted(both)} as state and as actions; a column can be only one")
+            raise ValueError(
+                f"data.repack uses {sorted(both)} as state and as actions; a column can be only one of the two"
+            )
         unknown = set(cameras) - set(self.cameras)
         if unknown:
             raise ValueError(

@@ -31,7 +31,7 @@ def collect_missing_demonstrations(rl_config: RLTrainConfig, *, dry_run: bool = 
     if dry_run and not directory.exists():
         raise ConfigError(
             f"--dry_run: {directory} does not exist; the run would begin with {wanted.num_episodes} "
-            f"demonstrations in {env.id}. Without them `acrlpd plan` can tell memory and step time"
+            f"demonstrations in {env.id}. `acrlpd plan` tells memory and step time without them"
         )
     if is_primary():
         if not directory.exists():

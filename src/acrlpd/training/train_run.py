@@ -133,7 +133,7 @@ def warn_about_image_size(recorded: Mapping[str, Feature], spec: EnvSpec) -> Non
         if found != wanted:
             logger.warning(
                 "%s: environment %r renders %d x %d, the dataset has %d x %d: the policy will not see what it learned "
-                "from. Set env.image_size to that of the dataset",
+                "from. Set env.image_size to the size in the dataset",
                 camera,
                 spec.name,
                 *found,

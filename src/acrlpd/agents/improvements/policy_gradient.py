@@ -31,5 +31,5 @@ class PolicyGradient(Improvement):
         if frozen_backbone:
             yield warning(
                 "policy_gradient with a frozen backbone moves only the action expert, through all "
-                f"{hyperparams.sampling_steps} denoising steps: much memory for little; awr is the usual choice"
+                f"{hyperparams.sampling_steps} denoising steps: this takes much memory for little gain; use awr"
             )

@@ -117,7 +117,7 @@ def publish(directory: pathlib.Path, model: ActingModel, step: int) -> None:
         temporary.unlink(missing_ok=True)
         raise EnvError(
             f"{path}, the policy for the actor process, could not be written: {error}. The run can go on with --resume "
-            "when there is room"
+            "when the disk has room"
         ) from error
 
 
