@@ -44,7 +44,7 @@ class BestOfNConfig:
     chunk_size: Annotated[int, Ge(1)] = 32
     # Memory that "auto" may spend on candidates, in MiB per device.
     memory_limit_mib: int = 4_096
-    # Choose among the k best; 1: always the best. Larger: more exploration.
+    # In online rounds, choose among the k best; 1: always the best. Larger: more exploration.
     top_k: Annotated[int, Ge(1)] = 1
     # Softmax temperature over the k best; None: the learned temperature alpha. Higher: more uniform.
     selection_temperature: Annotated[float | None, Gt(0)] = None
