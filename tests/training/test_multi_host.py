@@ -169,10 +169,11 @@ def test_a_process_that_refuses_the_run_does_not_blame_the_others(tmp_path: path
 
 
 WAIT_FOR_EACH_OTHER = """
-import os, signal, sys, time
+import jax, os, signal, sys, time
 from acrlpd.training.distributed import DistributedOptions, barrier, initialize_distributed
 process_id = int(sys.argv[2])
 initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=process_id))
+print("cache:", jax.config.jax_enable_compilation_cache, flush=True)
 barrier("both are here", timeout_s=300)
 if process_id == 0:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -180,11 +181,25 @@ time.sleep(3600)
 """
 
 
-def test_the_other_process_says_so_when_the_coordinator_is_killed() -> None:
+@pytest.fixture(scope="module")
+def killed_coordinator() -> tuple[Finished, Finished]:
+    """Process 0, which was killed, and process 1."""
     coordinator = f"127.0.0.1:{free_port()}"
     both = [start_script(WAIT_FOR_EACH_OTHER, coordinator, process_id) for process_id in range(2)]
-    assert finish(both[0]).returncode == -9
-    assert_explained(finish(both[1]), "process 1 of 2")
+    return finish(both[0]), finish(both[1])
+
+
+def test_the_other_process_says_so_when_the_coordinator_is_killed(
+    killed_coordinator: tuple[Finished, Finished],
+) -> None:
+    coordinator, survivor = killed_coordinator
+    assert coordinator.returncode == -9
+    assert_explained(survivor, "process 1 of 2")
+
+
+def test_processes_on_cpus_all_compile_their_programs(killed_coordinator: tuple[Finished, Finished]) -> None:
+    """One from the cache and one compiled anew may exchange their arrays in different orders."""
+    assert ["cache: False" in process.output for process in killed_coordinator] == [True, True]
 
 
 WAIT_IN_VAIN = """
@@ -207,21 +222,6 @@ def test_a_barrier_that_nobody_else_comes_to_is_an_error() -> None:
     for process in both:
         process.kill()
         finish(process)
-
-
-SAY_WHETHER_THERE_IS_A_CACHE = """
-import sys, jax
-from acrlpd.training.distributed import DistributedOptions, initialize_distributed
-initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=int(sys.argv[2])))
-print("cache:", jax.config.jax_enable_compilation_cache)
-"""
-
-
-def test_processes_on_cpus_all_compile_their_programs() -> None:
-    """One from the cache and one compiled anew may exchange their arrays in different orders."""
-    coordinator = f"127.0.0.1:{free_port()}"
-    both = [start_script(SAY_WHETHER_THERE_IS_A_CACHE, coordinator, process_id) for process_id in range(2)]
-    assert ["cache: False" in finish(process).output for process in both] == [True, True]
 
 
 def start_script(script: str, coordinator: str, process_id: int, *arguments: str) -> "subprocess.Popen[str]":

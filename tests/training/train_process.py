@@ -93,6 +93,21 @@ def watch_replay() -> None:
     Replay.write = watched  # type: ignore[method-assign]
 
 
+def keep_all_programs() -> None:
+    """Also keeps programs that compile fast in the compilation cache, for the next process of the tests."""
+    import jax
+
+    from acrlpd.training import experiment
+
+    enable = experiment.enable_compilation_cache
+
+    def enable_for_all() -> None:
+        enable()
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+    experiment.enable_compilation_cache = enable_for_all
+
+
 def watch_saves() -> None:
     """`kill_in_save_of_step`: dies when the first part of that checkpoint is complete, before the checkpoint is."""
     written = f"/{ORDER['kill_in_save_of_step']}.orbax-checkpoint-tmp"
@@ -111,9 +126,8 @@ def evaluate(_agent: Any, step: int) -> dict[str, float]:
 def main() -> int:
     # Imported here, because the processes of environments import this file too and do not need JAX.
     from acrlpd.config import load_config
-    from acrlpd.training import distributed
+    from acrlpd.training import distributed, experiment
     from acrlpd.training.distributed import DistributedOptions, initialize_distributed
-    from acrlpd.training.experiment import run_experiment
     from acrlpd.training.online import actor
     from acrlpd.training.options import RunOptions
 
@@ -122,10 +136,13 @@ def main() -> int:
     initialize_distributed(DistributedOptions(**ORDER.get("distributed", {})))
     watch_steps()
     watch_replay()
+    keep_all_programs()
     if "kill_in_save_of_step" in ORDER:
         watch_saves()
     config = load_config(ORDER["config"])
-    return run_experiment(config, RunOptions(**ORDER.get("options", {})), evaluate if "scores" in ORDER else None)
+    return experiment.run_experiment(
+        config, RunOptions(**ORDER.get("options", {})), evaluate if "scores" in ORDER else None
+    )
 
 
 if __name__ == "__main__":
