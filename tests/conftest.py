@@ -25,6 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets pytest-xdist keep the order below. By default it sorts files by their number of tests."""
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest go first, or one worker would end with them while the other has nothing to do."""
     items.sort(key=lambda item: "training" not in item.path.parts)

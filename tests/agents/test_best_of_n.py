@@ -37,9 +37,9 @@ def test_strategies_choose_the_same_actions(model, top_k):
     if model == "pi0":
         config = make_config(num_action_samples=N, model=tiny_pi0())
     agent, observation = build(config)
-    sample = quick_jit(lambda agent, key: choose(agent, key, observation))
+    sample = quick_jit(lambda agent, seen: choose(agent, jax.random.key(1), seen))
     results = {
-        strategy: sample(with_best_of_n(agent, strategy=strategy, chunk_size=5, top_k=top_k), jax.random.key(1))
+        strategy: sample(with_best_of_n(agent, strategy=strategy, chunk_size=5, top_k=top_k), observation)
         for strategy in (("parallel", "chunked") if model == "pi0" else ("parallel", "chunked", "sequential"))
     }
     expected = results.pop("parallel")

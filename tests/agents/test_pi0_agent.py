@@ -130,10 +130,10 @@ def test_critic_gradient_reaches_the_policy_only_when_configured():
     def largest_gradient(config):
         agent, batch = build(config), make_batch(config, 2)
 
-        def loss(params):
+        def loss(params, agent, batch):
             return compute_part(agent.replace(policy_params=params), "critic", batch, KEY)[0]
 
-        grads = quick_jit(jax.grad(loss))(agent.policy_params)
+        grads = quick_jit(jax.grad(loss))(agent.policy_params, agent, batch)
         return {"/".join(map(str, path)): float(jnp.max(jnp.abs(leaf[...]))) for path, leaf in nnx.to_flat_state(grads)}
 
     make = functools.partial(make_config, model=tiny_pi0(), num_action_samples=2)
@@ -197,11 +197,12 @@ def test_features_do_not_see_padding():
     prompt, mask = observation.tokenized_prompt, observation.tokenized_prompt_mask
     assert not mask.all()
     features = quick_jit(
-        lambda agent, prompt: agent.policy().encode(observation.replace(tokenized_prompt=prompt)).features
+        lambda agent, seen, prompt: agent.policy().encode(seen.replace(tokenized_prompt=prompt)).features
     )
-    expected = features(agent, prompt)
-    np.testing.assert_allclose(features(agent, jnp.where(mask, prompt, 0)), expected, rtol=1e-6, atol=1e-7)
-    assert not np.allclose(features(agent, jnp.where(mask, 0, prompt)), expected)
+    expected = features(agent, observation, prompt)
+    unpadded = features(agent, observation, jnp.where(mask, prompt, 0))
+    np.testing.assert_allclose(unpadded, expected, rtol=1e-6, atol=1e-7)
+    assert not np.allclose(features(agent, observation, jnp.where(mask, 0, prompt)), expected)
 
 
 def test_only_what_is_seen_now_is_augmented_and_only_where_the_config_says():
@@ -209,8 +210,8 @@ def test_only_what_is_seen_now_is_augmented_and_only_where_the_config_says():
     config = CONFIGS["pi0_camera"]
     plain = dataclasses.replace(config, data=dataclasses.replace(config.data, augment_images=False))
     batch = make_batch(config, 4, all_valid=True)
-    loss = quick_jit(lambda agent, key: compute_part(agent, "critic", batch, key)[1])
-    augmented, clean = ([loss(build(c), jax.random.key(i)) for i in range(2)] for c in (config, plain))
+    loss = quick_jit(lambda agent, batch, key: compute_part(agent, "critic", batch, key)[1])
+    augmented, clean = ([loss(build(c), batch, jax.random.key(i)) for i in range(2)] for c in (config, plain))
     assert float(clean[0]["q_mean"]) == float(clean[1]["q_mean"])
     assert len({float(info["q_mean"]) for info in (*augmented, clean[0])}) == 3
     for found, expected in zip(augmented, clean, strict=True):

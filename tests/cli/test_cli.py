@@ -12,7 +12,7 @@ from acrlpd.config import cli, get_config, load_config
 
 
 def run(*args: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "acrlpd.cli.main", *args], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-m", "acrlpd.cli.main", *args], capture_output=True, text=True, timeout=300)
 
 
 def test_help_lists_every_command_and_does_not_import_jax():

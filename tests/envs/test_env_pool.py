@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from pool_time import TIMEOUT_S, WAIT_S, use_pool_time, wait_for_file
 from toy_env import make_toy
 
-from acrlpd.envs import EnvError, EnvFailure, EnvPool, register_env
+from acrlpd.envs import EnvError, EnvFailure, EnvPool, pool, register_env
 from acrlpd.envs.env import Env
 from acrlpd.envs.episodes import execute_chunk, start_episode
 
@@ -69,39 +71,58 @@ def test_a_dead_process_is_restarted_and_reported() -> None:
         assert prompt == "go right"
 
 
-def test_a_hanging_process_is_killed_and_all_of_its_slots_lose_their_episodes() -> None:
-    with EnvPool("toy-hang-1", 2, num_workers=1, cameras=(), timeout_s=3.0) as envs:
+def test_a_hanging_process_is_killed_and_all_of_its_slots_lose_their_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_pool_time(monkeypatch, tmp_path)
+    with EnvPool("toy-hang-1", 2, num_workers=1, cameras=(), timeout_s=TIMEOUT_S) as envs:
         envs.run({0: (start_episode, 0, False), 1: (start_episode, 1, False)})
         results = envs.run(dict.fromkeys(range(2), (execute_chunk, RIGHT, False, False)))
         assert len(results[0].rewards) == 4  # slot 0 answered before slot 1 began to hang
-        assert isinstance(results[1], EnvFailure) and "no answer for 3 s" in results[1].reason
+        assert isinstance(results[1], EnvFailure) and "no answer for 0.2 s" in results[1].reason
         lost = envs.run({0: (execute_chunk, RIGHT, False, False)})[0]
-        assert isinstance(lost, EnvFailure) and "no answer for 3 s" in lost.reason
+        assert isinstance(lost, EnvFailure) and "no answer for 0.2 s" in lost.reason
 
 
 def make_slow(name: str, **options: Any) -> Env:
-    time.sleep(2.0)
+    """The environment of a process that starts again is ready when another process has given an answer."""
+    files = Path(os.environ["TOY_FAULTS"])
+    if (files / "died").exists():
+        (files / "starting-again").touch()
+        wait_for_file(files / "answered")
     return make_toy("toy", **options)
 
 
-def half_a_second(env: Env) -> str:
-    time.sleep(0.5)
+def die(env: Env) -> None:
+    (Path(os.environ["TOY_FAULTS"]) / "died").touch()
+    os._exit(3)
+
+
+def answer_during_the_restart(env: Env) -> str:
+    wait_for_file(Path(os.environ["TOY_FAULTS"]) / "starting-again")
     return "done"
 
 
-def die(env: Env) -> None:
-    os._exit(3)
+def say_that_the_call_before_was_answered(env: Env) -> str:
+    (Path(os.environ["TOY_FAULTS"]) / "answered").touch()
+    return "done"
 
 
 register_env("slow-start-toy", make_slow)
 
 
-def test_an_answer_that_comes_while_another_process_restarts_counts() -> None:
-    """A restart takes longer here than `timeout_s`."""
-    with EnvPool("slow-start-toy", 3, num_workers=3, cameras=(), timeout_s=1.5) as envs:
-        results = envs.run({0: (die,), 1: (half_a_second,), 2: (half_a_second,)})
+def test_an_answer_that_comes_while_another_process_restarts_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart takes longer here than `timeout_s`. Slots 1 and 3 share a process, which answers them in turn."""
+    monkeypatch.setenv("TOY_FAULTS", str(tmp_path))
+    restart_s = 100 * TIMEOUT_S
+    clock = SimpleNamespace(monotonic=lambda: restart_s * (tmp_path / "starting-again").exists())
+    monkeypatch.setattr(pool, "time", clock)
+    with EnvPool("slow-start-toy", 4, num_workers=2, cameras=(), timeout_s=TIMEOUT_S) as envs:
+        results = envs.run({0: (die,), 1: (answer_during_the_restart,), 3: (say_that_the_call_before_was_answered,)})
     assert isinstance(results[0], EnvFailure)
-    assert (results[1], results[2]) == ("done", "done")
+    assert (results[1], results[3]) == ("done", "done")
 
 
 def test_an_environment_that_cannot_be_made_says_why_in_the_parent() -> None:
@@ -143,14 +164,14 @@ def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         "    envs = EnvPool('toy', 1, num_workers=1, cameras=())\n"
         "    print(envs.run({0: (process_id,)})[0], flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT_S
     while _alive(child) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not _alive(child)

@@ -3,9 +3,11 @@
 import math
 import multiprocessing
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from pool_time import TIMEOUT_S, use_pool_time
 from toy_env import MAX_STEPS, seeded_chunks
 
 from acrlpd.envs import Chunks, EnvError, EnvPool, Rollout, make_env, rollouts
@@ -123,11 +125,9 @@ def test_an_abandoned_generator_leaves_the_environments_usable() -> None:
 
 
 @pytest.mark.parametrize("fault", ["crash", "raise", "hang"])
-def test_an_episode_lost_once_is_played_again(
-    fault: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOY_FAULTS", str(tmp_path_factory.mktemp("faults")))
-    with EnvPool(f"toy-{fault}-2-once", 4, num_workers=2, cameras=(), timeout_s=2.0) as envs:
+def test_an_episode_lost_once_is_played_again(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_pool_time(monkeypatch, tmp_path)
+    with EnvPool(f"toy-{fault}-2-once", 4, num_workers=2, cameras=(), timeout_s=TIMEOUT_S) as envs:
         episodes = list(rollouts(envs, seeded_chunks, range(8), execution=OpenLoop(3)))
         assert sorted(episode.seed for episode in episodes) == list(range(8))
         assert len(envs.failures) >= 1

@@ -2,7 +2,7 @@
 
 A point on a line starts near 0 and has to reach 1. The name of the environment chooses a fault: "toy-raise-13" raises
 an error in the episode with seed 13, every time. "toy-crash-13-once" crashes only the first time. A file under
-$TOY_FAULTS remembers the first time, because the process does not survive it.
+$TOY_FAULTS remembers the first time, because the process does not survive it. A toy that hangs says so in a file there.
 """
 
 import os
@@ -46,7 +46,9 @@ class Toy:
             if self.fault == "crash":
                 os._exit(7)
             if self.fault == "hang":
-                time.sleep(60)
+                (Path(os.environ["TOY_FAULTS"]) / f"hanging-{os.getpid()}").touch()
+                while True:
+                    time.sleep(60)
             if self.fault == "nan":
                 self.position = np.nan
             if self.fault == "shape":

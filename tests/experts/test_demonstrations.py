@@ -93,8 +93,10 @@ def test_a_collection_that_was_killed_continues_to_the_same_dataset(tmp_path: Pa
         "import conftest\nfrom pathlib import Path\nfrom test_demonstrations import collect\n"
         f"collect(Path({str(tmp_path / 'killed')!r}))\n"
     )
-    process = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "TOY_PAUSE": "0.1"})
     partial = tmp_path / "killed.partial"
+    # The experts stand still after three episodes, so the process is still at work when the test kills it.
+    environment = os.environ | {"TOY_STOPS_AFTER_3_EPISODES": str(partial)}
+    process = subprocess.Popen([sys.executable, str(script)], env=environment)
     while len(list(partial.glob("episode-*.npz"))) < 3:
         assert process.poll() is None, "the collection ended before it could be killed"
         time.sleep(0.01)

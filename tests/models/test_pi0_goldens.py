@@ -68,15 +68,15 @@ def forward(model: Pi0, observation, batch):
 def run(model: Pi0, observation, batch, num_steps: int) -> dict:
     """`forward`, the loss and samples for the golden noise, in one compile."""
 
-    @nnx.jit
-    def call(m: Pi0) -> dict:
+    @nnx.jit  # of the batch, too: XLA would compute with constants while it compiles
+    def call(m: Pi0, observation, batch) -> dict:
         loss = m.compute_loss(
             jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
         )
         actions = m.sample_actions(jax.random.key(0), observation, num_steps=num_steps, noise=batch["noise"])
         return forward(m, observation, batch) | {"loss": loss, f"sample_actions/num_steps_{num_steps}": actions}
 
-    return call(model)
+    return call(model, observation, batch)
 
 
 def model_for(tag: str, dtype: str) -> Pi0:
@@ -135,7 +135,7 @@ def results(model, observation, batch) -> dict[str, jax.Array]:
     """The public methods' results, from one compile (XLA shares what the calls have in common)."""
 
     @nnx.jit
-    def call(m: Pi0) -> dict[str, jax.Array]:
+    def call(m: Pi0, observation, batch) -> dict[str, jax.Array]:
         samples = {
             f"sample_actions/num_steps_{steps}": m.sample_actions(
                 jax.random.key(0), observation, num_steps=steps, noise=batch["noise"]
@@ -154,7 +154,7 @@ def results(model, observation, batch) -> dict[str, jax.Array]:
         keyed["keyed/sample_actions_10"] = m.sample_actions(jax.random.key(11), observation)
         return {"loss": loss} | samples | keyed
 
-    return call(model)
+    return call(model, observation, batch)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_gradients(tag, model, observation, batch):
     golden = load_golden(f"out_{tag}_f32")
 
     @nnx.jit
-    def gradients(model):
+    def gradients(model, observation, batch):
         def loss(model):
             return model.compute_loss(
                 jax.random.key(0), observation, batch["actions"], noise=batch["noise"], time=batch["time"]
@@ -186,7 +186,7 @@ def test_gradients(tag, model, observation, batch):
 
         return nnx.value_and_grad(loss)(model)
 
-    loss, grads = gradients(model)
+    loss, grads = gradients(model, observation, batch)
     np.testing.assert_allclose(loss, golden["grad/loss"], **F32)
     flat = {"/".join(path): leaf[...] for path, leaf in nnx.to_flat_state(grads)}
     norms = {name.removeprefix("grad_norm/"): value for name, value in golden.items() if "grad_norm/" in name}
@@ -246,20 +246,18 @@ def test_lora_in_both_experts(dtype, observation, batch):
 
 def test_candidates_share_the_prefix_and_equal_single_samples(model, observation):
     noise = jax.random.normal(jax.random.key(5), (2, 3, 10, 32))
-    candidates = nnx.jit(lambda m: m.sample_candidates(jax.random.key(0), observation, 3, num_steps=4, noise=noise))(
-        model
-    )
-    single = nnx.jit(lambda m, n: m.sample_actions(jax.random.key(0), observation, num_steps=4, noise=n))
+    sample = nnx.jit(lambda m, seen: m.sample_candidates(jax.random.key(0), seen, 3, num_steps=4, noise=noise))
+    candidates = sample(model, observation)
+    single = nnx.jit(lambda m, seen, n: m.sample_actions(jax.random.key(0), seen, num_steps=4, noise=n))
     for i in range(3):
-        np.testing.assert_allclose(candidates[:, i], single(model, noise[:, i]), **F32)
+        np.testing.assert_allclose(candidates[:, i], single(model, observation, noise[:, i]), **F32)
 
 
 def test_camera_that_is_never_provided_costs_nothing(tag, model, observation, batch):
     """Leaving a camera out of image_keys equals openpi's masking of it."""
     masked = observation.replace(image_masks=observation.image_masks | {IMAGE_KEYS[2]: np.zeros(2, bool)})
-    expected = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), masked, num_steps=4, noise=batch["noise"]))
+    sample = nnx.jit(lambda m, seen: m.sample_actions(jax.random.key(0), seen, num_steps=4, noise=batch["noise"]))
     two = with_params(tiny_config(pi05=tag == "pi05", image_keys=IMAGE_KEYS[:2]), load_golden(f"params_{tag}"))
-    actions = nnx.jit(lambda m: m.sample_actions(jax.random.key(0), observation, num_steps=4, noise=batch["noise"]))
-    np.testing.assert_allclose(actions(two), expected(model), **F32)
+    np.testing.assert_allclose(sample(two, observation), sample(model, masked), **F32)
     tokens, _ = two.embed_prefix(observation.replace(images=two.preprocess(None, observation, train=False).images))
     assert tokens.shape[1] == 2 * 256 + 16

@@ -10,6 +10,7 @@ from model_goldens import GOLDENS, tiny_config
 
 from acrlpd.config.bounds import check_bounds
 from acrlpd.models.families.pi0 import GEMMA_VARIANTS, GemmaConfig, LoRAConfig, Pi0Config
+from acrlpd.models.observation import Observation
 
 FULL_SIZE = {
     "pi0": (Pi0Config(), 50, 3_238_048_528),
@@ -98,19 +99,19 @@ def test_initialisation_statistics():
 def test_a_fresh_policy_can_learn_to_see():
     """The loss depends on where something is in the image, and teaches the layer that looks at pixels."""
     config = tiny_config(image_resolution=(28, 28), image_keys=("base_0_rgb",))
-    graphdef, params = nnx.split(config.create(jax.random.key(0)))
+    graphdef, params = nnx.split(nnx.jit(config.create)(jax.random.key(0)))
     observation, actions = config.fake_obs(2), config.fake_act(2)
     image = np.full((2, 28, 28, 3), -1, np.float32)
     image[0, :6, :6] = image[1, -6:, -6:] = 1
     observation = observation.replace(images={"base_0_rgb": jax.numpy.asarray(image)})
 
-    def loss(params: nnx.State) -> tuple[jax.Array, jax.Array]:
+    def loss(params: nnx.State, observation: Observation) -> tuple[jax.Array, jax.Array]:
         noise, time = jax.numpy.zeros_like(actions), jax.numpy.full(2, 0.9)
         model = nnx.merge(graphdef, params)
         losses = model.flow_matching_loss(model.encode(observation, features=False), actions, noise, time).mean(axis=1)
         return losses.mean(), losses
 
-    gradient, (first, second) = jax.jit(jax.grad(loss, has_aux=True))(params)
+    gradient, (first, second) = jax.jit(jax.grad(loss, has_aux=True))(params, observation)
     assert abs(first - second) > 1e-3 * first
     norms = {"/".join(path): float(np.linalg.norm(leaf[...])) for path, leaf in nnx.to_flat_state(gradient)}
     total = np.linalg.norm(list(norms.values()))

@@ -52,7 +52,7 @@ class ServeProcess:
         finally:
             self._process.kill()
             self._process.wait()
-        self._reader.join(60)
+        self._reader.join(120)
         return code
 
     def wait_for_line(self, pattern: str, seconds: float = 300) -> re.Match[str]:

@@ -55,7 +55,7 @@ class RunningServer:
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(started)), daemon=True)
         self._thread.start()
-        assert started.wait(30)
+        assert started.wait(120)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class RunningServer:
     def stop(self) -> None:
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(60)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
     @property
@@ -84,13 +84,13 @@ class RunningServer:
 
     def connect(self, **options: Any) -> Connection:
         """A plain websocket that has taken the metadata."""
-        connection = connect(self.url, compression=None, max_size=None, **options).__enter__()
-        connection.recv(timeout=30)
+        connection = connect(self.url, compression=None, max_size=None, open_timeout=120, **options).__enter__()
+        connection.recv(timeout=120)
         return connection
 
     def get(self, path: str, **headers: str) -> tuple[int, str]:
         """Status and text of a plain HTTP request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         return response.status, response.read().decode()
@@ -106,5 +106,5 @@ class RunningServer:
 def ask(connection: Connection, message: Any) -> Any:
     """The reply, or the text of an error."""
     connection.send(message if isinstance(message, (bytes, str)) else packb(message))
-    reply = connection.recv(timeout=60)
+    reply = connection.recv(timeout=120)
     return reply if isinstance(reply, str) else unpackb(reply)

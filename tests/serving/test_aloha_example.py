@@ -51,7 +51,7 @@ def test_the_example_plays_episodes() -> None:
             [sys.executable, str(EXAMPLE), *options],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert finished.returncode == 0, finished.stderr
         assert "connected: small, step None, best of 2" in finished.stdout

@@ -22,7 +22,7 @@ class GatedPolicy:
 
     def infer(self, requests: Sequence[Any]) -> list[dict[str, Any]]:
         self.sizes.append(len(requests))
-        assert self.gate.acquire(timeout=60)
+        assert self.gate.acquire(timeout=120)
         return [{} for _ in requests]
 
     async def wait_for_call(self, number: int) -> None:
@@ -47,7 +47,7 @@ def run(scenario: Callable[[Batcher, GatedPolicy], Awaitable[None]], *, max_wait
 
     async def main() -> None:
         batcher = Batcher(max_wait_s=max_wait_s, expected=lambda: clients, metrics=ServerMetrics())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await scenario(batcher, policy)
         policy.gate.release(100)
         await batcher.close()

@@ -125,7 +125,7 @@ def test_a_run_that_cannot_be_read_for_a_moment_is_followed_on(
     assert sum("Stale file handle" in record.message for record in caplog.records) == 1
 
 
-def wait_for(condition: object, seconds: float = 30) -> None:
+def wait_for(condition: object, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         if time.monotonic() > deadline:

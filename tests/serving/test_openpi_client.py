@@ -70,7 +70,7 @@ def test_several_clients(server: RunningServer) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert len(replies) == 20 and all(actions.shape == (4, 2) for actions in replies)
 
 

@@ -61,7 +61,7 @@ def test_an_export_is_served_until_sigterm(exported: Path, cache: Path) -> None:
             reply = ask(connection, message)
             server.terminate()
             with pytest.raises(ConnectionClosed) as closed:
-                connection.recv(timeout=30)
+                connection.recv(timeout=120)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
     expected = reply_of(open_checkpoint(exported), message, best_of_n=3)
     np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-5)
@@ -117,7 +117,7 @@ def test_a_checkpoint_that_is_being_read_does_not_hold_up_the_end(tmp_path: Path
         os.close(writer)
 
 
-def open_when_read(pipe: Path, seconds: float = 60) -> int:
+def open_when_read(pipe: Path, seconds: float = 300) -> int:
     """The writing end of a pipe, as soon as somebody reads it."""
     deadline = time.monotonic() + seconds
     while True:

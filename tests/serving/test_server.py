@@ -89,7 +89,7 @@ def test_concurrent_clients_share_calls_and_keep_their_own_answers(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert max(reply["server_timing"]["batch_size"] for replies in results.values() for reply in replies) > 1
     for number, replies in results.items():
         request = policy.prepare(state_observation(number, best_of_n=1 + number % 4) | {"seed": number})
@@ -111,7 +111,7 @@ def test_clients_with_other_steps_are_not_mixed(server: RunningServer, policy: S
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     for num_steps, found in ((1, one), (2, two)):
         [expected] = policy.infer([policy.prepare(state_observation(num_steps=num_steps) | {"seed": 1})])
         assert isinstance(expected, dict) and len(found) == 10
@@ -134,7 +134,7 @@ def test_errors_are_text_and_end_one_connection_only(server: RunningServer, mess
         answer = ask(bad, message)
         assert isinstance(answer, str) and reason in answer
         with pytest.raises(ConnectionClosed) as closed:
-            bad.recv(timeout=10)
+            bad.recv(timeout=120)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1011
         assert "actions" in ask(good, state_observation())
 
@@ -143,7 +143,7 @@ def test_huge_messages_are_refused(policy: ServingPolicy) -> None:
     with RunningServer(policy, max_message_bytes=10_000) as server, server.connect() as good:
         with server.connect() as bad, pytest.raises(ConnectionClosed) as closed:
             bad.send(packb({"state": np.zeros(100_000)}))
-            bad.recv(timeout=10)
+            bad.recv(timeout=120)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
         assert "actions" in ask(good, state_observation())
 
@@ -218,15 +218,15 @@ def test_a_stopping_server_answers_the_requests_under_way(policy: ServingPolicy)
     with RunningServer(slow(policy, 0.5, begun)) as server:
         idle, busy = server.connect(), server.connect()
         busy.send(packb(state_observation()))
-        assert begun.wait(30)
+        assert begun.wait(120)
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        assert "actions" in unpackb(busy.recv(timeout=10))
+        assert "actions" in unpackb(busy.recv(timeout=120))
         for connection in (idle, busy):
             with pytest.raises(ConnectionClosed) as closed:
-                connection.recv(timeout=10)
+                connection.recv(timeout=120)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
-        stopping.join(30)
+        stopping.join(120)
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", int(server_port(idle))), timeout=2)
 

@@ -68,7 +68,7 @@ async def hostile_client(url: str, rng: random.Random, count: int, answers: dict
             connection = await connect(url, compression=None)
             await connection.recv()
         await connection.send(random_message(rng))
-        reply = await asyncio.wait_for(connection.recv(), 60)
+        reply = await asyncio.wait_for(connection.recv(), 120)
         if isinstance(reply, str):
             answers["refused"] += 1
             assert reply.startswith("bad request: "), reply

@@ -1,5 +1,6 @@
 """The toy environment for runs with an actor process; named "async_toy:slow-toy" and "async_toy:actorless-toy"."""
 
+import os
 import pathlib
 import sys
 import time
@@ -9,13 +10,23 @@ from toy_env import MAX_STEPS, Toy, ToyEnv
 
 from acrlpd.envs import Env, register_env
 
+# A run in the directory $TOY_HOLD stands still after so many rounds, until the directory has the file GO_ON.
+HELD_AFTER = 14
+GO_ON = "go-on"
+
 
 class SlowToy(Toy):
-    """As slow as a simulator, so that a test has time to interfere."""
+    """As slow as a simulator. It stands still where a test has to interfere, however slow the test is."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.01)
+        while (run := os.environ.get("TOY_HOLD")) and _is_held(pathlib.Path(run)):
+            time.sleep(0.05)
         return super().step(action)
+
+
+def _is_held(run: pathlib.Path) -> bool:
+    return not (run / GO_ON).exists() and len(list((run / "replay").glob("round-*.json"))) >= HELD_AFTER
 
 
 def make_slow_toy(

@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from training_helpers import Processes, arrays_of, finish, metrics_of, online_config
+from async_toy import GO_ON, HELD_AFTER
+from toy_env import MAX_STEPS
+from training_helpers import WAIT_S, Processes, arrays_of, finish, metrics_of, online_config
 
 from acrlpd.envs import EnvError
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
@@ -18,7 +20,6 @@ from acrlpd.training.online.actor import LOG_FILE, publish
 from acrlpd.training.online.rounds import REPLAY, Round, episode_seed, policy_seed, read_rounds
 
 OFFLINE, ONLINE = 4, 40
-WAIT_S = 120.0
 
 
 def wait_for(what: str, condition: Callable[[], object]) -> None:
@@ -50,11 +51,14 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_actor_and_learner_survive_each_other(processes: Processes, tmp_path: pathlib.Path) -> None:
+def test_actor_and_learner_survive_each_other(
+    processes: Processes, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The actor is killed and replaced; the learner is killed, the actor ends; a resumed run comes to its end."""
     config = online_config(
         tmp_path,
         env__id="async_toy:slow-toy",
+        env__timeout_s=3600.0,
         offline_steps=OFFLINE,
         online_steps=ONLINE,
         online__async_actor=True,
@@ -65,6 +69,9 @@ def test_actor_and_learner_survive_each_other(processes: Processes, tmp_path: pa
         checkpoints__max_to_keep=100,
     )
     directory = run_directory(config)
+    # Until the learner is killed, there is data for its first checkpoint (100 steps), but not for its end (440).
+    assert 2 * 4 * HELD_AFTER >= 100 and 2 * MAX_STEPS * (HELD_AFTER + 1) < 440
+    monkeypatch.setenv("TOY_HOLD", str(directory))
     learner = processes.start(config)
     wait_for("the first round", lambda: read_rounds(directory / REPLAY, 0) or learner.poll() is not None)
     (actor,) = actors_of(learner.pid)
@@ -74,6 +81,7 @@ def test_actor_and_learner_survive_each_other(processes: Processes, tmp_path: pa
     assert learner.poll() is None, finish(learner).output
     (actor,) = actors_of(learner.pid)
     learner.kill()
+    (directory / GO_ON).touch()
     killed = finish(learner)
     assert "the actor process ended with exit code -9" in killed.output
     assert "Starting it again" in killed.output

@@ -2,14 +2,12 @@
 
 import pathlib
 import random
-import time
 
 import pytest
 from training_helpers import (
     Processes,
     arrays_of,
     assert_equal_arrays,
-    finish,
     metrics_of,
     pi0_config,
     state_config,
@@ -65,18 +63,11 @@ def test_killed_at_a_random_step(uninterrupted: pathlib.Path, processes: Process
 def test_killed_during_a_save(uninterrupted: pathlib.Path, processes: Processes, tmp_path: pathlib.Path) -> None:
     config = config_of(tmp_path, "killed")
     directory = run_directory(config)
-    process = processes.start(config)
-    left_over: list[pathlib.Path] = []
-    while process.poll() is None and not left_over:
-        if len(saved_steps(directory)) >= 1 and list(directory.glob("*tmp*/*/*")):
-            process.kill()
-            process.wait()
-            left_over = list(directory.glob("*tmp*"))
-        time.sleep(0.001)
-    killed = finish(process)
-    assert killed.returncode == -9 and left_over, killed.output
+    killed = processes.run(config, order={"kill_in_save_of_step": 20})
+    assert killed.returncode == -9 and list(directory.glob("20*tmp*/*/*")), killed.output
+    assert saved_steps(directory) == [10]
     resumed = processes.run(config, resume=True)
-    assert resumed.returncode == 0, resumed.output
+    assert resumed.returncode == 0 and "after step 10" in resumed.output, resumed.output
     assert_same_run(directory, uninterrupted)
     assert not list(directory.glob("*tmp*"))
 

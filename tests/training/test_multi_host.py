@@ -104,7 +104,8 @@ def test_resumed_on_one_process_and_back_then_stopped_by_a_signal_to_one(
 
 def test_the_other_process_says_so_when_one_is_killed(two_processes: pathlib.Path, processes: Processes) -> None:
     config = state_config(two_processes.parents[1], exp_name="killed", **SHARDED | {"offline_steps": 100_000})
-    both = start_two(processes, config, [{}, {"kill_before_step": 15}])
+    soon = {"heartbeat_timeout_s": 10}
+    both = start_two(processes, config, [soon, soon | {"kill_before_step": 15}])
     victim = finish(both[1])
     survivor = finish(both[0])
     assert victim.returncode == -9, victim.output
@@ -123,8 +124,10 @@ def test_processes_that_are_ready_at_different_times_start_together(
 
 def test_a_full_disk_on_one_host_costs_all_of_them_one_checkpoint(tmp_path: pathlib.Path, processes: Processes) -> None:
     config = state_config(tmp_path, **SHARDED | {"offline_steps": 30})
+    # The processes do not wait long for each other in the save that fails. In the others they wait as long as it takes.
+    waits = {"short_barriers_before_step": 8, "long_barriers_before_step": 15}
     full = {"limit_files_before_step": 8, "file_limit_bytes": 8_192, "unlimit_files_before_step": 15}
-    results = [finish(process) for process in start_two(processes, config, [{}, full])]
+    results = [finish(process) for process in start_two(processes, config, [waits, waits | full])]
     assert [result.returncode for result in results] == [0, 0], results
     for result in results:
         assert result.output.count("could not be written") == 1, result.output
@@ -146,7 +149,7 @@ TRAIN = """
 import sys
 from acrlpd.cli.main import main
 from acrlpd.training import distributed
-distributed.HEARTBEAT_TIMEOUT_S = 5
+distributed.HEARTBEAT_TIMEOUT_S = 10
 coordinator, process_id, directory = sys.argv[1:]
 processes = ["--coordinator", coordinator, "--num_processes", "2", "--process_id", process_id]
 sys.exit(main(["train", "--config", "debug", "--exp_name", "a", "--checkpoint_dir", directory, *processes]))
@@ -166,22 +169,37 @@ def test_a_process_that_refuses_the_run_does_not_blame_the_others(tmp_path: path
 
 
 WAIT_FOR_EACH_OTHER = """
-import os, signal, sys, time
+import jax, os, signal, sys, time
 from acrlpd.training.distributed import DistributedOptions, barrier, initialize_distributed
 process_id = int(sys.argv[2])
 initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=process_id))
+print("cache:", jax.config.jax_enable_compilation_cache, flush=True)
 barrier("both are here", timeout_s=300)
 if process_id == 0:
     os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(600)
+time.sleep(3600)
 """
 
 
-def test_the_other_process_says_so_when_the_coordinator_is_killed() -> None:
+@pytest.fixture(scope="module")
+def killed_coordinator() -> tuple[Finished, Finished]:
+    """Process 0, which was killed, and process 1."""
     coordinator = f"127.0.0.1:{free_port()}"
     both = [start_script(WAIT_FOR_EACH_OTHER, coordinator, process_id) for process_id in range(2)]
-    assert finish(both[0]).returncode == -9
-    assert_explained(finish(both[1]), "process 1 of 2")
+    return finish(both[0]), finish(both[1])
+
+
+def test_the_other_process_says_so_when_the_coordinator_is_killed(
+    killed_coordinator: tuple[Finished, Finished],
+) -> None:
+    coordinator, survivor = killed_coordinator
+    assert coordinator.returncode == -9
+    assert_explained(survivor, "process 1 of 2")
+
+
+def test_processes_on_cpus_all_compile_their_programs(killed_coordinator: tuple[Finished, Finished]) -> None:
+    """One from the cache and one compiled anew may exchange their arrays in different orders."""
+    assert ["cache: False" in process.output for process in killed_coordinator] == [True, True]
 
 
 WAIT_IN_VAIN = """
@@ -191,7 +209,7 @@ process_id = int(sys.argv[2])
 initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=process_id))
 if process_id == 0:
     barrier("a name", timeout_s=2)
-time.sleep(600)
+time.sleep(3600)
 """
 
 
@@ -204,21 +222,6 @@ def test_a_barrier_that_nobody_else_comes_to_is_an_error() -> None:
     for process in both:
         process.kill()
         finish(process)
-
-
-SAY_WHETHER_THERE_IS_A_CACHE = """
-import sys, jax
-from acrlpd.training.distributed import DistributedOptions, initialize_distributed
-initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=int(sys.argv[2])))
-print("cache:", jax.config.jax_enable_compilation_cache)
-"""
-
-
-def test_processes_on_cpus_all_compile_their_programs() -> None:
-    """One from the cache and one compiled anew may exchange their arrays in different orders."""
-    coordinator = f"127.0.0.1:{free_port()}"
-    both = [start_script(SAY_WHETHER_THERE_IS_A_CACHE, coordinator, process_id) for process_id in range(2)]
-    assert ["cache: False" in finish(process).output for process in both] == [True, True]
 
 
 def start_script(script: str, coordinator: str, process_id: int, *arguments: str) -> "subprocess.Popen[str]":

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pool_time import TIMEOUT_S, use_pool_time
 from toy_env import MAX_STEPS, Toy, ToyEnv, seeded_chunks
 from training_helpers import online_config
 
@@ -164,9 +165,10 @@ def test_an_environment_that_fails_costs_its_episode(tmp_path: pathlib.Path, fau
         assert player.play(1, seeded_chunks, 0).episodes == (3, 4, 5)
 
 
-def test_an_environment_that_hangs_costs_its_episode(tmp_path: pathlib.Path) -> None:
+def test_an_environment_that_hangs_costs_its_episode(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_pool_time(monkeypatch, tmp_path)
     env = f"toy-hang-{episode_seed(SEED, 1)}"
-    with player_of(tmp_path, env, num_workers=2, timeout_s=1.0) as player:
+    with player_of(tmp_path, env, num_workers=2, timeout_s=TIMEOUT_S) as player:
         played = player.play(0, seeded_chunks, 0)
     assert 1 not in played.episodes and 1 <= len(played.episodes) <= 2
     assert played.lost_episodes == SIZE - len(played.episodes)

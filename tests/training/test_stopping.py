@@ -41,8 +41,8 @@ def test_a_signal_saves_and_resume_continues_exactly(
 
 def test_a_second_signal_ends_at_once(processes: Processes, tmp_path: pathlib.Path) -> None:
     config = state_config(tmp_path, offline_steps=100_000, save_frequency=10)
-    # The step takes minutes: if the second signal did not end the process, the run would go on and save step 12.
-    process = processes.start(config, order={"sleep_s": 200.0, "sleep_from_step": 11, "report_steps": True})
+    # The step takes an hour: if the second signal did not end the process, the run would go on and save step 12.
+    process = processes.start(config, order={"sleep_s": 3600.0, "sleep_from_step": 11, "report_steps": True})
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step 11"):

@@ -27,13 +27,20 @@ def before_step(step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if step == ORDER.get("signal_before_step"):
         os.kill(os.getpid(), ORDER["signal"])
-    faults = ("limit_files", "unlimit_files", "lock_directory", "unlock_directory")
+    faults = (
+        *("limit_files", "unlimit_files", "lock_directory", "unlock_directory"),
+        *("short_barriers", "long_barriers"),
+    )
     if step in [ORDER.get(f"{fault}_before_step") for fault in faults]:
         TRAINERS[-1].writer.wait()  # the save under way happens under the old limit
     if step == ORDER.get("lock_directory_before_step"):
         TRAINERS[-1].directory.chmod(0o555)
     if step == ORDER.get("unlock_directory_before_step"):
         TRAINERS[-1].directory.chmod(0o755)
+    if step == ORDER.get("short_barriers_before_step"):
+        set_barrier_timeout(2)
+    if step == ORDER.get("long_barriers_before_step"):
+        set_barrier_timeout(300)
     if step == ORDER.get("limit_files_before_step"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (ORDER["file_limit_bytes"], resource.RLIM_INFINITY))
     if step == ORDER.get("unlimit_files_before_step"):
@@ -43,6 +50,13 @@ def before_step(step: int) -> None:
 
 
 TRAINERS: list[Any] = []
+
+
+def set_barrier_timeout(seconds: int) -> None:
+    """How long the processes wait for each other in a save."""
+    from orbax.checkpoint._src.multihost import multihost
+
+    multihost._DEFAULT_BARRIER_TIMEOUT = seconds
 
 
 def watch_steps() -> None:
@@ -79,30 +93,56 @@ def watch_replay() -> None:
     Replay.write = watched  # type: ignore[method-assign]
 
 
+def keep_all_programs() -> None:
+    """Also keeps programs that compile fast in the compilation cache, for the next process of the tests."""
+    import jax
+
+    from acrlpd.training import experiment
+
+    enable = experiment.enable_compilation_cache
+
+    def enable_for_all() -> None:
+        enable()
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+    experiment.enable_compilation_cache = enable_for_all
+
+
+def watch_saves() -> None:
+    """`kill_in_save_of_step`: dies when the first part of that checkpoint is complete, before the checkpoint is."""
+    written = f"/{ORDER['kill_in_save_of_step']}.orbax-checkpoint-tmp"
+
+    def watched(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.rename" and written in str(arguments[0]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watched)
+
+
 def evaluate(_agent: Any, step: int) -> dict[str, float]:
     return {"success_rate": ORDER["scores"][str(step)]}
 
 
 def main() -> int:
     # Imported here, because the processes of environments import this file too and do not need JAX.
-    from orbax.checkpoint._src.multihost import multihost
-
     from acrlpd.config import load_config
-    from acrlpd.training import distributed
+    from acrlpd.training import distributed, experiment
     from acrlpd.training.distributed import DistributedOptions, initialize_distributed
-    from acrlpd.training.experiment import run_experiment
     from acrlpd.training.online import actor
     from acrlpd.training.options import RunOptions
 
-    # Tests wait less long than a real run.
-    distributed.HEARTBEAT_TIMEOUT_S = 10
-    multihost._DEFAULT_BARRIER_TIMEOUT = 10  # of a save
+    distributed.HEARTBEAT_TIMEOUT_S = ORDER.get("heartbeat_timeout_s", distributed.HEARTBEAT_TIMEOUT_S)
     actor.MAX_STARTS_IN_A_ROW = ORDER.get("max_actor_starts", actor.MAX_STARTS_IN_A_ROW)
     initialize_distributed(DistributedOptions(**ORDER.get("distributed", {})))
     watch_steps()
     watch_replay()
+    keep_all_programs()
+    if "kill_in_save_of_step" in ORDER:
+        watch_saves()
     config = load_config(ORDER["config"])
-    return run_experiment(config, RunOptions(**ORDER.get("options", {})), evaluate if "scores" in ORDER else None)
+    return experiment.run_experiment(
+        config, RunOptions(**ORDER.get("options", {})), evaluate if "scores" in ORDER else None
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from acrlpd.training.checkpoints.manager import load_checkpoint_agent
 
 HERE = pathlib.Path(__file__).parent
 PROCESS = HERE / "train_process.py"
+# How long a process may take. On a busy machine everything takes many times as long as on an idle one.
+WAIT_S = 900.0
 
 # Less to compile, nothing less to train.
 _SIMPLE = {
@@ -127,17 +129,17 @@ class Processes:
             env=self.environment(devices),
         )
 
-    def run(self, config: RLTrainConfig, *, timeout: float = 300, **arguments: Any) -> Finished:
-        return finish(self.start(config, **arguments), timeout)
+    def run(self, config: RLTrainConfig, **arguments: Any) -> Finished:
+        return finish(self.start(config, **arguments))
 
 
-def finish(process: "subprocess.Popen[str]", timeout: float = 300) -> Finished:
+def finish(process: "subprocess.Popen[str]") -> Finished:
     try:
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=WAIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
-        raise AssertionError(f"still running after {timeout} s:\n{output}") from None
+        raise AssertionError(f"still running after {WAIT_S} s:\n{output}") from None
     return Finished(process.returncode, output)
 
 

@@ -150,7 +150,7 @@ def test_closing_and_dropping_a_loader_ends_its_threads(config):
     del loader
     gc.collect()
     for thread in loader_threads():
-        thread.join(30)
+        thread.join(120)
     assert loader_threads() == []
 
 

@@ -28,7 +28,7 @@ def test_no_more_is_prepared_than_asked_for(num_workers, depth):
     prefetcher = Prefetcher(lambda step: started.append(step), first_step=0, num_workers=num_workers, depth=depth)
     for taken in range(3):
         expected = taken + max(depth, num_workers)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len(started) < expected and time.monotonic() < deadline:
             time.sleep(0.005)
         time.sleep(0.05)  # one too many would start now
@@ -60,7 +60,7 @@ def threads():
 
 def test_closing_ends_the_threads():
     together = threading.Barrier(3)
-    prefetcher = Prefetcher(lambda step: step < 3 and together.wait(30), first_step=0, num_workers=3, depth=2)
+    prefetcher = Prefetcher(lambda step: step < 3 and together.wait(120), first_step=0, num_workers=3, depth=2)
     prefetcher.get()
     assert len(threads()) == 3
     prefetcher.close()
@@ -75,7 +75,7 @@ def test_dropping_it_ends_the_threads():
     del prefetcher
     gc.collect()
     for thread in threads():
-        thread.join(30)
+        thread.join(120)
     assert threads() == []
 
 

@@ -21,7 +21,7 @@ def inspect(home: Path, endpoint: str, repo_id: str) -> "subprocess.CompletedPro
         [sys.executable, "-m", "acrlpd.cli.main", "data", "inspect", repo_id],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=environment | settings,
     )
 
