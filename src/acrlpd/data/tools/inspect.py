@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from acrlpd.config import RewardConfig
-from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.frames.store import FrameCache, read_manifest
+from acrlpd.data.frames.store import FrameCache, read_manifest, resize_with_pad
 from acrlpd.data.pipeline.rewards import read_rewards
 from acrlpd.data.sources.source import DatasetError, EpisodeSource, SkippedEpisode, check_episodes, step_blocks
 from acrlpd.data.tools.lerobot_writer import Stats, column_stats
