@@ -1,4 +1,4 @@
-"""How the project writes files: whole or not at all, with checksums, line by line, one process at a time."""
+"""How the project names and writes files: within a directory, whole or not at all, with checksums, line by line."""
 
 import contextlib
 import fcntl
@@ -16,7 +16,37 @@ logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
 _DIGEST_BYTES = 16
+_LONGEST_NAME = 255  # bytes; what Linux file systems allow
 _DAMAGED = "the bytes of the file do not match the checksum that was written with them"
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a text that others chose may be the name of a file or directory: one part of a path, printable."""
+    return (
+        name not in ("", ".", "..")
+        and not set(name) & set("/\\")
+        and name.isprintable()
+        and len(name.encode()) <= _LONGEST_NAME
+    )
+
+
+def are_plain_names(names: str) -> bool:
+    """Whether a text is one or more plain names with slashes in between."""
+    return all(is_plain_name(name) for name in names.split("/"))
+
+
+def path_within(directory: Path, names: str, what: str) -> Path:
+    """The path below `directory` that consists of `names`, which others chose; `what` says what the names are.
+
+    Raises ValueError for names that lead out of the directory. A symbolic link in the directory may lead anywhere,
+    because only the owner of the directory can make a link there.
+    """
+    if not are_plain_names(names):
+        raise ValueError(
+            f"{what} is {names[:200]!r}, expected plain names with single slashes between them: a path within "
+            f"{directory}, without '..'"
+        )
+    return directory / names
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:

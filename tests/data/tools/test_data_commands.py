@@ -245,6 +245,16 @@ def test_stats_of_a_config(datasets: Path, tmp_path: Path, monkeypatch: pytest.M
     np.testing.assert_allclose(written["norm_stats"]["state"]["mean"][:8], state.mean(axis=0), atol=1e-4)
 
 
+@pytest.mark.parametrize("asset_id", ["../outside", "a/../../outside", "/tmp/outside"])
+def test_statistics_stay_within_the_assets(
+    datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asset_id: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"data.asset_id is .*, expected plain names .*within assets"):
+        run("stats", "--config", "libero", "--data-dir", datasets / "libero_v30", "--asset-id", asset_id)
+    assert not list(tmp_path.iterdir()) and not Path("/tmp/outside").exists()
+
+
 def test_statistics_and_labels_go_without_a_broken_episode_when_told_to(
     copy_dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from acrlpd.data.frames.store import (
     resize_with_pad,
 )
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, step_blocks
-from acrlpd.files import LOCK, only_one, read_json_with_checksum, write_json_with_checksum
+from acrlpd.files import LOCK, only_one, path_within, read_json_with_checksum, write_json_with_checksum
 
 # A shard has at least so many bytes, and more if there would be over MAX_SHARDS: a reader keeps all shards open.
 SHARD_BYTES = 256 << 20
@@ -60,6 +60,8 @@ def build_frame_cache(
     unknown = [camera for camera in cameras or () if camera not in source.cameras]
     if unknown:
         raise ValueError(f"{source.root} has no camera {unknown[0]!r}; it has {', '.join(source.cameras)}")
+    for camera in source.cameras if cameras is None else cameras:
+        path_within(directory, camera, f"the name of a camera of {source.root}")
     spec = CacheSpec(
         source=source.identity,
         cameras=list(source.cameras if cameras is None else cameras),
@@ -95,11 +97,7 @@ def _plan(source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
             filled = 0.0
         groups[-1].append(index)
         filled += length * frame
-    return [
-        (f"{camera.replace('/', '_')}/{k:05d}.frames", camera, group)
-        for camera in spec.cameras
-        for k, group in enumerate(groups)
-    ]
+    return [(f"{camera}/{k:05d}.frames", camera, group) for camera in spec.cameras for k, group in enumerate(groups)]
 
 
 def _begun_or_new_plan(directory: Path, source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
@@ -182,7 +180,7 @@ class _Builder:
             if path.is_file() and path.stat().st_size == done["shard"]["bytes"]:
                 self._progress.advance(self._task, sum(self._lengths[index] for index in indices))
                 return left_out | {int(index): reason for index, reason in done["skipped"].items()}
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         with partial.open("wb") as stream:
             episodes, skipped, tables = self._write_episodes(camera, indices, stream)

@@ -20,7 +20,7 @@ import xxhash
 from PIL import Image
 
 from acrlpd.data.sources.source import DatasetError, EpisodeSource
-from acrlpd.files import read_json_with_checksum
+from acrlpd.files import path_within, read_json_with_checksum
 
 Encoding = Literal["raw", "jpeg"]
 MANIFEST = "manifest.json"
@@ -255,7 +255,7 @@ class FrameCache(FrameStore):
 
     def _require_shards(self) -> None:
         for shard in self.shards:
-            path = self.directory / shard.file
+            path = path_within(self.directory, shard.file, f"a file of {self.directory / MANIFEST}")
             size = path.stat().st_size if path.is_file() else None
             if size != shard.bytes:
                 found = "is missing" if size is None else f"has {size} bytes"

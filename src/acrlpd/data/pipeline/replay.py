@@ -37,7 +37,7 @@ from acrlpd.data.sources.source import (
     concatenate_tables,
     locating,
 )
-from acrlpd.files import read_with_checksum, write_atomically, write_with_checksum
+from acrlpd.files import path_within, read_with_checksum, write_atomically, write_with_checksum
 
 _JPEG_QUALITY = 95
 _SHARD = re.compile(r"episode-(\d{8})-(\d+)\.npz")
@@ -81,6 +81,8 @@ class Replay(EpisodeSource):
         self.features = dict(features)
         self.cameras = tuple(name for name, feature in features.items() if feature.dtype in ("video", "image"))
         self.indices = ()
+        for camera in self.cameras:
+            self._frames(0, camera)  # refuses a name that leads elsewhere before an episode is played
         root.mkdir(parents=True, exist_ok=True)
         self._lengths: dict[int, int] = {}
         self._shards: dict[int, _Shard] = {}  # where the frames of an episode lie; without columns
@@ -198,7 +200,7 @@ def shard_name(number: int, length: int) -> str:
 
 
 def _frames_file(root: Path, number: int, camera: str) -> Path:
-    return root / f"episode-{number:08d}.{camera}.jpegs"
+    return path_within(root, f"episode-{number:08d}.{camera}.jpegs", f"the file of camera {camera!r}")
 
 
 def _read_shard(path: Path, length: int, names: Sequence[str] | None = None) -> _Shard:
@@ -271,7 +273,7 @@ def verify_replay(directory: Path) -> Iterator[str]:
             try:
                 with locating(frames := _frames_file(directory, number, camera), number, camera):
                     _check_frames(frames, shard, camera)
-            except EpisodeError as error:
+            except ValueError as error:  # an EpisodeError, or the name of a camera that is no name of a file
                 yield str(error)
 
 

@@ -6,7 +6,9 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Callable, Sequence
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from acrlpd.data.sources.source import (
     locating,
 )
 from acrlpd.data.sources.video import VideoPool, read_video_frames
+from acrlpd.files import path_within
 
 # Row groups that are kept in memory: lerobot's converter puts all episodes of a file into one row group.
 _ROW_GROUPS = 2
@@ -94,10 +97,11 @@ class LeRobotSource(EpisodeSource):
         """The file that a template of meta/info.json (data_path, video_path) names."""
         template: Any = self.info.get(key)
         try:
-            return self.root / template.format(**fields)
-        except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+            return path_within(self.root, _fill(template, fields), key)
+        except ValueError as error:
             raise DatasetError(
-                f"{self.root}/meta/info.json: {key} is {template!r}, expected a path made of {', '.join(fields)}"
+                f"{self.root}/meta/info.json: {key} is {template!r:.200}, expected a path made of {', '.join(fields)} "
+                f"within the dataset ({error})"
             ) from None
 
     def close(self) -> None:
@@ -230,9 +234,32 @@ class LeRobotSource(EpisodeSource):
         return column.field("bytes").to_pylist()
 
 
+def _fill(template: Any, fields: Mapping[str, str | int]) -> str:
+    """The text of a template with its fields filled in.
+
+    A field is a name in braces; for a number the width that LeRobot writes may follow, such as {file_index:03d}. All
+    else that Python's format language can do is refused: a template of somebody else could fill the memory or look into
+    our objects.
+    """
+    if not isinstance(template, str):
+        raise ValueError("not a text")
+    filled = ""
+    for literal, name, spec, conversion in string.Formatter().parse(template):
+        filled += literal
+        if name is None:
+            continue
+        pattern = _NUMBER_FORMAT if isinstance(fields.get(name), int) else _TEXT_FORMAT
+        if name not in fields or conversion or not pattern.fullmatch(spec or ""):
+            raise ValueError(f"found {{{name}{f'!{conversion}' if conversion else ''}{spec and f':{spec}'}}}"[:100])
+        filled += format(fields[name], spec or "")
+    return filled
+
+
 # Columns that LeRobot adds to every dataset and that say where a row belongs.
 _BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "task_index")
 _TEXT = ("string", "language")
+_NUMBER_FORMAT = re.compile("(0[1-9])?d?")
+_TEXT_FORMAT = re.compile("")
 _DECLARED = "meta/info.json says"
 
 

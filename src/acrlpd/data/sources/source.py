@@ -17,6 +17,8 @@ from typing import Literal, Self
 
 import numpy as np
 
+from acrlpd.files import are_plain_names
+
 OnBadEpisode = Literal["error", "skip"]
 
 _STEPS_PER_BLOCK = 32
@@ -281,7 +283,7 @@ def _find_dataset(path_or_repo_id: str | Path) -> Path:
     if path.exists():
         raise DatasetError(f"{path} is a file; give the dataset's directory")
     repo_id = str(path_or_repo_id)
-    if not _REPO_ID.fullmatch(repo_id):
+    if not _REPO_ID.fullmatch(repo_id) or not are_plain_names(repo_id):
         raise DatasetError(f"{path}: no such directory, and not a hub id of the form owner/name either")
     local = _lerobot_home() / repo_id
     return local if local.is_dir() else _download(repo_id)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from acrlpd.data.sources.source import DatasetError, Feature
 from acrlpd.data.tools.video_writer import CHUNKS_SIZE, VideoWriter
-from acrlpd.files import write_text_atomically
+from acrlpd.files import is_plain_name, write_text_atomically
 
 DATA_FILE_MB = 100
 VIDEO_FILE_MB = 200
@@ -236,8 +236,8 @@ class _ParquetFiles:
 def _check_feature(name: str, feature: Feature) -> None:
     if name in ADDED:
         raise ValueError(f"{name!r} is added by the writer; do not declare it")
-    if "/" in name:
-        raise ValueError(f"{name!r}: LeRobot allows no '/' in the names of features")
+    if not is_plain_name(name):
+        raise ValueError(f"{name!r}: LeRobot allows no '/' in the names of features, and the name must be printable")
     if feature.dtype != "video" and (len(feature.shape) > 1 or np.dtype(feature.dtype).kind not in "fiub"):
         raise ValueError(f"{name!r}: {feature.dtype} {list(feature.shape)} is not a number or a vector of numbers")
 
