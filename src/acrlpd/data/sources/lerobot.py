@@ -25,6 +25,7 @@ from acrlpd.data.sources.source import (
     Feature,
     check_columns,
     check_frame_shape,
+    check_statistics,
     locating,
 )
 from acrlpd.data.sources.video import VideoPool, read_video_frames
@@ -34,6 +35,8 @@ from acrlpd.files import path_within
 _ROW_GROUPS = 2
 # Blocks of encoded images that are kept in memory; a block holds one episode of one camera.
 _IMAGE_BLOCKS = 8
+# What pyarrow raises on a damaged file; a name of a column in its footer may no longer be text.
+PARQUET_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +82,10 @@ class LeRobotSource(EpisodeSource):
         """task_index -> the task in words."""
 
     @abc.abstractmethod
+    def _statistics(self, index: int) -> Mapping[str, Mapping[str, Any]]:
+        """What the metadata records about the columns of an episode: name -> min, max, mean, std; may be empty."""
+
+    @abc.abstractmethod
     def _metadata_files(self) -> list[Path]:
         """The files that list the episodes; their content is part of the identity of the dataset."""
 
@@ -92,6 +99,11 @@ class LeRobotSource(EpisodeSource):
             for path in sorted(p for p in (self.root / folder).rglob("*.*") if p.is_file()):
                 digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}\n".encode())
         return digest.hexdigest()[:32]
+
+    def verify(self, index: int) -> None:
+        super().verify(index)
+        with locating(self.rows(index).path, index):
+            check_statistics(self._read_episode(index, None).columns, self._statistics(index))
 
     def _file(self, key: str, **fields: str | int) -> Path:
         """The file that a template of meta/info.json (data_path, video_path) names."""
@@ -186,11 +198,12 @@ class LeRobotSource(EpisodeSource):
             return table.slice(rows.start - int(file.starts[first]), rows.length)
         except FileNotFoundError:
             raise BadDataError("the data file is missing") from None
-        except (pa.ArrowException, OSError) as error:
+        except PARQUET_ERRORS as error:
             raise BadDataError(f"not a readable parquet file, truncated or damaged ({error})") from None
 
     def _read_row_groups(self, path: Path, first: int, last: int, names: tuple[str, ...]) -> pa.Table:
-        with pq.ParquetFile(path, metadata=self._parquet(path).footer) as file:
+        footer = self._parquet(path).footer
+        with pq.ParquetFile(path, metadata=footer, page_checksum_verification=True) as file:
             return file.read_row_groups(list(range(first, last)), columns=list(names), use_threads=False)
 
     def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
@@ -217,6 +230,7 @@ class LeRobotSource(EpisodeSource):
         with locating(self.rows(index).path, index, camera):
             for k, t in enumerate(ts.tolist()):
                 try:
+                    Image.open(io.BytesIO(encoded[t])).verify()  # the checksums of a PNG, which decoding passes over
                     image = np.asarray(Image.open(io.BytesIO(encoded[t])).convert("RGB"))
                 except (UnidentifiedImageError, OSError, SyntaxError, ValueError, TypeError) as error:
                     raise BadDataError(f"not a readable image ({error})", frame=t) from None

@@ -219,7 +219,7 @@ class _ParquetFiles:
             path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             self._sink = pa.OSFile(str(path), "wb")
-            self._writer = pq.ParquetWriter(self._sink, table.schema, compression="snappy")
+            self._writer = pq.ParquetWriter(self._sink, table.schema, compression="snappy", write_page_checksum=True)
         self._writer.write_table(table)
         if self._sink.tell() >= max_bytes:
             self.close()
@@ -276,7 +276,8 @@ def _write_tasks(path: Path, tasks: list[str]) -> None:
         {"name": None, "field_name": index} | text,
     ]
     pandas = {"index_columns": [index], "column_indexes": [], "columns": described}
-    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), path)
+    table = table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+    pq.write_table(table, path, write_page_checksum=True)
 
 
 def column_stats(values: np.ndarray) -> Stats:
