@@ -30,14 +30,12 @@ _THUMBNAIL = (120, 160)
 _SHEET_EPISODES = 8
 # Which frames validation decodes: none (file headers only), the first and last of each clip, or all.
 Frames = Literal["none", "ends", "all"]
-# What validation does not look at, and what would.
+_STATISTICS = "whether values have the statistics that the dataset records; --frames all looks at both"
+# What validation does not look at, in words.
 NOT_LOOKED_AT: dict[Frames, str] = {
-    "none": "no frame was decoded, and values were not compared with the dataset's statistics: --frames all does both",
-    "ends": (
-        "only the first and last frame of each episode and camera were decoded, and values were not compared with the "
-        "dataset's statistics: --frames all decodes every frame and compares"
-    ),
-    "all": "flipped bits that leave a file readable and that no checksum covers: docs/data.md says where this may be",
+    "none": f"the frames, and {_STATISTICS}",
+    "ends": f"the frames between the first and the last of each episode and camera, and {_STATISTICS}",
+    "all": "nothing; but a file without checksums can hide flipped bits (docs/data.md has the numbers for each format)",
 }
 
 
