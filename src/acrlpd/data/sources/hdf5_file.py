@@ -77,7 +77,9 @@ class Hdf5Source(EpisodeSource):
                         _check_other_files(file)
                         self._checked.add(index)
                     yield file
-            except OSError as error:
+            except (BadDataError, DatasetError):
+                raise
+            except (OSError, RuntimeError, ValueError, TypeError) as error:  # h5py has no error class of its own
                 raise BadDataError(f"not a readable HDF5 file, truncated or damaged ({error})") from None
             except KeyError as error:
                 raise BadDataError(f"incomplete HDF5 file ({error.args[0]})") from None
