@@ -147,7 +147,7 @@ class FrameCache(FrameStore):
         self._place()
         self._files = [os.open(directory / shard.file, os.O_RDONLY) for shard in self.shards]
         self._tables = [self._read_tables(k) for k in range(len(self.shards))]
-        # Frames that were compared with their checksum, by shard. Threads that meet at a frame check it twice.
+        # Which frames of each shard were compared with their checksum. Two threads may compare the same frame.
         self._checked = [bytearray(len(checksums)) for _, checksums in self._tables]
 
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:

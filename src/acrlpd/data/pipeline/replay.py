@@ -45,7 +45,8 @@ _PROMPT = "prompt"
 _COLUMN = "column/"
 _OFFSETS = "frame_offsets/"
 _CHECKSUMS = "frame_checksums/"
-_RESTORE = "restore it or start the run again with --overwrite"
+# What to do about a file that is missing or damaged.
+RESTORE = "restore it or start the run again with --overwrite"
 # numpy reads the header of an array with Python's own parser. Before Python 3.11.8 two threads that parse at the same
 # time may get a SystemError, which would end the run.
 _PARSER = threading.Lock()
@@ -125,7 +126,7 @@ class Replay(EpisodeSource):
         if missing:
             raise DatasetError(
                 f"{self.root}: the file of episode {missing[0]} is missing, episode-{missing[0]:08d}-<steps>.npz; "
-                f"{_RESTORE}"
+                f"{RESTORE}"
             )
         self.indices += numbers
 
@@ -145,7 +146,7 @@ class Replay(EpisodeSource):
             check_columns(shard.columns)
             missing = [camera for camera in self.cameras if camera not in shard.offsets]
             if missing:
-                raise BadDataError(f"the shard has no frames of camera {missing[0]!r}; {_RESTORE}")
+                raise BadDataError(f"the shard has no frames of camera {missing[0]!r}; {RESTORE}")
         self._shards[index] = dataclasses.replace(shard, columns={})
         return ColumnTable(shard.columns, np.array([0, length]), (shard.prompt,), np.zeros(length, np.int32))
 
@@ -153,8 +154,12 @@ class Replay(EpisodeSource):
         path = self._frames(index, camera)
         frames = np.empty((len(ts), *self.features[camera].shape), np.uint8)
         with locating(path, index, camera):
-            for frame, jpeg in zip(frames, _read_jpegs(path, self._known(index), camera, ts), strict=True):
-                simplejpeg.decode_jpeg(jpeg, colorspace="RGB", buffer=frame)
+            jpegs = _read_jpegs(path, self._known(index), camera, ts)
+            for frame, t, jpeg in zip(frames, ts.tolist(), jpegs, strict=True):
+                try:
+                    simplejpeg.decode_jpeg(jpeg, colorspace="RGB", buffer=frame)
+                except ValueError as error:  # a frame of another size
+                    raise BadDataError(f"the frame cannot be decoded: {error}; {RESTORE}", frame=t) from None
         return frames
 
     def _known(self, index: int) -> _Shard:
@@ -220,10 +225,10 @@ def _read_shard(path: Path, length: int, names: Sequence[str] | None = None) -> 
                 checksums=parts[_CHECKSUMS],
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise BadDataError(f"the shard cannot be read: {error}; {_RESTORE}") from error
+        raise BadDataError(f"the shard cannot be read: {error}; {RESTORE}") from error
     for name, values in (*shard.columns.items(), *shard.checksums.items()):
         if len(values) != length:
-            raise BadDataError(f"{name} has {len(values)} steps, the name of the file says {length}; {_RESTORE}")
+            raise BadDataError(f"{name} has {len(values)} steps, the name of the file says {length}; {RESTORE}")
     return shard
 
 
@@ -236,10 +241,10 @@ def _read_jpegs(path: Path, shard: _Shard, camera: str, ts: np.ndarray) -> Itera
             for t in ts.tolist():
                 jpeg = os.pread(file.fileno(), int(offsets[t + 1] - offsets[t]), int(offsets[t]))
                 if xxhash.xxh3_64_intdigest(jpeg) != checksums[t]:
-                    raise BadDataError(f"the frame does not match its checksum; {_RESTORE}", frame=t)
+                    raise BadDataError(f"the frame does not match its checksum; {RESTORE}", frame=t)
                 yield jpeg
     except OSError as error:
-        raise BadDataError(f"frames cannot be read: {error}; {_RESTORE}") from error
+        raise BadDataError(f"frames cannot be read: {error}; {RESTORE}") from error
 
 
 def _check_frames(path: Path, shard: _Shard, camera: str) -> None:
@@ -248,7 +253,7 @@ def _check_frames(path: Path, shard: _Shard, camera: str) -> None:
         pass
     wanted, found = int(shard.offsets[camera][-1]), path.stat().st_size
     if found != wanted:
-        raise BadDataError(f"{found} bytes of frames, expected {wanted}; {_RESTORE}")
+        raise BadDataError(f"{found} bytes of frames, expected {wanted}; {RESTORE}")
 
 
 def verify_replay(directory: Path) -> Iterator[str]:

@@ -19,7 +19,7 @@ from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.replay import Replay, ReplayDataset, ReplayError, shard_name
+from acrlpd.data.pipeline.replay import RESTORE, Replay, ReplayDataset, ReplayError, shard_name
 from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, rollout_features, rollouts
 from acrlpd.envs.create import create_execution
 from acrlpd.files import read_json_with_checksum, write_json_with_checksum
@@ -30,7 +30,6 @@ REPLAY = "replay"
 REWARD, SUCCESS = "next.reward", "next.success"
 # This many lost episodes in a row, without one that came to its end, stop the run.
 _MAX_LOST_IN_A_ROW = 4
-_RESTORE = "restore it or start the run again with --overwrite"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +183,7 @@ class OnlinePhase:
             if lengths[number] != length:
                 raise ReplayError(
                     f"{replay.root / shard_name(number, lengths[number])}: the episode has {lengths[number]} steps, "
-                    f"the record of round {played.number} says {length}; {_RESTORE}"
+                    f"the record of round {played.number} says {length}; {RESTORE}"
                 )
 
 
@@ -295,7 +294,7 @@ def read_round(directory: pathlib.Path, number: int) -> Round | None:
         fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
         return Round(**fields)
     except (ValueError, TypeError) as error:
-        raise ReplayError(f"{path} is damaged ({error}); {_RESTORE}") from error
+        raise ReplayError(f"{path} is damaged ({error}); {RESTORE}") from error
 
 
 def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
@@ -313,7 +312,7 @@ def verify_rounds(directory: pathlib.Path) -> Iterator[str]:
     """
     for expected, path in enumerate(sorted(directory.glob("round-*.json"))):
         if path != _round_file(directory, expected):
-            yield f"{_round_file(directory, expected)} is missing, but {path.name} is there; {_RESTORE}"
+            yield f"{_round_file(directory, expected)} is missing, but {path.name} is there; {RESTORE}"
             return
         try:
             played = read_round(directory, expected)
@@ -324,7 +323,7 @@ def verify_rounds(directory: pathlib.Path) -> Iterator[str]:
         for number, length in zip(played.episodes, played.lengths, strict=True):
             shard = directory / shard_name(number, length)
             if not shard.is_file():
-                yield f"{shard} is missing, but the record of round {expected} names this episode; {_RESTORE}"
+                yield f"{shard} is missing, but the record of round {expected} names this episode; {RESTORE}"
 
 
 def _round_file(directory: pathlib.Path, number: int) -> pathlib.Path:
