@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from acrlpd.data.frames.cache_builder import build_frame_cache
-from acrlpd.data.frames.decoded import FrameStore
-from acrlpd.data.frames.store import Encoding, open_frame_store
+from acrlpd.data.frames.decoded import open_frame_store
+from acrlpd.data.frames.store import Encoding, FrameStore
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature, open_source
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 

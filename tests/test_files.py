@@ -1,11 +1,25 @@
+import json
 import logging
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from acrlpd.files import JsonLinesFile, read_json_lines
+from acrlpd.files import (
+    JsonLinesFile,
+    are_plain_names,
+    is_plain_name,
+    path_within,
+    read_json_lines,
+    read_json_with_checksum,
+    read_with_checksum,
+    write_json_with_checksum,
+    write_with_checksum,
+)
 
 PROCESS = """
 import pathlib, resource, signal, sys
@@ -66,3 +80,41 @@ def test_no_path_no_file() -> None:
     file.append({"number": 0})
     file.replace([])
     assert file.read() == []
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\\b", "a\0b", "a\nb", "\x1b[2J", "\ud800", "x" * 256])
+def test_what_is_no_name_of_a_file(name: str) -> None:
+    assert not is_plain_name(name)
+
+
+@pytest.mark.parametrize("names", ["libero", "physical-intelligence/libero", "a b/ü", "...", "-x", "~", "a..b/.c"])
+def test_names_that_people_use(names: str, tmp_path: pathlib.Path) -> None:
+    assert path_within(tmp_path, names, "asset_id") == tmp_path / names
+
+
+@given(st.lists(st.sampled_from(["..", ".", "", "/", "a", "~", "\\", "b c"]), max_size=6).map("/".join) | st.text())
+def test_a_path_lies_within_or_is_refused(names: str) -> None:
+    root = pathlib.Path("/some/where")
+    if are_plain_names(names):
+        assert pathlib.Path(os.path.normpath(path_within(root, names, "x"))).is_relative_to(root)
+        assert os.path.normpath(root / names) != str(root)
+    else:
+        with pytest.raises(ValueError, match=r"x is .*, expected plain names"):
+            path_within(root, names, "x")
+
+
+def test_checked_files_are_read_as_they_were_written(tmp_path: pathlib.Path) -> None:
+    for content in (b"", b"x", bytes(range(256)) * 5):
+        write_with_checksum(tmp_path / "file", content)
+        assert read_with_checksum(tmp_path / "file") == content
+    write_json_with_checksum(tmp_path / "json", entry := {"a": [1, 2.5, None], "b": {"c": "ü"}})
+    assert read_json_with_checksum(tmp_path / "json") == entry
+    assert json.loads((tmp_path / "json").read_text()).items() > entry.items()  # other programs read it, too
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"{}", b"x" * 60])
+def test_files_without_a_checksum_are_refused(tmp_path: pathlib.Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    for read in (read_with_checksum, read_json_with_checksum):
+        with pytest.raises(ValueError, match="do not match the checksum"):
+            read(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""How the project writes files: whole or not at all, line by line, and one process at a time in a directory."""
+"""How the project names and writes files: within a directory, whole or not at all, with checksums, line by line."""
 
 import contextlib
 import fcntl
@@ -10,9 +10,43 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import xxhash
+
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
+_DIGEST_BYTES = 16
+_LONGEST_NAME = 255  # bytes; what Linux file systems allow
+_DAMAGED = "the bytes of the file do not match the checksum that was written with them"
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a text that others chose may be the name of a file or directory: one part of a path, printable."""
+    return (
+        name not in ("", ".", "..")
+        and not set(name) & set("/\\")
+        and name.isprintable()
+        and len(name.encode()) <= _LONGEST_NAME
+    )
+
+
+def are_plain_names(names: str) -> bool:
+    """Whether a text is one or more plain names with slashes in between."""
+    return all(is_plain_name(name) for name in names.split("/"))
+
+
+def path_within(directory: Path, names: str, what: str) -> Path:
+    """The path below `directory` that consists of `names`, which others chose; `what` says what the names are.
+
+    Raises ValueError for names that lead out of the directory. A symbolic link in the directory may lead anywhere,
+    because only the owner of the directory can make a link there.
+    """
+    if not are_plain_names(names):
+        raise ValueError(
+            f"{what} is {names[:200]!r}, expected plain names with single slashes between them: a path within "
+            f"{directory}, without '..'"
+        )
+    return directory / names
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -31,6 +65,41 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 def write_text_atomically(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_with_checksum(path: Path, content: bytes) -> None:
+    """Writes the content and, behind it, its checksum. Other programs read a zip file all the same."""
+    write_atomically(path, lambda file: file.write(content + xxhash.xxh3_128_digest(content)))
+
+
+def read_with_checksum(path: Path) -> bytes:
+    """The content that `write_with_checksum` wrote; raises ValueError if a byte of the file has changed."""
+    data = path.read_bytes()
+    content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if digest != xxhash.xxh3_128_digest(content):
+        raise ValueError(_DAMAGED)
+    return content
+
+
+def write_json_with_checksum(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes an object whose first key is the checksum of all the text behind this key."""
+    text = json.dumps(content, indent=1).removeprefix("{")
+    write_text_atomically(path, _checksum_key(text.encode()) + text)
+
+
+def read_json_with_checksum(path: Path) -> dict[str, Any]:
+    """The object that `write_json_with_checksum` wrote; raises ValueError if a byte of the file has changed."""
+    data = path.read_bytes()
+    text = data[len(_checksum_key(b"")) :]
+    if data != _checksum_key(text).encode() + text:
+        raise ValueError(_DAMAGED)
+    content: dict[str, Any] = json.loads(data)
+    del content["checksum"]
+    return content
+
+
+def _checksum_key(text: bytes) -> str:
+    return f'{{"checksum": "{xxhash.xxh3_128_hexdigest(text)}",'
 
 
 def copy_directory(source: Path, target: Path) -> None:

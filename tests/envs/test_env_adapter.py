@@ -99,6 +99,19 @@ def test_faults_name_environment_seed_and_step(fault: str, words: str) -> None:
             env.observe()
 
 
+@pytest.mark.parametrize("reward", ["high", "1.0", b"1.0", None, [1.0, 2.0], np.nan])
+def test_a_reward_that_is_no_number_names_the_environment(reward: object) -> None:
+    class Odd(Toy):
+        def step(self, action: np.ndarray) -> tuple:
+            raw, _, *rest = super().step(action)
+            return raw, reward, *rest
+
+    env = ToyEnv(Odd("toy"), name="odd", prompt="", fps=10, cameras=())
+    env.reset(7)
+    with pytest.raises(EnvError, match=r"environment 'odd', seed 7, step 1: the reward is .*, expected a finite"):
+        env.step(STAY)
+
+
 @pytest.mark.parametrize("action", [np.zeros(3), np.array([0.0, np.nan])])
 def test_a_bad_action_is_refused(action: np.ndarray) -> None:
     env = make_env("toy")

@@ -1,6 +1,7 @@
 """Rounds of episodes: what is on disk counts, whoever was interrupted and whatever the environment does."""
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -11,16 +12,21 @@ from pool_time import TIMEOUT_S, use_pool_time
 from toy_env import MAX_STEPS, Toy, ToyEnv, seeded_chunks
 from training_helpers import online_config
 
-from acrlpd.data.pipeline.replay import Replay, ReplayError
+from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.data.pipeline.replay import Replay, ReplayDataset, ReplayError
 from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
+from acrlpd.files import write_json_with_checksum
 from acrlpd.policies.policy import create_policy
 from acrlpd.training.online.rounds import (
+    OnlinePhase,
     RoundPlayer,
+    SynchronousPlayer,
     create_online_policy,
     episode_seed,
     open_replay,
     read_round,
     read_rounds,
+    verify_rounds,
 )
 
 SEED, SIZE = 0, 3
@@ -208,6 +214,53 @@ def test_a_damaged_record_is_named(tmp_path: pathlib.Path, content: str) -> None
     (tmp_path / "round-000000.json").write_text(content)
     with pytest.raises(ReplayError, match=r"round-000000\.json is damaged .*--overwrite"):
         read_round(tmp_path, 0)
+    [problem] = verify_rounds(tmp_path)
+    assert "round-000000.json is damaged" in problem
+
+
+def test_every_flipped_bit_of_a_record_is_found(tmp_path: pathlib.Path) -> None:
+    with player_of(tmp_path) as player:
+        player.play(0, seeded_chunks, 0)
+    root = tmp_path / "replay"
+    path = root / "round-000000.json"
+    sound, rng = path.read_bytes(), np.random.default_rng(0)
+    assert list(verify_rounds(root)) == []
+    for place in range(len(sound)):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        with pytest.raises(ReplayError, match=r"round-000000\.json is damaged"):
+            read_round(root, 0)
+        assert len(list(verify_rounds(root))) == 1
+
+
+def test_records_without_their_files_are_found(tmp_path: pathlib.Path) -> None:
+    with player_of(tmp_path) as player:
+        rounds = [player.play(number, seeded_chunks, 0) for number in range(3)]
+    root = tmp_path / "replay"
+    shard = root / f"episode-00000001-{rounds[0].lengths[1]}.npz"
+    shard.rename(tmp_path / shard.name)
+    [problem] = verify_rounds(root)
+    assert f"{shard} is missing, but the record of round 0 names this episode" in problem
+    (tmp_path / shard.name).rename(shard)
+    (root / "round-000001.json").unlink()
+    [problem] = verify_rounds(root)
+    assert "round-000001.json is missing, but round-000002.json is there" in problem
+
+
+def test_an_episode_of_another_length_than_its_record_says_is_named(tmp_path: pathlib.Path) -> None:
+    with player_of(tmp_path) as player:
+        played = player.play(0, seeded_chunks, 0)
+    config, root = online_config(tmp_path), tmp_path / "replay"
+    longer = dataclasses.replace(played, lengths=(played.lengths[0] + 1, *played.lengths[1:]))
+    write_json_with_checksum(root / "round-000000.json", dataclasses.asdict(longer))
+    assert "the record of round 0 names this episode" in next(verify_rounds(root))
+    with EnvPool("toy", 1, num_workers=0, cameras=()) as envs, create_data_loader(config) as loader:
+        replay = ReplayDataset(open_replay(tmp_path, config, envs.spec), config, loader.dataset)
+        player = SynchronousPlayer(config, RoundPlayer(config, envs, replay.replay), None)
+        message = rf"episode-00000000-{played.lengths[0]}\.npz: .* the record of round 0 says {longer.lengths[0]}"
+        with pytest.raises(ReplayError, match=message):
+            OnlinePhase(config, loader, replay, player).load_state_dict({"rounds": 1})
 
 
 @pytest.mark.parametrize(

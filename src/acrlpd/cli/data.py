@@ -188,23 +188,26 @@ def validate(
     frames: Literal["none", "ends", "all"] = "ends",
     json_: JsonFlag = False,
 ) -> int:
-    """Check every episode, and list all that is wrong; exit code 1 if anything is.
+    """Check every episode, and list all that is wrong; exit code 1 if anything is. Says what was not looked at.
 
     Args:
         cache_dir: A frame cache of the dataset whose checksums to check as well.
-        frames: Which frames to decode: none, the first and last of every episode and camera, or all.
+        frames: Which frames to decode: none, the first and last of every episode and camera, or all. All also compares
+            the columns with the statistics that a LeRobot dataset records.
     """
     from acrlpd.data.sources.source import open_source
-    from acrlpd.data.tools.inspect import validate_cache, validate_source
+    from acrlpd.data.tools.inspect import NOT_LOOKED_AT, validate_cache, validate_source
 
     source = open_source(dataset)
     problems = validate_source(source, frames=frames)
     if cache_dir is not None:
         problems += validate_cache(cache_dir, source)
     if json_:
-        print(json.dumps({"episodes": len(source), "problems": problems}, indent=2))
+        found = {"episodes": len(source), "problems": problems, "not_looked_at": NOT_LOOKED_AT[frames]}
+        print(json.dumps(found, indent=2))
     else:
         _print_summary(f"{dataset}: {len(source)} episodes, {len(problems)} problems", problems, "[red]broken[/]")
+        Console().print(f"not looked at: {NOT_LOOKED_AT[frames]}", markup=False)
     return 1 if problems else 0
 
 

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Iterator
 
 from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.files import are_plain_names, is_plain_name
 from acrlpd.findings import Finding, Level, error, warning
 
 PALIGEMMA_VOCAB = 257_152
@@ -71,10 +72,18 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
 def check_run(config: RLTrainConfig) -> Iterator[Finding]:
     if config.num_train_steps == 0:
         yield error("training.offline_steps and training.online_steps are both 0: a run needs at least 1 update")
+    yield from check_names(config)
+
+
+def check_names(config: RLTrainConfig) -> Iterator[Finding]:
+    """Names that become paths must not lead out of the directory in which the run expects them."""
     for name in ("name", "exp_name"):
-        value = getattr(config, name)
-        if not value or value in (".", "..") or "/" in value:
+        if not is_plain_name(value := getattr(config, name)):
             yield error(f"{name} must be a plain directory name; found {value!r}")
+    for name, hint in (("asset_id", ""), ("repo_id", ". A directory is given as data.data_dir")):
+        value = getattr(config.data, name)
+        if value is not None and not are_plain_names(value):
+            yield error(f"data.{name} must be plain names with single slashes between them; found {value!r}{hint}")
 
 
 def check_online(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
@@ -164,6 +173,8 @@ def _check_prompts(config: RLTrainConfig) -> Iterator[Finding]:
 
 def check_files(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
     data = config.data
+    if any(check_names(config)):
+        return  # The names have been reported, and no path can be made of them.
     if data.repo_id is None and data.data_dir is None:
         yield Finding(level, "no dataset: give --lerobot_repo_id or --data_dir")
         return

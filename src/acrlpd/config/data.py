@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, MinLen
 
 from acrlpd.config.run import Seed
+from acrlpd.files import path_within
 from acrlpd.robots.base import SLOTS, Robot
 from acrlpd.robots.generic import Generic
 
@@ -98,7 +99,7 @@ class DataConfig:
 
     # Norm statistics are read from and written to <assets_dir>/<asset_id>/norm_stats.json.
     assets_dir: str = "./assets"
-    # None: repo_id, or the name of data_dir.
+    # One or more names with slashes in between. None: repo_id, or the name of data_dir.
     asset_id: str | None = None
     # Normalise by quantiles instead of mean and deviation; None: as openpi, quantiles for pi0.5.
     use_quantile_norm: bool | None = None
@@ -147,4 +148,6 @@ class DataConfig:
     def norm_stats_path(self) -> pathlib.Path | None:
         """Where the norm statistics of this dataset live; None while there is no dataset."""
         name = self.asset_id or (pathlib.Path(self.data_dir).resolve().name if self.data_dir else self.repo_id)
-        return None if name is None else pathlib.Path(self.assets_dir) / name / "norm_stats.json"
+        if name is None:
+            return None
+        return path_within(pathlib.Path(self.assets_dir), name, "data.asset_id") / "norm_stats.json"

@@ -117,9 +117,7 @@ class Env:
         with self._errors_name_the_step():
             self._raw, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
-        reward, terminated = float(reward), bool(terminated)
-        if not np.isfinite(reward):
-            raise EnvError(f"{self._where()}: the reward is {reward}")
+        reward, terminated = self._check_reward(reward), bool(terminated)
         with self._errors_name_the_step("its success function"):
             success = self._success(reward, terminated, info)
         if success is None:
@@ -182,6 +180,16 @@ class Env:
     def _check_started(self) -> None:
         if self._raw is None:
             raise EnvError(f"environment {self.name!r}: no episode has started; call reset first")
+
+    def _check_reward(self, reward: Any) -> float:
+        try:
+            # Python makes a number of a text such as "1.0", but a text as reward is an error of the environment.
+            number = float("nan" if isinstance(reward, str | bytes) else reward)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not np.isfinite(number):
+            raise EnvError(f"{self._where()}: the reward is {reward!r:.100}, expected a finite number")
+        return number
 
     def _check_observation(self, columns: Columns) -> None:
         expected = self._features or {name: _feature(value) for name, value in columns.items()}

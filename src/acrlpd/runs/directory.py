@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_to_yaml
-from acrlpd.files import LOCK, only_one, write_text_atomically
+from acrlpd.files import LOCK, only_one, path_within, write_text_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class RunError(ValueError):
 
 def run_directory(rl_config: RLTrainConfig) -> pathlib.Path:
     base = pathlib.Path(rl_config.checkpoints.directory).expanduser().absolute()
-    return base / rl_config.name / rl_config.exp_name
+    return path_within(base, f"{rl_config.name}/{rl_config.exp_name}", "<config name>/<exp_name>")
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:

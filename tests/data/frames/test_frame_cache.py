@@ -14,8 +14,8 @@ import pytest
 
 from acrlpd.data.frames import cache_builder as frame_cache_builder
 from acrlpd.data.frames.cache_builder import build_frame_cache
-from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.frames.store import MANIFEST, FrameCache, open_frame_store
+from acrlpd.data.frames.decoded import open_frame_store
+from acrlpd.data.frames.store import MANIFEST, FrameCache, resize_with_pad
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
 from acrlpd.data.tools.inspect import validate_cache
 
@@ -240,17 +240,57 @@ def test_a_truncated_shard_is_found_at_open(source: EpisodeSource, cache_dir: Pa
         FrameCache(cache_dir, source, cameras=source.cameras, **SIZE)
 
 
-def test_a_flipped_byte_is_found_by_validation(source: EpisodeSource, cache_dir: Path) -> None:
-    assert validate_cache(cache_dir, source) == []
-    shard = next((cache_dir / "image").glob("*.frames"))
-    with shard.open("r+b") as file:
-        file.seek(12345)
-        byte = file.read(1)[0]
-        file.seek(12345)
-        file.write(bytes([byte ^ 1]))
-    problems = validate_cache(cache_dir, source)
-    assert len(problems) == 1
-    assert "image/00000.frames: checksum" in problems[0]
+def flip(path: Path, place: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_a_flipped_bit_is_found_when_the_frame_is_first_read(
+    source: EpisodeSource, tmp_path: Path, encoding: str
+) -> None:
+    """One bit of one frame: the other frames can be read, this one is refused, and one command repairs the cache."""
+    build(source, tmp_path, encoding=encoding)
+    before = files_of(tmp_path)
+    cache = FrameCache(tmp_path, source, cameras=("image",), **SIZE)
+    place = int(cache._tables[0][0][7]) + 2  # inside of frame 7 of the first episode
+    cache.close()
+    flip(tmp_path / "image" / "00000.frames", place)
+    cache = FrameCache(tmp_path, source, cameras=("image",), **SIZE)
+    out = np.zeros((1, 40, 56, 3), np.uint8)
+    cache.read_into("image", np.array([0]), np.array([6]), out)
+    message = r"image/00000.frames: frame 7 of camera 'image' .* checksum.*delete this file and manifest.json"
+    for _ in range(2):
+        with pytest.raises(DatasetError, match=message):
+            cache.read_into("image", np.array([0]), np.array([7]), out)
+    cache.close()
+    [problem] = validate_cache(tmp_path, source)
+    assert "image/00000.frames: frame 7" in problem
+    (tmp_path / "image" / "00000.frames").unlink()
+    (tmp_path / MANIFEST).unlink()
+    untouched = (tmp_path / "wrist_image" / "00000.frames").stat().st_mtime_ns
+    build(source, tmp_path, encoding=encoding)
+    assert validate_cache(tmp_path, source) == []
+    assert files_of(tmp_path) == before
+    assert (tmp_path / "wrist_image" / "00000.frames").stat().st_mtime_ns == untouched
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_every_flipped_bit_of_a_cache_is_found(source: EpisodeSource, tmp_path: Path, encoding: str) -> None:
+    build(source, tmp_path, encoding=encoding)
+    rng = np.random.default_rng(0)
+    for file in ("image/00000.frames", "wrist_image/00000.frames", MANIFEST):
+        path = tmp_path / file
+        size = path.stat().st_size
+        # Anywhere, and in the tables at the end of a shard.
+        for place in [*rng.integers(0, size, 6).tolist(), *(size - 1 - rng.integers(0, 2000, 4)).tolist()]:
+            bit = int(rng.integers(8))
+            flip(path, place, bit)
+            [problem] = validate_cache(tmp_path, source)
+            assert str(path) in problem
+            flip(path, place, bit)
+    assert validate_cache(tmp_path, source) == []
 
 
 @pytest.mark.parametrize("damage", ["{", "{}", '{"spec": {}, "shards": [], "skipped": {}}'])

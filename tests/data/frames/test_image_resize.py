@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.frames.store import resize_with_pad
 from acrlpd.robots.base import parse_image
 
 

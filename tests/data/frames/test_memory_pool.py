@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from acrlpd.data.frames.decoded import MemoryPool
-from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.frames.store import resize_with_pad
 from acrlpd.data.sources.source import EpisodeSource, open_source
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acrlpd.data.pipeline.replay import Replay, ReplayError
+from acrlpd.data.pipeline.replay import Replay, ReplayError, verify_replay
 from acrlpd.data.sources.source import DatasetError, EpisodeError, Feature
 
 CAMERA = "observation.images.side"
@@ -131,10 +131,56 @@ def test_a_damaged_episode_names_its_file(tmp_path: pathlib.Path) -> None:
             again.read_columns(["action"])
         again = again.without({number: "damaged"})
     for number in (2, 3):
-        with pytest.raises(EpisodeError, match=rf"episode-0000000{number}\.{CAMERA}\.jpegs: episode {number}, camera"):
+        message = rf"episode-0000000{number}\.{CAMERA}\.jpegs: episode {number}, .*camera"
+        with pytest.raises(EpisodeError, match=message):
             again.read_frames(number, CAMERA, np.array([3]))
-        with pytest.raises(EpisodeError, match="bytes of frames, expected"):
+        with pytest.raises(EpisodeError, match=message):
             again.check(number)
+    files = ["episode-00000000-4.npz", "episode-00000001-4.npz", frames.name, frames.name.replace("2", "3")]
+    for problem, file in zip(verify_replay(tmp_path), files, strict=True):
+        assert problem.startswith(f"{tmp_path / file}: episode")
+
+
+def test_every_flipped_bit_is_found(tmp_path: pathlib.Path) -> None:
+    """Any bit of any file of an episode: reading refuses the episode, and verifying names the file."""
+    Replay(tmp_path, FEATURES, fps=10).write(0, lived(6), "go right")
+    assert list(verify_replay(tmp_path)) == []
+    rng = np.random.default_rng(0)
+    for path in sorted(tmp_path.iterdir()):
+        sound = path.read_bytes()
+        for _ in range(40):
+            damaged = bytearray(sound)
+            damaged[rng.integers(len(sound))] ^= 1 << rng.integers(8)
+            path.write_bytes(damaged)
+            replay = Replay(tmp_path, FEATURES, fps=10)
+            with pytest.raises(EpisodeError, match=rf"{path.name}: episode 0.*checksum.*restore it or start the run"):
+                replay.columns(0, ["action"])
+                replay.read_frames(0, CAMERA, np.arange(6))
+            [problem] = verify_replay(tmp_path)
+            assert problem.startswith(str(path))
+        path.write_bytes(sound)
+    assert list(verify_replay(tmp_path)) == []
+    assert list(verify_replay(tmp_path / "a run without an online phase")) == []
+
+
+def test_more_bytes_than_frames_are_found(tmp_path: pathlib.Path) -> None:
+    Replay(tmp_path, FEATURES, fps=10).write(0, lived(6), "go right")
+    path = tmp_path / f"episode-00000000.{CAMERA}.jpegs"
+    path.write_bytes(path.read_bytes() + b"more")
+    [problem] = verify_replay(tmp_path)
+    assert str(path) in problem and "bytes of frames, expected" in problem
+
+
+def test_an_episode_of_another_length_than_its_name_says_is_named(tmp_path: pathlib.Path) -> None:
+    Replay(tmp_path, COLUMNS, fps=10).write(3, lived(6, cameras=False), "go right")
+    (tmp_path / "episode-00000003-6.npz").rename(tmp_path / "episode-00000003-5.npz")
+    replay = Replay(tmp_path, COLUMNS, fps=10)
+    replay.admit([3])
+    message = r"episode-00000003-5\.npz: episode 3: .* has 6 steps, the name of the file says 5"
+    with pytest.raises(EpisodeError, match=message):
+        replay.read_columns(["action"])
+    [problem] = verify_replay(tmp_path)
+    assert "episode-00000003-5.npz" in problem and "the name of the file says 5" in problem
 
 
 @pytest.mark.parametrize(

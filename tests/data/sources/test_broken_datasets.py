@@ -217,6 +217,18 @@ def test_a_frame_of_another_size(copy_dataset: Callable[[str], Path]) -> None:
         open_source(root).episode(0).frame(CAMERA, 0)
 
 
+@pytest.mark.parametrize("name", ["aloha_v21", "aloha_v30"])
+def test_values_that_do_not_have_their_statistics(copy_dataset: Callable[[str], Path], name: str) -> None:
+    """A value that is finite but wrong: only the dataset's own statistics know."""
+    root = copy_dataset(name)
+    file, row = ("episode_000002.parquet", 5) if name == "aloha_v21" else ("file-000.parquet", 237 + 5)
+    edit_parquet(root / "data" / "chunk-000" / file, lambda columns: columns["action"][row].__setitem__(13, 7.5))
+    assert problems_of(root) == []
+    [problem] = problems_of(root, frames="all")
+    assert f"{file}: episode 2: column 'action' does not fit its statistics in meta/: the max of dim 13" in problem
+    assert "is 7.5, recorded " in problem
+
+
 def test_lerobot_without_steps(copy_dataset: Callable[[str], Path]) -> None:
     root = copy_dataset("aloha_v30")
     edit_parquet(root / "meta" / "episodes" / "chunk-000" / "file-000.parquet", set_value("length", 11, 0))

@@ -140,7 +140,9 @@ def test_cache_then_validate(datasets: Path, tmp_path: Path, capsys: pytest.Capt
     assert cache.spec.encoding == "jpeg"
     capsys.readouterr()
     assert run("validate", source.root, "--cache-dir", cache_dir, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"episodes": 6, "problems": []}
+    found = json.loads(capsys.readouterr().out)
+    assert (found["episodes"], found["problems"]) == (6, [])
+    assert "the frames between the first and the last" in found["not_looked_at"]
 
 
 def test_a_cache_of_frames_without_size_is_refused(datasets: Path, tmp_path: Path) -> None:
@@ -163,14 +165,16 @@ def test_validate_lists_everything_that_is_wrong(copy_dataset, capsys: pytest.Ca
     assert "no finished frame cache" in " ".join(capsys.readouterr().out.split())
 
 
-def test_validate_decodes_all_frames_when_asked(copy_dataset) -> None:
+def test_validate_decodes_all_frames_when_asked(copy_dataset, capsys: pytest.CaptureFixture[str]) -> None:
     root = copy_dataset("aloha_v21")
     video = root / "videos" / "chunk-000" / "observation.images.cam_high" / "episode_000002.mp4"
     data = video.read_bytes()
     video.unlink()
     video.write_bytes(data[: len(data) // 2] + bytes(3000) + data[len(data) // 2 + 3000 :])
     assert run("validate", root) == 0
+    assert "not looked at: the frames between the first and the last" in " ".join(capsys.readouterr().out.split())
     assert run("validate", root, "--frames", "all") == 1
+    assert "not looked at: nothing; but a file without checksums" in " ".join(capsys.readouterr().out.split())
 
 
 def test_convert(datasets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,6 +247,16 @@ def test_stats_of_a_config(datasets: Path, tmp_path: Path, monkeypatch: pytest.M
     written = json.loads((tmp_path / "assets" / "mine" / "norm_stats.json").read_text())
     state = open_source(datasets / "libero_v30").read_columns(["state"]).columns["state"]
     np.testing.assert_allclose(written["norm_stats"]["state"]["mean"][:8], state.mean(axis=0), atol=1e-4)
+
+
+@pytest.mark.parametrize("asset_id", ["../outside", "a/../../outside", "/tmp/outside"])
+def test_statistics_stay_within_the_assets(
+    datasets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asset_id: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"data.asset_id is .*, expected plain names .*within assets"):
+        run("stats", "--config", "libero", "--data-dir", datasets / "libero_v30", "--asset-id", asset_id)
+    assert not list(tmp_path.iterdir()) and not Path("/tmp/outside").exists()
 
 
 def test_statistics_and_labels_go_without_a_broken_episode_when_told_to(

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from acrlpd.data.sources.source import DatasetError, Feature, open_source
+from acrlpd.data.sources.source import DatasetError, EpisodeError, Feature, open_source
 from acrlpd.data.tools import lerobot_writer
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 
@@ -212,3 +212,20 @@ def test_cameras_that_are_shorter_than_the_columns_are_refused(tmp_path: Path) -
         pytest.raises(ValueError, match=r"equally many steps; found \[2, 3\]"),
     ):
         writer.add_steps({"state": np.zeros((3, 3)), "count": np.arange(3)}, frames)
+
+
+def test_every_flipped_bit_in_the_columns_is_found(tmp_path: Path) -> None:
+    """The writer adds checksums to the pages of its parquet files, which lerobot itself does not."""
+    with LeRobotWriter(tmp_path, fps=10, features={"action": Feature("float32", (7,))}) as writer:
+        for step in np.random.default_rng(0).normal(size=(40, 7)).astype(np.float32):
+            writer.add_step({"action": step}, {})
+        writer.end_episode("wave")
+    path = tmp_path / "data" / "chunk-000" / "file-000.parquet"
+    sound, column = path.read_bytes(), pq.read_metadata(path).row_group(0).column(0)
+    start = column.dictionary_page_offset
+    for place in np.random.default_rng(0).integers(start + 100, start + 40 * 7 * 4, 20).tolist():
+        damaged = bytearray(sound)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(EpisodeError, match=r"file-000.parquet: episode 0: not a readable parquet file.*CRC"):
+            open_source(tmp_path).episode(0)

@@ -1,28 +1,35 @@
 """Builds a frame cache: decodes every frame once, in parallel, and survives being killed.
 
-Each shard is written under another name, synced and renamed, then a small record with its checksum is
-written the same way. A record therefore stands for a complete shard, and building again starts with the
+Each shard is written under another name, synced and renamed, then a small record of the shard is written the
+same way. A record therefore stands for a complete shard, and building again starts with the
 first shard that has none. `manifest.json` appears last, from all records.
 """
 
 import concurrent.futures
 import dataclasses
-import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import rich.progress
 import simplejpeg
+import xxhash
 from rich.console import Console
 
-from acrlpd.data.frames.resize import resize_with_pad
-from acrlpd.data.frames.store import MANIFEST, CacheSpec, Encoding, Shard, read_manifest, sha256_of
+from acrlpd.data.frames.store import (
+    MANIFEST,
+    CacheSpec,
+    Encoding,
+    Shard,
+    frame_checksum,
+    read_manifest,
+    resize_with_pad,
+)
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, step_blocks
-from acrlpd.files import LOCK, only_one, write_text_atomically
+from acrlpd.files import LOCK, only_one, path_within, read_json_with_checksum, write_json_with_checksum
 
 # A shard has at least so many bytes, and more if there would be over MAX_SHARDS: a reader keeps all shards open.
 SHARD_BYTES = 256 << 20
@@ -53,6 +60,8 @@ def build_frame_cache(
     unknown = [camera for camera in cameras or () if camera not in source.cameras]
     if unknown:
         raise ValueError(f"{source.root} has no camera {unknown[0]!r}; it has {', '.join(source.cameras)}")
+    for camera in source.cameras if cameras is None else cameras:
+        path_within(directory, camera, f"the name of a camera of {source.root}")
     spec = CacheSpec(
         source=source.identity,
         cameras=list(source.cameras if cameras is None else cameras),
@@ -88,11 +97,7 @@ def _plan(source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
             filled = 0.0
         groups[-1].append(index)
         filled += length * frame
-    return [
-        (f"{camera.replace('/', '_')}/{k:05d}.frames", camera, group)
-        for camera in spec.cameras
-        for k, group in enumerate(groups)
-    ]
+    return [(f"{camera}/{k:05d}.frames", camera, group) for camera in spec.cameras for k, group in enumerate(groups)]
 
 
 def _begun_or_new_plan(directory: Path, source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
@@ -102,7 +107,7 @@ def _begun_or_new_plan(directory: Path, source: EpisodeSource, spec: CacheSpec) 
     """
     path = directory / _PLAN
     if path.is_file():
-        begun = json.loads(path.read_text())
+        begun = _read_record(path)
         if begun["spec"] != dataclasses.asdict(spec):
             raise DatasetError(
                 f"{directory}: holds a cache of another dataset, size or encoding; "
@@ -118,8 +123,15 @@ def _begun_or_new_plan(directory: Path, source: EpisodeSource, spec: CacheSpec) 
     if any(p.name != LOCK for p in directory.iterdir()):
         raise DatasetError(f"{directory}: not empty and not a frame cache; choose an empty directory")
     plan = _plan(source, spec)
-    write_text_atomically(path, json.dumps({"spec": dataclasses.asdict(spec), "shards": plan}, indent=1))
+    write_json_with_checksum(path, {"spec": dataclasses.asdict(spec), "shards": plan})
     return plan
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_with_checksum(path)
+    except ValueError as error:
+        raise DatasetError(f"{path}: {error}; delete the directory of the cache and build it again") from None
 
 
 class _Builder:
@@ -153,9 +165,9 @@ class _Builder:
                 threads.shutdown(cancel_futures=True)
                 raise
         records = [(self._directory / file).with_suffix(".json") for file, _, _ in plan]
-        shards = [json.loads(record.read_text())["shard"] for record in records]
+        shards = [_read_record(record)["shard"] for record in records]
         manifest = {"spec": dataclasses.asdict(self._spec), "shards": shards, "skipped": dict(sorted(skipped.items()))}
-        write_text_atomically(self._directory / MANIFEST, json.dumps(manifest, indent=1))
+        write_json_with_checksum(self._directory / MANIFEST, manifest)
         return skipped
 
     def _finish_shard(self, file: str, camera: str, planned: list[int]) -> dict[int, str]:
@@ -164,58 +176,60 @@ class _Builder:
         indices = [index for index in planned if index not in left_out]
         path, record = self._directory / file, (self._directory / file).with_suffix(".json")
         if record.is_file():
-            done = json.loads(record.read_text())
+            done = _read_record(record)
             if path.is_file() and path.stat().st_size == done["shard"]["bytes"]:
                 self._progress.advance(self._task, sum(self._lengths[index] for index in indices))
                 return left_out | {int(index): reason for index, reason in done["skipped"].items()}
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         with partial.open("wb") as stream:
-            episodes, skipped = self._write_episodes(camera, indices, stream)
+            episodes, skipped, tables = self._write_episodes(camera, indices, stream)
             skipped |= left_out
+            stream.write(tables)
             stream.flush()
             os.fsync(stream.fileno())
-        shard = Shard(file, camera, episodes, partial.stat().st_size, sha256_of(partial))
+        shard = Shard(file, camera, episodes, partial.stat().st_size, xxhash.xxh3_128_hexdigest(tables))
         partial.replace(path)
-        write_text_atomically(record, json.dumps({"shard": dataclasses.asdict(shard), "skipped": skipped}, indent=1))
+        write_json_with_checksum(record, {"shard": dataclasses.asdict(shard), "skipped": skipped})
         return skipped
 
     def _write_episodes(
         self, camera: str, indices: list[int], stream: BinaryIO
-    ) -> tuple[list[tuple[int, int, int]], dict[int, str]]:
-        """Returns (dataset index, first frame, length) of what was written, and what was left out and why."""
+    ) -> tuple[list[tuple[int, int, int]], dict[int, str], bytes]:
+        """(dataset index, first frame, length) of what was written; what was left out and why; the shard's tables."""
         episodes: list[tuple[int, int, int]] = []
         skipped: dict[int, str] = {}
         ends: list[int] = []  # byte at which each frame ends
+        checksums: list[int] = []
         for index in indices:
             frames, start = len(ends), stream.tell()
             try:
-                for size in self._write_frames(camera, index, stream):
-                    ends.append((ends[-1] if ends else 0) + size)
+                for content in self._encoded_frames(camera, index):
+                    stream.write(content)
+                    ends.append((ends[-1] if ends else 0) + len(content))
+                    checksums.append(frame_checksum(content))
             except EpisodeError as error:
                 if self._source.on_bad_episode == "error":
                     raise
                 skipped[index] = str(error)
                 self._progress.advance(self._task, self._lengths[index] - (len(ends) - frames))
-                del ends[frames:]
+                del ends[frames:], checksums[frames:]
                 stream.seek(start)
                 stream.truncate()
                 continue
             episodes.append((index, frames, self._lengths[index]))
-        if self._spec.encoding == "jpeg":
-            stream.write(np.array([0, *ends], np.uint64).tobytes())
-        return episodes, skipped
+        offsets = [0, *ends] if self._spec.encoding == "jpeg" else []
+        return episodes, skipped, np.array([*offsets, *checksums], np.uint64).tobytes()
 
-    def _write_frames(self, camera: str, index: int, stream: BinaryIO) -> Iterator[int]:
-        """Writes the frames of one episode; yields the bytes of each."""
+    def _encoded_frames(self, camera: str, index: int) -> Iterator[bytes]:
+        """The frames of one episode as the cache stores them."""
         for ts in step_blocks(self._lengths[index]):
             if self._stop.is_set():
                 raise concurrent.futures.CancelledError
             frames = self._source.read_frames(index, camera, ts)
             for frame in resize_with_pad(frames, self._spec.height, self._spec.width):
                 if self._spec.encoding == "jpeg":
-                    jpeg = simplejpeg.encode_jpeg(np.ascontiguousarray(frame), quality=self._spec.jpeg_quality)
-                    yield stream.write(jpeg)
+                    yield simplejpeg.encode_jpeg(np.ascontiguousarray(frame), quality=self._spec.jpeg_quality)
                 else:
-                    yield stream.write(frame.tobytes())
+                    yield frame.tobytes()
             self._progress.advance(self._task, len(ts))

@@ -1,56 +1,14 @@
-"""Where a loader gets frames. Without a frame cache frames are decoded, on demand or some episodes at a time."""
+"""Frames without a frame cache: decoded on demand or some episodes at a time. Also the choice between the stores."""
 
-import abc
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
-from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.frames.store import FrameCache, FrameStore, require_steps, resize_with_pad
 from acrlpd.data.sources.source import EpisodeSource, step_blocks
-
-
-class FrameStore(abc.ABC):
-    """Frames at the model's resolution: from a frame cache, from the decoder, or from a memory pool.
-
-    `acrlpd.data.frames.store.open_frame_store` makes one.
-    """
-
-    def __init__(self, source: EpisodeSource, cameras: Sequence[str], height: int, width: int) -> None:
-        """`source` holds the episodes that the store serves; positions below are positions in this source."""
-        self.source = source
-        self.cameras = tuple(cameras)
-        self.height = height
-        self.width = width
-
-    @property
-    def capacity(self) -> int:
-        """Episodes that can be read at once; a memory pool holds only some of all."""
-        return len(self.source)
-
-    def prepare(self, epoch: int) -> np.ndarray:
-        """Makes the episodes of an epoch readable; returns their sorted positions, int64 [capacity or fewer]."""
-        return np.arange(len(self.source))
-
-    @abc.abstractmethod
-    def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
-        """Frame ts[k] of `camera` in episode episodes[k] -> out[k]; out is uint8 [n, h, w, 3], C order.
-
-        Safe to call from several threads at once.
-        """
-
-    def close(self) -> None:
-        self.source.close()
-
-
-def require_steps(lengths: np.ndarray, episodes: np.ndarray, ts: np.ndarray) -> None:
-    """Raises IndexError if a step lies outside its episode; a store would read the frame of another episode."""
-    outside = np.flatnonzero((ts < 0) | (ts >= lengths[episodes]))
-    if outside.size:
-        k = int(outside[0])
-        length = lengths[episodes[k]]
-        raise IndexError(f"the episode at position {episodes[k]} has steps 0..{length - 1}, asked for {ts[k]}")
 
 
 class DecodedFrames(FrameStore):
@@ -131,3 +89,26 @@ class MemoryPool(DecodedFrames):
     def close(self) -> None:
         self._pool = {}
         super().close()
+
+
+def open_frame_store(
+    source: EpisodeSource,
+    *,
+    height: int,
+    width: int,
+    cameras: Sequence[str] | None = None,
+    cache_dir: str | Path | None = None,
+    episodes_per_memory_pool: int = 0,
+) -> FrameStore:
+    """The store that a loader reads from.
+
+    `cache_dir` names a frame cache (build it with `acrlpd data cache`). Without a cache `episodes_per_memory_pool` asks
+    for a pool of so many decoded episodes in memory, or frames are decoded when a batch needs them. Sample from
+    `store.source`: a cache may lack episodes that could not be decoded.
+    """
+    cameras = source.cameras if cameras is None else cameras
+    if cache_dir is not None:
+        return FrameCache(Path(cache_dir), source, cameras, height, width)
+    if episodes_per_memory_pool:
+        return MemoryPool(source, cameras, height, width, episodes_per_memory_pool)
+    return DecodedFrames(source, cameras, height, width)

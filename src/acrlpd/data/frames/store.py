@@ -1,29 +1,98 @@
-"""Frames at the model's resolution for a loader: from a frame cache, or decoded while training runs.
+"""Frames at the model's resolution: how they are resized, how a loader reads them, and the frame cache.
 
 A frame cache is a directory: `manifest.json` says which dataset it was made from, how frames were resized and encoded,
-and the size and checksum of every shard; `<camera>/<number>.frames` are the shards. A raw shard has frames of a fixed
-stride, each read with one pread; a JPEG shard has the encoded frames followed by the table of their offsets.
+and the size of every shard; `<camera>/<number>.frames` are the shards. A shard has the frames, raw ones of a fixed
+stride or JPEG, followed by two tables: where each JPEG begins, and the checksum of each frame. A process compares each
+frame with its checksum when it first reads the frame, so the check reads nothing twice and delays nothing.
 """
 
+import abc
 import dataclasses
-import hashlib
-import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import simplejpeg
+import xxhash
+from PIL import Image
 
-from acrlpd.data.frames.decoded import DecodedFrames, FrameStore, MemoryPool, require_steps
 from acrlpd.data.sources.source import DatasetError, EpisodeSource
+from acrlpd.files import path_within, read_json_with_checksum
 
 Encoding = Literal["raw", "jpeg"]
 MANIFEST = "manifest.json"
 # The name of what `resize_with_pad` does: a cache that was resized in another way is refused.
 RESIZE = "resize_with_pad bilinear"
 VERSION = 1
+_REPAIR = f"delete this file and {MANIFEST}, then run `acrlpd data cache` again, which makes only what is missing"
+
+
+def resize_with_pad(images: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Fits uint8 images [..., h, w, 3] into height x width without distorting them.
+
+    Pixel-equal to what openpi's client sends to its policy server, so a policy trained on our frames
+    sees the same pixels when it is served. An image that has the size already is returned as it is.
+    """
+    if images.dtype != np.uint8 or images.ndim < 3 or images.shape[-1] != 3:
+        raise ValueError(f"images must be uint8 [..., h, w, 3], found {images.dtype} {list(images.shape)}")
+    if images.shape[-3:-1] == (height, width):
+        return images
+    *batch_shape, h, w, _ = images.shape
+    ratio = max(w / width, h / height)
+    new_h, new_w = int(h / ratio), int(w / ratio)
+    top, left = (height - new_h) // 2, (width - new_w) // 2
+    resized = np.zeros((*batch_shape, height, width, 3), np.uint8)
+    for k in np.ndindex(*batch_shape):
+        # One axis after the other: Pillow versions order (and so round) a resize of both axes differently.
+        narrow = Image.fromarray(images[k]).resize((new_w, h), Image.Resampling.BILINEAR)
+        fitted = narrow.resize((new_w, new_h), Image.Resampling.BILINEAR)
+        resized[k][top : top + new_h, left : left + new_w] = np.asarray(fitted)
+    return resized
+
+
+class FrameStore(abc.ABC):
+    """Frames at the model's resolution: from a frame cache, from the decoder, or from a memory pool.
+
+    `acrlpd.data.frames.decoded.open_frame_store` makes one.
+    """
+
+    def __init__(self, source: EpisodeSource, cameras: Sequence[str], height: int, width: int) -> None:
+        """`source` holds the episodes that the store serves; positions below are positions in this source."""
+        self.source = source
+        self.cameras = tuple(cameras)
+        self.height = height
+        self.width = width
+
+    @property
+    def capacity(self) -> int:
+        """Episodes that can be read at once; a memory pool holds only some of all."""
+        return len(self.source)
+
+    def prepare(self, epoch: int) -> np.ndarray:
+        """Makes the episodes of an epoch readable; returns their sorted positions, int64 [capacity or fewer]."""
+        return np.arange(len(self.source))
+
+    @abc.abstractmethod
+    def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
+        """Frame ts[k] of `camera` in episode episodes[k] -> out[k]; out is uint8 [n, h, w, 3], C order.
+
+        Safe to call from several threads at once.
+        """
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def require_steps(lengths: np.ndarray, episodes: np.ndarray, ts: np.ndarray) -> None:
+    """Raises IndexError if a step lies outside its episode; a store would read the frame of another episode."""
+    outside = np.flatnonzero((ts < 0) | (ts >= lengths[episodes]))
+    if outside.size:
+        k = int(outside[0])
+        length = lengths[episodes[k]]
+        raise IndexError(f"the episode at position {episodes[k]} has steps 0..{length - 1}, asked for {ts[k]}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +122,11 @@ class Shard:
     camera: str
     episodes: list[tuple[int, int, int]]  # (dataset index, first frame in the shard, length)
     bytes: int
-    sha256: str
+    checksum: str  # of the tables behind the frames
+
+
+def frame_checksum(content: bytes | memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(content)
 
 
 class FrameCache(FrameStore):
@@ -73,7 +146,9 @@ class FrameCache(FrameStore):
             )
         self._place()
         self._files = [os.open(directory / shard.file, os.O_RDONLY) for shard in self.shards]
-        self._offsets = [self._jpeg_offsets(k) for k in range(len(self.shards))]
+        self._tables = [self._read_tables(k) for k in range(len(self.shards))]
+        # Which frames of each shard were compared with their checksum. Two threads may compare the same frame.
+        self._checked = [bytearray(len(checksums)) for _, checksums in self._tables]
 
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
         if out.shape != (len(ts), self.height, self.width, 3) or out.dtype != np.uint8:
@@ -82,20 +157,24 @@ class FrameCache(FrameStore):
             )
         require_steps(self._lengths, episodes, ts)
         shards, first = self._placed[camera]
-        read = self._read_raw if self.spec.encoding == "raw" else self._read_jpeg
         places = zip(shards[episodes].tolist(), (first[episodes] + ts).tolist(), strict=True)
         for k, (shard, frame) in enumerate(places):
-            read(shard, frame, out[k])
+            self._read_frame(shard, frame, out[k])
 
     def verify(self) -> list[str]:
-        """Compares every shard with its checksum; returns what is wrong."""
-        problems = []
-        for shard in self.shards:
-            path = self.directory / shard.file
-            found = sha256_of(path)
-            if found != shard.sha256:
-                problems.append(f"{path}: checksum {found[:12]}.. differs from the manifest's {shard.sha256[:12]}..")
-        return problems
+        """Compares every frame of every shard with its checksum; returns the first problem of each damaged shard."""
+
+        def problem(shard: int) -> str | None:
+            try:
+                for frame, size in enumerate(np.diff(self._tables[shard][0]).tolist()):
+                    self._checked[shard][frame] = False
+                    self._read_bytes(shard, frame, memoryview(bytearray(size)))
+            except DatasetError as error:
+                return str(error)
+            return None
+
+        with ThreadPoolExecutor() as threads:
+            return [found for found in threads.map(problem, range(len(self.shards))) if found]
 
     def close(self) -> None:
         files, self._files = self._files, []
@@ -103,29 +182,39 @@ class FrameCache(FrameStore):
             os.close(file)
         super().close()
 
-    def _read_raw(self, shard: int, frame: int, out: np.ndarray) -> None:
-        size = self.spec.frame_bytes
-        if os.preadv(self._files[shard], [out.data], frame * size) != size:
-            raise DatasetError(f"{self.directory / self.shards[shard].file}: truncated; build the cache again")
-
-    def _read_jpeg(self, shard: int, frame: int, out: np.ndarray) -> None:
-        start, end = self._offsets[shard][frame], self._offsets[shard][frame + 1]
-        data = os.pread(self._files[shard], int(end - start), int(start))
-        try:
-            simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=out)
-        except ValueError as error:
-            raise DatasetError(
-                f"{self.directory / self.shards[shard].file}: frame {frame} is damaged ({error}); "
-                "delete the cache and build it again"
-            ) from None
-
-    def _jpeg_offsets(self, k: int) -> np.ndarray:
+    def _read_frame(self, shard: int, frame: int, out: np.ndarray) -> None:
         if self.spec.encoding == "raw":
-            return np.zeros(0, np.uint64)
-        shard = self.shards[k]
-        size = (sum(length for _, _, length in shard.episodes) + 1) * 8
-        table = os.pread(self._files[k], size, shard.bytes - size)
-        return np.frombuffer(table, np.uint64)
+            self._read_bytes(shard, frame, out.data)
+            return
+        start, end = self._tables[shard][0][frame : frame + 2].tolist()
+        jpeg = bytearray(end - start)
+        self._read_bytes(shard, frame, memoryview(jpeg))
+        simplejpeg.decode_jpeg(jpeg, colorspace="RGB", buffer=out)
+
+    def _read_bytes(self, shard: int, frame: int, out: memoryview) -> None:
+        """Reads a frame as it is stored. The first time, the bytes are compared with the checksum of the frame."""
+        read = os.preadv(self._files[shard], [out], int(self._tables[shard][0][frame]))
+        if read == out.nbytes and self._checked[shard][frame]:
+            return
+        if frame_checksum(out) != self._tables[shard][1][frame]:
+            raise self._damaged(shard, f"frame {frame} of camera {self.shards[shard].camera!r}")
+        self._checked[shard][frame] = True
+
+    def _read_tables(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where the frames of a shard begin and where the last one ends, int64 [n + 1]; their checksums, uint64 [n]."""
+        shard, is_raw = self.shards[k], self.spec.encoding == "raw"
+        count = sum(length for _, _, length in shard.episodes)
+        size = 8 * (count if is_raw else 2 * count + 1)
+        tables = os.pread(self._files[k], size, shard.bytes - size)
+        if xxhash.xxh3_128_hexdigest(tables) != shard.checksum:
+            raise self._damaged(k, "the table behind the frames")
+        numbers = np.frombuffer(tables, np.uint64)
+        starts = self.spec.frame_bytes * np.arange(count + 1) if is_raw else numbers[: count + 1].astype(np.int64)
+        return starts, numbers[-count:] if count else numbers[:0]
+
+    def _damaged(self, shard: int, what: str) -> DatasetError:
+        path = self.directory / self.shards[shard].file
+        return DatasetError(f"{path}: {what} does not match its checksum: the file is damaged; {_REPAIR}")
 
     def _place(self) -> None:
         """Finds the shard, and the first frame in the shard, of every episode and camera."""
@@ -166,13 +255,11 @@ class FrameCache(FrameStore):
 
     def _require_shards(self) -> None:
         for shard in self.shards:
-            path = self.directory / shard.file
+            path = path_within(self.directory, shard.file, f"a file of {self.directory / MANIFEST}")
             size = path.stat().st_size if path.is_file() else None
             if size != shard.bytes:
                 found = "is missing" if size is None else f"has {size} bytes"
-                raise DatasetError(
-                    f"{path}: {found}, the manifest says {shard.bytes} bytes; delete the cache and build it again"
-                )
+                raise DatasetError(f"{path}: {found}, the manifest says {shard.bytes} bytes; {_REPAIR}")
 
 
 def read_manifest(directory: Path) -> tuple[CacheSpec, list[Shard], dict[int, str]]:
@@ -184,36 +271,8 @@ def read_manifest(directory: Path) -> tuple[CacheSpec, list[Shard], dict[int, st
             f"`acrlpd data cache <dataset> {directory}`"
         )
     try:
-        data = json.loads(path.read_text())
+        data = read_json_with_checksum(path)
         spec, shards = CacheSpec(**data["spec"]), [Shard(**s) for s in data["shards"]]
         return spec, shards, {int(index): reason for index, reason in data["skipped"].items()}
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DatasetError(f"{path}: damaged ({error!r}); delete the cache and build it again") from None
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def open_frame_store(
-    source: EpisodeSource,
-    *,
-    height: int,
-    width: int,
-    cameras: Sequence[str] | None = None,
-    cache_dir: str | Path | None = None,
-    episodes_per_memory_pool: int = 0,
-) -> FrameStore:
-    """The store that a loader reads from.
-
-    `cache_dir` names a frame cache (build it with `acrlpd data cache`). Without a cache `episodes_per_memory_pool` asks
-    for a pool of so many decoded episodes in memory, or frames are decoded when a batch needs them. Sample from
-    `store.source`: a cache may lack episodes that could not be decoded.
-    """
-    cameras = source.cameras if cameras is None else cameras
-    if cache_dir is not None:
-        return FrameCache(Path(cache_dir), source, cameras, height, width)
-    if episodes_per_memory_pool:
-        return MemoryPool(source, cameras, height, width, episodes_per_memory_pool)
-    return DecodedFrames(source, cameras, height, width)

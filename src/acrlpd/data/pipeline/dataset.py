@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from acrlpd.config import DataConfig, RLTrainConfig
-from acrlpd.data.frames.decoded import FrameStore
-from acrlpd.data.frames.store import open_frame_store
+from acrlpd.data.frames.decoded import open_frame_store
+from acrlpd.data.frames.store import FrameStore
 from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,

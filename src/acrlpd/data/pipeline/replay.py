@@ -1,29 +1,33 @@
 """The online replay: episodes that the policy lived, one shard on disk each, written once and never changed.
 
 A shard is there in whole or not at all: its frames are written first, and the shard counts when its columns appear
-under their name. So a run that is killed loses no finished episode. While the run goes on the replay grows, and the
-run reads it as a dataset through the transforms of the prior data.
+under their name. So a run that is killed loses no finished episode. The file of the columns ends with its own checksum
+and holds one checksum for each frame; both are compared whenever something is read. While the run goes on the replay
+grows, and the run reads it as a dataset through the transforms of the prior data.
 """
 
 import dataclasses
+import io
 import os
 import re
 import statistics
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import simplejpeg
+import xxhash
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.frames.decoded import DecodedFrames
 from acrlpd.data.pipeline.dataset import Dataset, fill_prompts, read_columns
 from acrlpd.data.pipeline.rewards import compute_rewards, environment_rewards
 from acrlpd.data.sources.source import (
+    BadDataError,
     ColumnTable,
     DatasetError,
     EpisodeError,
@@ -33,13 +37,16 @@ from acrlpd.data.sources.source import (
     concatenate_tables,
     locating,
 )
-from acrlpd.files import write_atomically
+from acrlpd.files import path_within, read_with_checksum, write_atomically, write_with_checksum
 
 _JPEG_QUALITY = 95
 _SHARD = re.compile(r"episode-(\d{8})-(\d+)\.npz")
 _PROMPT = "prompt"
 _COLUMN = "column/"
 _OFFSETS = "frame_offsets/"
+_CHECKSUMS = "frame_checksums/"
+# What to do about a file that is missing or damaged.
+RESTORE = "restore it or start the run again with --overwrite"
 # numpy reads the header of an array with Python's own parser. Before Python 3.11.8 two threads that parse at the same
 # time may get a SystemError, which would end the run.
 _PARSER = threading.Lock()
@@ -47,6 +54,16 @@ _PARSER = threading.Lock()
 
 class ReplayError(DatasetError):
     """An episode could not be written; the episodes before it are safe."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+    """What the file of an episode holds."""
+
+    prompt: str
+    columns: dict[str, np.ndarray]  # name -> [L, ...]
+    offsets: dict[str, np.ndarray]  # camera -> where each frame starts and where the last one ends, int64 [L + 1]
+    checksums: dict[str, np.ndarray]  # camera -> of each frame, uint64 [L]
 
 
 class Replay(EpisodeSource):
@@ -65,9 +82,11 @@ class Replay(EpisodeSource):
         self.features = dict(features)
         self.cameras = tuple(name for name, feature in features.items() if feature.dtype in ("video", "image"))
         self.indices = ()
+        for camera in self.cameras:
+            self._frames(0, camera)  # refuses a name that leads elsewhere before an episode is played
         root.mkdir(parents=True, exist_ok=True)
         self._lengths: dict[int, int] = {}
-        self._offsets: dict[tuple[int, str], np.ndarray] = {}
+        self._shards: dict[int, _Shard] = {}  # where the frames of an episode lie; without columns
         self.scan()
 
     @property
@@ -88,8 +107,11 @@ class Replay(EpisodeSource):
         arrays |= {f"{_COLUMN}{name}": columns[name] for name in self.features if name not in self.cameras}
         try:
             for camera in self.cameras:
-                arrays[f"{_OFFSETS}{camera}"] = self._write_frames(number, camera, columns[camera])
-            write_atomically(self._shard(number, length), lambda file: np.savez(file, **arrays))
+                offsets, checksums = self._write_frames(number, camera, columns[camera])
+                arrays |= {f"{_OFFSETS}{camera}": offsets, f"{_CHECKSUMS}{camera}": checksums}
+            content = io.BytesIO()
+            np.savez(content, **arrays)
+            write_with_checksum(self._shard(number, length), content.getvalue())
         except OSError as error:
             raise ReplayError(
                 f"{self.root}: episode {number} could not be written ({error.strerror or error}). The "
@@ -104,7 +126,7 @@ class Replay(EpisodeSource):
         if missing:
             raise DatasetError(
                 f"{self.root}: the file of episode {missing[0]} is missing, episode-{missing[0]:08d}-<steps>.npz; "
-                "restore it or start the run again with --overwrite"
+                f"{RESTORE}"
             )
         self.indices += numbers
 
@@ -116,48 +138,47 @@ class Replay(EpisodeSource):
         return self._lengths[index]
 
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
-        path = self._shard(index, self._lengths[index])
-        try:
-            with _PARSER, np.load(path, allow_pickle=False) as file:
-                prompt = str(file[_PROMPT])
-                wanted = (name for name in self.features if name not in self.cameras)
-                columns = {name: file[_COLUMN + name] for name in wanted if names is None or name in names}
-                for camera in self.cameras:
-                    self._offsets[index, camera] = file[_OFFSETS + camera]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise EpisodeError(f"the shard cannot be read: {error}", path=path, episode=index) from error
-        with locating(path, index):
-            check_columns(columns)
         length = self._lengths[index]
-        return ColumnTable(columns, np.array([0, length]), (prompt,), np.zeros(length, np.int32))
+        path = self._shard(index, length)
+        wanted = [name for name in self.features if name not in self.cameras and (names is None or name in names)]
+        with locating(path, index):
+            shard = _read_shard(path, length, wanted)
+            check_columns(shard.columns)
+            missing = [camera for camera in self.cameras if camera not in shard.offsets]
+            if missing:
+                raise BadDataError(f"the shard has no frames of camera {missing[0]!r}; {RESTORE}")
+        self._shards[index] = dataclasses.replace(shard, columns={})
+        return ColumnTable(shard.columns, np.array([0, length]), (shard.prompt,), np.zeros(length, np.int32))
 
     def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
-        if (index, camera) not in self._offsets:
-            self._read_episode(index, [])
-        offsets, path = self._offsets[index, camera], self._frames(index, camera)
+        path = self._frames(index, camera)
         frames = np.empty((len(ts), *self.features[camera].shape), np.uint8)
-        try:
-            # Opened for each read: a run has more episodes than a process may have open files.
-            with path.open("rb", buffering=0) as file:
-                for frame, t in zip(frames, ts.tolist(), strict=True):
-                    jpeg = os.pread(file.fileno(), int(offsets[t + 1] - offsets[t]), int(offsets[t]))
+        with locating(path, index, camera):
+            jpegs = _read_jpegs(path, self._known(index), camera, ts)
+            for frame, t, jpeg in zip(frames, ts.tolist(), jpegs, strict=True):
+                try:
                     simplejpeg.decode_jpeg(jpeg, colorspace="RGB", buffer=frame)
-        except (OSError, ValueError) as error:
-            raise EpisodeError(f"frames cannot be read: {error}", path=path, episode=index, camera=camera) from error
+                except ValueError as error:  # a frame of another size
+                    raise BadDataError(f"the frame cannot be decoded: {error}; {RESTORE}", frame=t) from None
         return frames
+
+    def _known(self, index: int) -> _Shard:
+        """Where the frames of an episode lie, and their checksums."""
+        if index not in self._shards:
+            self._read_episode(index, [])
+        return self._shards[index]
 
     def _check_camera(self, index: int, camera: str) -> None:
         path = self._frames(index, camera)
-        self._read_episode(index, [])
-        wanted, found = int(self._offsets[index, camera][-1]), path.stat().st_size if path.exists() else 0
-        if found != wanted:
-            raise EpisodeError(f"{found} bytes of frames, expected {wanted}", path=path, episode=index, camera=camera)
+        with locating(path, index, camera):
+            _check_frames(path, self._known(index), camera)
 
-    def _write_frames(self, number: int, camera: str, frames: np.ndarray) -> np.ndarray:
-        """Where each frame starts in the file, and where the last one ends: int64 [L + 1]."""
+    def _write_frames(self, number: int, camera: str, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where each frame starts in the file and where the last one ends, int64 [L + 1]; checksums, uint64 [L]."""
         jpegs = [simplejpeg.encode_jpeg(np.ascontiguousarray(frame), quality=_JPEG_QUALITY) for frame in frames]
         write_atomically(self._frames(number, camera), lambda file: file.writelines(jpegs))
-        return np.concatenate([[0], np.cumsum([len(jpeg) for jpeg in jpegs])]).astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum([len(jpeg) for jpeg in jpegs])]).astype(np.int64)
+        return offsets, np.array([xxhash.xxh3_64_intdigest(jpeg) for jpeg in jpegs], np.uint64)
 
     def _check_features(self, columns: Mapping[str, np.ndarray]) -> int:
         """The number of steps, which all columns must have."""
@@ -172,10 +193,93 @@ class Replay(EpisodeSource):
         return length
 
     def _shard(self, number: int, length: int) -> Path:
-        return self.root / f"episode-{number:08d}-{length}.npz"
+        return self.root / shard_name(number, length)
 
     def _frames(self, number: int, camera: str) -> Path:
-        return self.root / f"episode-{number:08d}.{camera}.jpegs"
+        return _frames_file(self.root, number, camera)
+
+
+def shard_name(number: int, length: int) -> str:
+    """The name of the file with the columns of an episode."""
+    return f"episode-{number:08d}-{length}.npz"
+
+
+def _frames_file(root: Path, number: int, camera: str) -> Path:
+    return path_within(root, f"episode-{number:08d}.{camera}.jpegs", f"the file of camera {camera!r}")
+
+
+def _read_shard(path: Path, length: int, names: Sequence[str] | None = None) -> _Shard:
+    """The file of an episode with the named columns, or with all columns. Raises BadDataError if it is damaged."""
+    try:
+        content = io.BytesIO(read_with_checksum(path))
+        with _PARSER, np.load(content, allow_pickle=False) as file:
+            parts = {
+                kind: {key.removeprefix(kind): file[key] for key in file if key.startswith(kind)}
+                for kind in (_OFFSETS, _CHECKSUMS)
+            }
+            columns = [key.removeprefix(_COLUMN) for key in file if key.startswith(_COLUMN)]
+            shard = _Shard(
+                prompt=str(file[_PROMPT]),
+                columns={name: file[_COLUMN + name] for name in (columns if names is None else names)},
+                offsets=parts[_OFFSETS],
+                checksums=parts[_CHECKSUMS],
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadDataError(f"the shard cannot be read: {error}; {RESTORE}") from error
+    for name, values in (*shard.columns.items(), *shard.checksums.items()):
+        if len(values) != length:
+            raise BadDataError(f"{name} has {len(values)} steps, the name of the file says {length}; {RESTORE}")
+    return shard
+
+
+def _read_jpegs(path: Path, shard: _Shard, camera: str, ts: np.ndarray) -> Iterator[bytes]:
+    """The encoded frames of the steps. Raises BadDataError at a frame that is not what was written."""
+    offsets, checksums = shard.offsets[camera], shard.checksums[camera]
+    try:
+        # Opened for each read: a run has more episodes than a process may have open files.
+        with path.open("rb", buffering=0) as file:
+            for t in ts.tolist():
+                jpeg = os.pread(file.fileno(), int(offsets[t + 1] - offsets[t]), int(offsets[t]))
+                if xxhash.xxh3_64_intdigest(jpeg) != checksums[t]:
+                    raise BadDataError(f"the frame does not match its checksum; {RESTORE}", frame=t)
+                yield jpeg
+    except OSError as error:
+        raise BadDataError(f"frames cannot be read: {error}; {RESTORE}") from error
+
+
+def _check_frames(path: Path, shard: _Shard, camera: str) -> None:
+    """Raises BadDataError unless the file holds the frames of a camera and nothing else."""
+    for _ in _read_jpegs(path, shard, camera, np.arange(len(shard.checksums[camera]))):
+        pass
+    wanted, found = int(shard.offsets[camera][-1]), path.stat().st_size
+    if found != wanted:
+        raise BadDataError(f"{found} bytes of frames, expected {wanted}; {RESTORE}")
+
+
+def verify_replay(directory: Path) -> Iterator[str]:
+    """What is wrong with the episodes of the replay in `directory`: one text for each damaged file, with its name.
+
+    Reads every byte. A directory that does not exist has no episodes.
+    """
+    for path in sorted(directory.glob("episode-*.npz")):
+        match = _SHARD.fullmatch(path.name)
+        if match is None:
+            yield f"{path}: an episode is named episode-<number>-<steps>.npz; rename or remove this file"
+            continue
+        number, length = int(match[1]), int(match[2])
+        try:
+            with locating(path, number):
+                shard = _read_shard(path, length)
+                check_columns(shard.columns)
+        except EpisodeError as error:
+            yield str(error)
+            continue
+        for camera in shard.offsets:
+            try:
+                with locating(frames := _frames_file(directory, number, camera), number, camera):
+                    _check_frames(frames, shard, camera)
+            except ValueError as error:  # an EpisodeError, or the name of a camera that is no name of a file
+                yield str(error)
 
 
 class ReplayDataset:

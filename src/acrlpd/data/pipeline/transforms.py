@@ -17,7 +17,7 @@ import numpy as np
 
 from acrlpd.choice import kind_name
 from acrlpd.config import DataConfig, RLTrainConfig, to_dict
-from acrlpd.data.frames.resize import resize_with_pad
+from acrlpd.data.frames.store import resize_with_pad
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.tokenizer import LongPrompts, Tokenizer, create_tokenizer
 from acrlpd.robots.base import DataDict, make_bool_mask

@@ -15,6 +15,7 @@ import numpy as np
 from acrlpd.data.sources.hdf5_file import FIRST_EPISODE, Hdf5Source, identity_of_files, read_success
 from acrlpd.data.sources.source import BadDataError, Feature, check_frame_shape, locating
 from acrlpd.data.sources.video import VideoPool, read_video_frames
+from acrlpd.files import is_plain_name
 
 _CAMERA_KEYS = {
     "exterior_image_1_left": "ext1_cam_serial",
@@ -121,6 +122,8 @@ class DroidSource(Hdf5Source):
         with locating(self._folders[index], index, camera):
             if not serial:
                 raise BadDataError(f"the metadata has no {_CAMERA_KEYS[camera]}")
+            if not is_plain_name(str(serial)):
+                raise BadDataError(f"{_CAMERA_KEYS[camera]} is {serial!r}, expected the serial number of a camera")
         return self._folders[index] / "recordings" / "MP4" / f"{serial}.mp4"
 
     def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:

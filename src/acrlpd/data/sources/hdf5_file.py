@@ -20,6 +20,7 @@ from acrlpd.data.sources.source import (
     check_columns,
     locating,
 )
+from acrlpd.files import are_plain_names
 
 _SAMPLE_BYTES = 4096
 # Files do not say which shapes they should have: the shapes of this episode count.
@@ -38,6 +39,7 @@ class Hdf5Source(EpisodeSource):
         self._paths = paths
         self.indices = tuple(sorted(paths))
         self._lengths: dict[int, int] = {}
+        self._checked: set[int] = set()  # episodes whose file is known to lead nowhere else
         self.features = self._first_features()
         self.cameras = tuple(name for name, f in self.features.items() if f.dtype in ("image", "video"))
 
@@ -71,8 +73,13 @@ class Hdf5Source(EpisodeSource):
                 raise BadDataError("the file is missing")
             try:
                 with h5py.File(path, "r", locking=False) as file:  # locks fail on many network file systems
+                    if index not in self._checked:
+                        _check_other_files(file)
+                        self._checked.add(index)
                     yield file
-            except OSError as error:
+            except (BadDataError, DatasetError):
+                raise
+            except (OSError, RuntimeError, ValueError, TypeError) as error:  # h5py has no error class of its own
                 raise BadDataError(f"not a readable HDF5 file, truncated or damaged ({error})") from None
             except KeyError as error:
                 raise BadDataError(f"incomplete HDF5 file ({error.args[0]})") from None
@@ -104,6 +111,26 @@ class Hdf5Source(EpisodeSource):
         if len(values) != length:
             raise BadDataError(f"{name} has {len(values)} rows, {self.steps} has {length}")
         return values
+
+
+def _check_other_files(file: h5py.File) -> None:
+    """HDF5 can keep data in other files. Raises BadDataError if such a file may lie outside of the dataset."""
+
+    def linked(name: str, link: h5py.HardLink | h5py.SoftLink | h5py.ExternalLink) -> str | None:
+        is_outside = isinstance(link, h5py.ExternalLink) and not are_plain_names(link.filename)
+        return f"{name} leads to {link.filename!r}" if is_outside else None
+
+    def stored(name: str, item: h5py.Dataset | h5py.Group) -> str | None:
+        if not isinstance(item, h5py.Dataset):
+            return None
+        raw = [other for other, _, _ in item.external or ()]  # relative to wherever the process was started
+        virtual = [source.file_name for source in item.virtual_sources()] if item.is_virtual else []
+        outside = raw + [other for other in virtual if other != "." and not are_plain_names(other)]
+        return f"{name} leads to {outside[0]!r}" if outside else None
+
+    found = file.visititems_links(linked) or file.visititems(stored)  # the first result that is not None
+    if found:
+        raise BadDataError(f"{found}, a file outside of the dataset; copy the data into this file")
 
 
 def read_success(file: h5py.File) -> bool:

@@ -6,7 +6,9 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Callable, Sequence
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,18 @@ from acrlpd.data.sources.source import (
     Feature,
     check_columns,
     check_frame_shape,
+    check_statistics,
     locating,
 )
 from acrlpd.data.sources.video import VideoPool, read_video_frames
+from acrlpd.files import path_within
 
 # Row groups that are kept in memory: lerobot's converter puts all episodes of a file into one row group.
 _ROW_GROUPS = 2
 # Blocks of encoded images that are kept in memory; a block holds one episode of one camera.
 _IMAGE_BLOCKS = 8
+# What pyarrow raises on a damaged file; a name of a column in its footer may no longer be text.
+PARQUET_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +82,10 @@ class LeRobotSource(EpisodeSource):
         """task_index -> the task in words."""
 
     @abc.abstractmethod
+    def _statistics(self, index: int) -> Mapping[str, Mapping[str, Any]]:
+        """What the metadata records about the columns of an episode: name -> min, max, mean, std; may be empty."""
+
+    @abc.abstractmethod
     def _metadata_files(self) -> list[Path]:
         """The files that list the episodes; their content is part of the identity of the dataset."""
 
@@ -90,14 +100,20 @@ class LeRobotSource(EpisodeSource):
                 digest.update(f"{path.relative_to(self.root)} {path.stat().st_size}\n".encode())
         return digest.hexdigest()[:32]
 
+    def verify(self, index: int) -> None:
+        super().verify(index)
+        with locating(self.rows(index).path, index):
+            check_statistics(self._read_episode(index, None).columns, self._statistics(index))
+
     def _file(self, key: str, **fields: str | int) -> Path:
         """The file that a template of meta/info.json (data_path, video_path) names."""
         template: Any = self.info.get(key)
         try:
-            return self.root / template.format(**fields)
-        except (AttributeError, KeyError, IndexError, ValueError, TypeError):
+            return path_within(self.root, _fill(template, fields), key)
+        except ValueError as error:
             raise DatasetError(
-                f"{self.root}/meta/info.json: {key} is {template!r}, expected a path made of {', '.join(fields)}"
+                f"{self.root}/meta/info.json: {key} is {template!r:.200}, expected a path made of {', '.join(fields)} "
+                f"within the dataset ({error})"
             ) from None
 
     def close(self) -> None:
@@ -182,11 +198,12 @@ class LeRobotSource(EpisodeSource):
             return table.slice(rows.start - int(file.starts[first]), rows.length)
         except FileNotFoundError:
             raise BadDataError("the data file is missing") from None
-        except (pa.ArrowException, OSError) as error:
+        except PARQUET_ERRORS as error:
             raise BadDataError(f"not a readable parquet file, truncated or damaged ({error})") from None
 
     def _read_row_groups(self, path: Path, first: int, last: int, names: tuple[str, ...]) -> pa.Table:
-        with pq.ParquetFile(path, metadata=self._parquet(path).footer) as file:
+        footer = self._parquet(path).footer
+        with pq.ParquetFile(path, metadata=footer, page_checksum_verification=True) as file:
             return file.read_row_groups(list(range(first, last)), columns=list(names), use_threads=False)
 
     def _read_frames(self, index: int, camera: str, ts: np.ndarray) -> np.ndarray:
@@ -213,6 +230,7 @@ class LeRobotSource(EpisodeSource):
         with locating(self.rows(index).path, index, camera):
             for k, t in enumerate(ts.tolist()):
                 try:
+                    Image.open(io.BytesIO(encoded[t])).verify()  # the checksums of a PNG, which decoding passes over
                     image = np.asarray(Image.open(io.BytesIO(encoded[t])).convert("RGB"))
                 except (UnidentifiedImageError, OSError, SyntaxError, ValueError, TypeError) as error:
                     raise BadDataError(f"not a readable image ({error})", frame=t) from None
@@ -230,9 +248,32 @@ class LeRobotSource(EpisodeSource):
         return column.field("bytes").to_pylist()
 
 
+def _fill(template: Any, fields: Mapping[str, str | int]) -> str:
+    """The text of a template with its fields filled in.
+
+    A field is a name in braces; for a number the width that LeRobot writes may follow, such as {file_index:03d}. All
+    else that Python's format language can do is refused: a template of somebody else could fill the memory or look into
+    our objects.
+    """
+    if not isinstance(template, str):
+        raise ValueError("not a text")
+    filled = ""
+    for literal, name, spec, conversion in string.Formatter().parse(template):
+        filled += literal
+        if name is None:
+            continue
+        pattern = _NUMBER_FORMAT if isinstance(fields.get(name), int) else _TEXT_FORMAT
+        if name not in fields or conversion or not pattern.fullmatch(spec or ""):
+            raise ValueError(f"found {{{name}{f'!{conversion}' if conversion else ''}{spec and f':{spec}'}}}"[:100])
+        filled += format(fields[name], spec or "")
+    return filled
+
+
 # Columns that LeRobot adds to every dataset and that say where a row belongs.
 _BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "task_index")
 _TEXT = ("string", "language")
+_NUMBER_FORMAT = re.compile("(0[1-9])?d?")
+_TEXT_FORMAT = re.compile("")
 _DECLARED = "meta/info.json says"
 
 

@@ -1,15 +1,18 @@
 """Where the rows, frames and tasks of an episode lie: one file per episode in LeRobot v2.x, shared files in v3.0."""
 
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acrlpd.data.sources.lerobot import LeRobotSource, Rows
+from acrlpd.data.sources.lerobot import PARQUET_ERRORS, LeRobotSource, Rows
 from acrlpd.data.sources.source import BadDataError, ColumnTable, DatasetError, concatenate_tables, locating
+
+_STATS = "stats/"  # columns of v3.0's metadata: stats/<feature>/<statistic>
 
 
 class LeRobotV2Source(LeRobotSource):
@@ -46,6 +49,15 @@ class LeRobotV2Source(LeRobotSource):
     def _read_tasks(self) -> dict[int, str]:
         entries = _read_jsonl(self.root / "meta" / "tasks.jsonl", ("task_index", "task"))
         return {int(entry["task_index"]): entry["task"] for entry in entries}
+
+    def _statistics(self, index: int) -> Mapping[str, Mapping[str, Any]]:
+        return self._episode_statistics.get(index, {})
+
+    @functools.cached_property
+    def _episode_statistics(self) -> dict[int, Mapping[str, Mapping[str, Any]]]:
+        path = self.root / "meta" / "episodes_stats.jsonl"  # only v2.1 has this file
+        entries = _read_jsonl(path, ("episode_index", "stats")) if path.is_file() else []
+        return {int(entry["episode_index"]): entry["stats"] for entry in entries}
 
     def _metadata_files(self) -> list[Path]:
         return [self.root / "meta" / name for name in ("info.json", "episodes.jsonl", "tasks.jsonl")]
@@ -181,6 +193,21 @@ class LeRobotV3Source(LeRobotSource):
             raise DatasetError(f"{path}: expected task_index and one text column, found {table.column_names}")
         return dict(zip(table["task_index"].to_pylist(), table[text[0]].to_pylist(), strict=True))
 
+    def _statistics(self, index: int) -> Mapping[str, Mapping[str, Any]]:
+        statistics: dict[str, dict[str, Any]] = {}
+        for column, values in self._episode_statistics.get(index, {}).items():
+            name, _, key = column.removeprefix(_STATS).rpartition("/")
+            if column.startswith(_STATS) and values is not None:
+                statistics.setdefault(name, {})[key] = values
+        return statistics
+
+    @functools.cached_property
+    def _episode_statistics(self) -> dict[int, dict[str, Any]]:
+        """The rows of the metadata by episode, with the statistics of columns."""
+        columns = [f"{_STATS}{name}/{key}" for name in self.features for key in ("min", "max", "mean", "std")]
+        tables = [_read_meta(path, ["episode_index", *columns]) for path in self._episode_files()]
+        return {row["episode_index"]: row for table in tables for row in table.to_pylist()}
+
     def _metadata_files(self) -> list[Path]:
         meta = self.root / "meta"
         return [meta / "info.json", meta / "tasks.parquet", *self._episode_files()]
@@ -188,8 +215,8 @@ class LeRobotV3Source(LeRobotSource):
 
 def _read_meta(path: Path, columns: list[str] | None) -> pa.Table:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             names = file.schema_arrow.names
             return file.read(columns=None if columns is None else [name for name in columns if name in names])
-    except (pa.ArrowException, OSError) as error:
+    except PARQUET_ERRORS as error:
         raise DatasetError(f"{path}: not a readable parquet file, truncated or damaged ({error})") from None

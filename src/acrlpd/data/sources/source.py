@@ -13,9 +13,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+
+from acrlpd.files import are_plain_names
 
 OnBadEpisode = Literal["error", "skip"]
 
@@ -177,6 +179,13 @@ class EpisodeSource(abc.ABC):
             self._check_camera(index, camera)
         return int(table.offsets[-1])
 
+    def verify(self, index: int) -> None:
+        """Raises EpisodeError at any damage of an episode that its format can show; reads and decodes everything."""
+        length = self.check(index)
+        for camera in self.cameras:
+            for ts in step_blocks(length):
+                self.read_frames(index, camera, ts)
+
     def without(self, bad: Mapping[int, str]) -> Self:
         """The same source without the episodes with the given dataset indices (index -> reason)."""
         if not bad:
@@ -281,7 +290,7 @@ def _find_dataset(path_or_repo_id: str | Path) -> Path:
     if path.exists():
         raise DatasetError(f"{path} is a file; give the dataset's directory")
     repo_id = str(path_or_repo_id)
-    if not _REPO_ID.fullmatch(repo_id):
+    if not _REPO_ID.fullmatch(repo_id) or not are_plain_names(repo_id):
         raise DatasetError(f"{path}: no such directory, and not a hub id of the form owner/name either")
     local = _lerobot_home() / repo_id
     return local if local.is_dir() else _download(repo_id)
@@ -333,6 +342,27 @@ def check_columns(columns: Mapping[str, np.ndarray]) -> None:
             continue
         t = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
         raise BadDataError(f"column {name!r} is not finite: {np.array2string(values[t], threshold=20)}; {fix}", frame=t)
+
+
+def check_statistics(columns: Mapping[str, np.ndarray], recorded: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises BadDataError if a column has another min, max, mean or std than was `recorded` with it."""
+    for name, statistics in recorded.items():
+        if name not in columns or not np.issubdtype(columns[name].dtype, np.floating):
+            continue
+        values = columns[name].reshape(len(columns[name]), -1).astype(np.float64)
+        found = {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
+        expected = {key: np.ravel(statistics[key]) for key in found if key in statistics}
+        scale = max((np.abs(expected[key]).max() for key in ("min", "max") if key in expected), default=np.inf)
+        # Writers add the steps up in single precision, which loses digits with every step.
+        rounding = scale * max(1e-5 * len(values) ** 0.5, 1e-7 * len(values))
+        for key, numbers in expected.items():
+            tolerance = rounding if key in ("mean", "std") else 1e-6 * scale
+            if numbers.shape == found[key].shape and (np.abs(numbers - found[key]) > tolerance).any():
+                dim = int(np.argmax(np.abs(numbers - found[key])))
+                raise BadDataError(
+                    f"column {name!r} does not fit its statistics in meta/: the {key} of dim {dim} is "
+                    f"{found[key][dim]:.6g}, recorded {numbers[dim]:.6g}; the values or the statistics are damaged"
+                )
 
 
 def check_frame_shape(found: tuple[int, ...], expected: tuple[int, ...], says: str) -> None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from acrlpd.data.sources.source import DatasetError, Feature
 from acrlpd.data.tools.video_writer import CHUNKS_SIZE, VideoWriter
-from acrlpd.files import write_text_atomically
+from acrlpd.files import is_plain_name, write_text_atomically
 
 DATA_FILE_MB = 100
 VIDEO_FILE_MB = 200
@@ -219,7 +219,7 @@ class _ParquetFiles:
             path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             self._sink = pa.OSFile(str(path), "wb")
-            self._writer = pq.ParquetWriter(self._sink, table.schema, compression="snappy")
+            self._writer = pq.ParquetWriter(self._sink, table.schema, compression="snappy", write_page_checksum=True)
         self._writer.write_table(table)
         if self._sink.tell() >= max_bytes:
             self.close()
@@ -236,8 +236,8 @@ class _ParquetFiles:
 def _check_feature(name: str, feature: Feature) -> None:
     if name in ADDED:
         raise ValueError(f"{name!r} is added by the writer; do not declare it")
-    if "/" in name:
-        raise ValueError(f"{name!r}: LeRobot allows no '/' in the names of features")
+    if not is_plain_name(name):
+        raise ValueError(f"{name!r}: LeRobot allows no '/' in the names of features, and the name must be printable")
     if feature.dtype != "video" and (len(feature.shape) > 1 or np.dtype(feature.dtype).kind not in "fiub"):
         raise ValueError(f"{name!r}: {feature.dtype} {list(feature.shape)} is not a number or a vector of numbers")
 
@@ -276,7 +276,8 @@ def _write_tasks(path: Path, tasks: list[str]) -> None:
         {"name": None, "field_name": index} | text,
     ]
     pandas = {"index_columns": [index], "column_indexes": [], "columns": described}
-    pq.write_table(table.replace_schema_metadata({"pandas": json.dumps(pandas)}), path)
+    table = table.replace_schema_metadata({"pandas": json.dumps(pandas)})
+    pq.write_table(table, path, write_page_checksum=True)
 
 
 def column_stats(values: np.ndarray) -> Stats:

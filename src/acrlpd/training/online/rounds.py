@@ -7,11 +7,10 @@ rounds that are on disk instead of playing them again, and plays an unfinished r
 
 import abc
 import dataclasses
-import json
 import math
 import pathlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,10 @@ from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.data.pipeline.norm_stats import NormStats
-from acrlpd.data.pipeline.replay import Replay, ReplayDataset, ReplayError
+from acrlpd.data.pipeline.replay import RESTORE, Replay, ReplayDataset, ReplayError, shard_name
 from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, rollout_features, rollouts
 from acrlpd.envs.create import create_execution
-from acrlpd.files import write_text_atomically
+from acrlpd.files import read_json_with_checksum, write_json_with_checksum
 from acrlpd.policies.acting_model import abstract_model, acting_model
 from acrlpd.policies.policy import Policy, create_policy
 
@@ -170,8 +169,22 @@ class OnlinePhase:
             metrics.append(played.metrics() | {name: float(total) for name, total in totals.items()})
         episodes = [number for played in rounds for number in played.episodes]
         if episodes:
-            self._loader.mix_replay(self._replay.admit(episodes), self._config.offline_ratio)
+            dataset = self._replay.admit(episodes)
+            for played in rounds:
+                self._check_lengths(played)
+            self._loader.mix_replay(dataset, self._config.offline_ratio)
         return metrics
+
+    def _check_lengths(self, played: Round) -> None:
+        """Refuses episodes of another length than the record of their round says."""
+        replay = self._replay.replay
+        lengths = dict(zip(replay.indices, replay.lengths.tolist(), strict=True))
+        for number, length in zip(played.episodes, played.lengths, strict=True):
+            if lengths[number] != length:
+                raise ReplayError(
+                    f"{replay.root / shard_name(number, lengths[number])}: the episode has {lengths[number]} steps, "
+                    f"the record of round {played.number} says {length}; {RESTORE}"
+                )
 
 
 class RoundPlayer:
@@ -213,7 +226,7 @@ class RoundPlayer:
         played = self._record(number, policy_step)
         self._give_up_on(played)
         try:
-            write_text_atomically(_round_file(self._replay.root, number), json.dumps(dataclasses.asdict(played)))
+            write_json_with_checksum(_round_file(self._replay.root, number), dataclasses.asdict(played))
         except OSError as error:
             raise ReplayError(
                 f"{self._replay.root}: the record of round {number} could not be written ({error.strerror or error}). "
@@ -277,11 +290,11 @@ def read_round(directory: pathlib.Path, number: int) -> Round | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json_with_checksum(path)
         fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
         return Round(**fields)
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ReplayError(f"{path} is damaged ({error}); restore it or start the run again with --overwrite") from error
+    except (ValueError, TypeError) as error:
+        raise ReplayError(f"{path} is damaged ({error}); {RESTORE}") from error
 
 
 def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
@@ -290,6 +303,27 @@ def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
     while (played := read_round(directory, first + len(rounds))) is not None:
         rounds.append(played)
     return rounds
+
+
+def verify_rounds(directory: pathlib.Path) -> Iterator[str]:
+    """What is wrong with the records of rounds in the replay in `directory`, with the name of the file.
+
+    A record is sound if its checksum fits, no record before it is missing, and its episodes are on disk.
+    """
+    for expected, path in enumerate(sorted(directory.glob("round-*.json"))):
+        if path != _round_file(directory, expected):
+            yield f"{_round_file(directory, expected)} is missing, but {path.name} is there; {RESTORE}"
+            return
+        try:
+            played = read_round(directory, expected)
+        except ReplayError as error:
+            yield str(error)
+            continue
+        assert played is not None, "the file is there"
+        for number, length in zip(played.episodes, played.lengths, strict=True):
+            shard = directory / shard_name(number, length)
+            if not shard.is_file():
+                yield f"{shard} is missing, but the record of round {expected} names this episode; {RESTORE}"
 
 
 def _round_file(directory: pathlib.Path, number: int) -> pathlib.Path:
