@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,14 @@ from typing import IO, Any
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether a text, such as the name of a checkpoint's directory, is a whole number as Python writes it.
+
+    `str.isdigit` is true for characters such as "²", which `int` refuses.
+    """
+    return re.fullmatch("0|[1-9][0-9]{0,17}", text) is not None
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:

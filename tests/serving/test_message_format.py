@@ -88,7 +88,7 @@ def test_a_message_of_millions_of_lists_is_refused_before_it_fills_the_memory() 
     lists.append(b"\xdc" + chunk.to_bytes(2, "big") + (b"\xdc" + chunk.to_bytes(2, "big") + b"\x80" * chunk) * chunk)
     for data in lists:
         tracemalloc.start()
-        with pytest.raises(MessageError, match=r"more than 1024 dicts and lists|exceeds max_array_len"):
+        with pytest.raises(MessageError, match=r"more than 1024 keys and values"):
             unpackb(data)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
