@@ -117,7 +117,7 @@ class PolicyServer:
             max_size=options.max_message_bytes,
             max_queue=1,
             process_request=self._process_request,
-            create_connection=self._connections.create,
+            create_connection=self._connections.create,  # type: ignore[arg-type]  # websockets only calls it
             ssl=options.tls,
             logger=_quiet,
         )
