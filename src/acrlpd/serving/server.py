@@ -42,6 +42,8 @@ _quiet.setLevel(logging.CRITICAL)
 # delay the other clients.
 _SMALL_MESSAGE = 512 * 2**10
 _MAX_ERROR_LENGTH = 1000
+# Longest time that a client takes to confirm the end of its connection; then its place is free.
+_GOODBYE_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +118,7 @@ class PolicyServer:
             compression=None,
             max_size=options.max_message_bytes,
             max_queue=1,
+            close_timeout=_GOODBYE_SECONDS,
             process_request=self._process_request,
             create_connection=self._connections.create,  # type: ignore[arg-type]  # websockets only calls it
             ssl=options.tls,
