@@ -164,6 +164,17 @@ def test_an_openpi_checkpoint_is_served_to_openpis_client(tmp_path: Path, cache:
     np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-4)
 
 
+def test_a_damaged_checkpoint_is_named_in_one_message(run: Path, cache: Path, tmp_path: Path) -> None:
+    """Reads that end after the first error would print tracebacks around the message."""
+    shutil.copytree(run, tmp_path / "run")
+    for path in (tmp_path / "run" / "10" / "params").rglob("d/*"):
+        os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(AssertionError) as ended, ServeProcess(cache, tmp_path / "run", "--max_batch_size", "1"):
+        pass
+    told = str(ended.value)
+    assert "acrlpd: " in told and "Traceback" not in told and "Event loop is closed" not in told
+
+
 def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
     """What `acrlpd serve` says when it refuses."""
     assert main(["serve", *map(str, args)]) == 2
