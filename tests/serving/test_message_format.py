@@ -5,7 +5,7 @@ import tracemalloc
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from small_checkpoints import GOLDENS
@@ -44,6 +44,23 @@ def test_arrays_survive(array: np.ndarray) -> None:
     assert found.tobytes() == array.tobytes() and not found.flags.writeable
 
 
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
+VALUES = st.recursive(
+    SCALARS | st.binary(), lambda values: st.lists(values) | st.dictionaries(st.text(max_size=9), values), max_leaves=12
+)
+
+
+@settings(max_examples=50)
+@given(VALUES)
+def test_what_msgpack_reads_is_read_alike_or_refused(value: object) -> None:
+    """The reader counts elements and depth by itself, so it has to agree with msgpack about where elements end."""
+    data = msgpack.packb(value)
+    try:
+        assert unpackb(data) == msgpack.unpackb(data) == value
+    except MessageError as error:
+        assert "more than 8 deep" in str(error)
+
+
 def array_message(**changes: object) -> bytes:
     fields = {"__ndarray__": True, "data": bytes(8), "dtype": "<f4", "shape": [2]} | changes
     return msgpack.packb({key.encode(): value for key, value in fields.items()})
@@ -72,6 +89,8 @@ def array_message(**changes: object) -> bytes:
         array_message(dtype=None),
         array_message(data="text"),
         array_message(dtype="<f3", data=bytes(6)),
+        array_message(dtype="U1000000", data=bytes(4), shape=[1]),
+        array_message(shape=[0, 2**62], data=b""),
         msgpack.packb({b"__npgeneric__": True, b"data": "x", b"dtype": "<f4"}),
         msgpack.packb({b"__npgeneric__": True, b"data": 300, b"dtype": "|u1"}),
     ],

@@ -13,7 +13,7 @@ from acrlpd.serving.metrics import ServerMetrics
 
 # One read of a socket brings at most 256 KiB. It could hold 40,000 empty frames, which take the event loop seconds. A
 # client of openpi's protocol waits for each answer, so a read of its data holds a few frames.
-_PIECE = 4096
+_PIECE = 8192
 _MAX_FRAMES_PER_READ = 64
 
 
