@@ -1,6 +1,8 @@
 """The wire format is openpi's, byte for byte, and decoding refuses everything that is not a message."""
 
+import sys
 import tracemalloc
+import uuid
 
 import msgpack
 import numpy as np
@@ -112,6 +114,13 @@ def test_a_message_of_millions_of_lists_is_refused_before_it_fills_the_memory() 
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 2**20
+
+
+def test_keys_are_not_kept_for_ever() -> None:
+    """Python 3.12.1 never frees an interned text, so a client that sends ever new keys would fill the memory."""
+    name = uuid.uuid4().hex
+    [key] = unpackb(packb({name: 1}))
+    assert key == name and sys.intern("".join(list(name))) is not key
 
 
 @given(st.binary(max_size=200))

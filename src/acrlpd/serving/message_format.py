@@ -60,7 +60,7 @@ def unpackb(data: bytes) -> Any:
 class _Reader:
     """Reads a message element by element. msgpack's own loop would make everything before it could be counted.
 
-    msgpack's loop would also intern every key, and some versions of Python never free an interned text.
+    msgpack's loop would also intern every key, and the first versions of Python 3.12 never free an interned text.
     """
 
     def __init__(self, data: bytes) -> None:
