@@ -13,6 +13,7 @@ from acrlpd.files import (
     JsonLinesFile,
     are_plain_names,
     is_plain_name,
+    is_whole_number,
     path_within,
     read_json_lines,
     read_json_with_checksum,
@@ -33,6 +34,16 @@ for i in range(10):
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     file.append({"number": i, "text": "x" * 20})
 """
+
+
+@pytest.mark.parametrize("text", ["0", "7", "30000"])
+def test_whole_numbers(text: str) -> None:
+    assert is_whole_number(text) and str(int(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "²", "٣", "১", "07", "-1", "1.0", "1_000", " 1", "1\n", "9" * 5000])
+def test_texts_that_are_no_whole_numbers(text: str) -> None:
+    assert not is_whole_number(text)
 
 
 def test_what_did_not_fit_is_written_when_there_is_room(tmp_path: pathlib.Path) -> None:

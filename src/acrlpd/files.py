@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -47,6 +48,14 @@ def path_within(directory: Path, names: str, what: str) -> Path:
             f"{directory}, without '..'"
         )
     return directory / names
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether a text, such as the name of a checkpoint's directory, is a whole number as Python writes it.
+
+    `str.isdigit` is true for characters such as "²", which `int` refuses.
+    """
+    return re.fullmatch("0|[1-9][0-9]{0,17}", text) is not None
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:

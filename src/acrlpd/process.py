@@ -7,6 +7,8 @@ import pathlib
 import platform
 import sys
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -26,6 +28,7 @@ def setup_logging() -> None:
         handler.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
         package.addHandler(handler)
         package.propagate = False
+        sys.unraisablehook = _without_late_reads(sys.unraisablehook)
 
 
 class _StderrHandler(logging.Handler):
@@ -33,6 +36,20 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)
+
+
+def _without_late_reads(report: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Leaves out what tensorstore says of reads that end after Orbax has given up on a damaged checkpoint.
+
+    Orbax closes its event loop with the first error. tensorstore prints a traceback for each read that finds the loop
+    closed, and the message that names the damaged file would stand among dozens of them.
+    """
+
+    def hook(unraisable: Any) -> None:
+        if unraisable.object is not None or str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
+
+    return hook
 
 
 def enable_compilation_cache() -> None:

@@ -26,7 +26,7 @@ class ServeProcess:
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, env=self._environment)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        line = self.wait_for_line(r"serving on ws://127\.0\.0\.1:(\d+)", seconds=300)
+        line = self.wait_for_line(r"serving on wss?://127\.0\.0\.1:(\d+)", seconds=300)
         self.port = int(line.group(1))
         return self
 

@@ -80,7 +80,7 @@ class RunningServer:
 
     @property
     def url(self) -> str:
-        return f"ws://127.0.0.1:{self.server.port}"
+        return f"{'wss' if self._options.tls else 'ws'}://127.0.0.1:{self.server.port}"
 
     def connect(self, **options: Any) -> Connection:
         """A plain websocket that has taken the metadata."""

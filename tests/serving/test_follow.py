@@ -125,6 +125,45 @@ def test_a_run_that_cannot_be_read_for_a_moment_is_followed_on(
     assert sum("Stale file handle" in record.message for record in caplog.records) == 1
 
 
+def test_directories_with_odd_names_do_not_end_the_search(tmp_path: Path) -> None:
+    config = state_config()
+    run = save_run(tmp_path / "run", config, {10: make_agent(config, 0)})
+    for name in ("²", "٣", "007", "-5"):
+        (run / name).mkdir()
+    with RunningServer(load(run)) as server:
+        follower = server.run(follow_run(server.server, run, load, poll_seconds=0.05))
+        save_run(run, config, {20: make_agent(config, 1)})
+        wait_for(lambda: server.server.policy.step == 20)
+        follower.cancel()
+        assert reloads(server) == (1, 0)
+
+
+def test_a_search_that_ends_by_an_error_says_so_and_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_steps, is_broken = follow.saved_steps, True
+
+    def broken(directory: Path) -> list[int]:
+        return [1 // 0] if is_broken else saved_steps(directory)
+
+    monkeypatch.setattr(follow, "saved_steps", broken)
+    config = state_config()
+    run = save_run(tmp_path / "run", config, {10: make_agent(config, 0)})
+    with RunningServer(load(run)) as server, caplog.at_level(logging.WARNING, follow.__name__):
+        assert (server.get("/healthz"), server.scrape()["acrlpd_following"]) == ((200, "OK\n"), 0)
+        follower = server.run(follow_run(server.server, run, load, poll_seconds=0.05, restart_seconds=0.2))
+        told = "OK\n--follow has ended by an error and begins again; see the log\n"
+        wait_for(lambda: server.get("/healthz") == (200, told))
+        wait_for(lambda: server.scrape()["acrlpd_follow_restarts_total"] >= 2)
+        is_broken = False
+        save_run(run, config, {20: make_agent(config, 1)})
+        wait_for(lambda: server.server.policy.step == 20)
+        assert (server.get("/healthz"), server.scrape()["acrlpd_following"]) == ((200, "OK\n"), 1)
+        follower.cancel()
+    assert f"following {run} ended by an error; it begins again in 0.2 s" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
 def wait_for(condition: object, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]

@@ -1,11 +1,13 @@
 """The wire format is openpi's, byte for byte, and decoding refuses everything that is not a message."""
 
+import sys
 import tracemalloc
+import uuid
 
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from small_checkpoints import GOLDENS
@@ -44,6 +46,23 @@ def test_arrays_survive(array: np.ndarray) -> None:
     assert found.tobytes() == array.tobytes() and not found.flags.writeable
 
 
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
+VALUES = st.recursive(
+    SCALARS | st.binary(), lambda values: st.lists(values) | st.dictionaries(st.text(max_size=9), values), max_leaves=12
+)
+
+
+@settings(max_examples=50)
+@given(VALUES)
+def test_what_msgpack_reads_is_read_alike_or_refused(value: object) -> None:
+    """The reader counts elements and depth by itself, so it has to agree with msgpack about where elements end."""
+    data = msgpack.packb(value)
+    try:
+        assert unpackb(data) == msgpack.unpackb(data) == value
+    except MessageError as error:
+        assert "more than 8 deep" in str(error)
+
+
 def array_message(**changes: object) -> bytes:
     fields = {"__ndarray__": True, "data": bytes(8), "dtype": "<f4", "shape": [2]} | changes
     return msgpack.packb({key.encode(): value for key, value in fields.items()})
@@ -72,6 +91,8 @@ def array_message(**changes: object) -> bytes:
         array_message(dtype=None),
         array_message(data="text"),
         array_message(dtype="<f3", data=bytes(6)),
+        array_message(dtype="U1000000", data=bytes(4), shape=[1]),
+        array_message(shape=[0, 2**62], data=b""),
         msgpack.packb({b"__npgeneric__": True, b"data": "x", b"dtype": "<f4"}),
         msgpack.packb({b"__npgeneric__": True, b"data": 300, b"dtype": "|u1"}),
     ],
@@ -88,11 +109,18 @@ def test_a_message_of_millions_of_lists_is_refused_before_it_fills_the_memory() 
     lists.append(b"\xdc" + chunk.to_bytes(2, "big") + (b"\xdc" + chunk.to_bytes(2, "big") + b"\x80" * chunk) * chunk)
     for data in lists:
         tracemalloc.start()
-        with pytest.raises(MessageError, match=r"more than 1024 dicts and lists|exceeds max_array_len"):
+        with pytest.raises(MessageError, match=r"more than 1024 keys and values"):
             unpackb(data)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 2**20
+
+
+def test_keys_are_not_kept_for_ever() -> None:
+    """Python 3.12.1 never frees an interned text, so a client that sends ever new keys would fill the memory."""
+    name = uuid.uuid4().hex
+    [key] = unpackb(packb({name: 1}))
+    assert key == name and sys.intern("".join(list(name))) is not key
 
 
 @given(st.binary(max_size=200))

@@ -1,12 +1,16 @@
 """The unmodified openpi-client drives the server."""
 
+import ssl
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from certificates import make_certificates
 from serving_helpers import RunningServer, state_observation
 
+from acrlpd.serving.secrets import create_tls_context
 from acrlpd.serving.serving_policy import ServingPolicy
 
 client_package = pytest.importorskip(
@@ -72,6 +76,17 @@ def test_several_clients(server: RunningServer) -> None:
     for thread in threads:
         thread.join(120)
     assert len(replies) == 20 and all(actions.shape == (4, 2) for actions in replies)
+
+
+def test_an_encrypted_connection(policy: ServingPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client trusts what OpenSSL trusts, so a laboratory's own authority is named in SSL_CERT_FILE."""
+    files = make_certificates(tmp_path)
+    with RunningServer(policy, tls=create_tls_context(files.cert, files.key), api_key="k") as server:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            client_package.WebsocketClientPolicy(server.url, api_key="k")
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
+        client = client_package.WebsocketClientPolicy("wss://127.0.0.1", server.server.port, api_key="k")
+        assert "actions" in client.infer(state_observation())
 
 
 def test_the_api_key(policy: ServingPolicy) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from certificates import make_certificates
 from serve_process import ServeProcess
 from serving_helpers import ask, pi0_observation, state_observation
 from small_checkpoints import make_agent, openpi_checkpoint, openpi_config, save_run, state_config
@@ -66,6 +67,20 @@ def test_an_export_is_served_until_sigterm(exported: Path, cache: Path) -> None:
     expected = reply_of(open_checkpoint(exported), message, best_of_n=3)
     np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-5)
     assert reply["best_of_n"]["index"] == expected["best_of_n"]["index"]
+
+
+def test_an_export_is_served_encrypted_and_with_a_key(exported: Path, cache: Path, tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    (tmp_path / "key").write_text("secret\n")
+    (tmp_path / "key").chmod(0o600)
+    options = ("--tls_cert", files.cert, "--tls_key", files.key, "--api_key_file", tmp_path / "key")
+    with ServeProcess(cache, exported, *options, "--max_batch_size", "1") as server:
+        url, context = f"wss://127.0.0.1:{server.port}", files.client_context()
+        assert f"serving on {url} " in server.said
+        headers = {"Authorization": "Api-Key secret"}
+        with connect(url, compression=None, ssl=context, additional_headers=headers) as connection:
+            connection.recv()
+            assert "actions" in ask(connection, state_observation())
 
 
 def test_a_run_is_followed(tmp_path: Path, cache: Path) -> None:
@@ -149,6 +164,17 @@ def test_an_openpi_checkpoint_is_served_to_openpis_client(tmp_path: Path, cache:
     np.testing.assert_allclose(reply["actions"], expected["actions"], atol=1e-4)
 
 
+def test_a_damaged_checkpoint_is_named_in_one_message(run: Path, cache: Path, tmp_path: Path) -> None:
+    """Reads that end after the first error would print tracebacks around the message."""
+    shutil.copytree(run, tmp_path / "run")
+    for path in (tmp_path / "run" / "10" / "params").rglob("d/*"):
+        os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(AssertionError) as ended, ServeProcess(cache, tmp_path / "run", "--max_batch_size", "1"):
+        pass
+    told = str(ended.value)
+    assert "acrlpd: " in told and "Traceback" not in told and "Event loop is closed" not in told
+
+
 def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
     """What `acrlpd serve` says when it refuses."""
     assert main(["serve", *map(str, args)]) == 2
@@ -165,6 +191,10 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
         (["--max_wait_ms", "-1"], "max_wait_ms must lie in [0, inf); found -1.0"),
         (["--max_message_mib", "0"], "max_message_bytes must be above 0"),
         (["--max_clients", "0"], "max_clients must be above 0"),
+        (["--max_clients_per_address", "0"], "max_clients_per_address must be above 0"),
+        (["--idle_timeout_s", "0"], "idle_timeout_s must lie in (0, inf); found 0.0"),
+        (["--tls_cert", "cert.pem"], "--tls_cert needs --tls_key"),
+        (["--tls_cert", "cert.pem", "--tls_key", "nowhere"], "--tls_key nowhere cannot be read"),
         (["--request_timeout_s", "nan"], "request_timeout_s must lie in (0, inf); found nan"),
         (["--api_key_file", "nowhere"], "--api_key_file nowhere cannot be read"),
         (["--follow", "nowhere"], "--follow: nowhere is not a directory"),
@@ -182,6 +212,16 @@ def test_bad_options_are_named(
     assert message in refused(capsys, exported, *given)
 
 
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    for mode in (0o644, 0o602):
+        key.chmod(mode)
+        told = refused(capsys, tmp_path, "--port", "0", "--api_key_file", key)
+        assert f"every user of this machine can read or write {key} (mode {mode:o})" in told
+        assert f"chmod 600 {key}" in told and "secret" not in told
+
+
 def test_a_port_in_use_is_refused_before_anything_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -192,6 +232,7 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is not a directory" in refused(capsys, tmp_path / "nothing", "--port", "0")
     assert "neither an exported directory" in refused(capsys, tmp_path, "--port", "0")
     (tmp_path / "key").write_text("\n")
+    (tmp_path / "key").chmod(0o640)
     assert "is empty" in refused(capsys, tmp_path, "--port", "0", "--api_key_file", tmp_path / "key")
     (tmp_path / "key").write_text("one\ntwo\n")  # which no client could send
     assert "must have one line, the key; found 2" in refused(capsys, tmp_path, "--api_key_file", tmp_path / "key")

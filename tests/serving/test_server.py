@@ -56,7 +56,10 @@ def test_health_and_metrics(server: RunningServer) -> None:
     assert families == [
         ["acrlpd_requests_total", "counter"],
         ["acrlpd_refused_connections_total", "counter"],
+        ["acrlpd_closed_connections_total", "counter"],
         ["acrlpd_reloads_total", "counter"],
+        ["acrlpd_follow_restarts_total", "counter"],
+        ["acrlpd_following", "gauge"],
         ["acrlpd_clients", "gauge"],
         ["acrlpd_waiting_requests", "gauge"],
         ["acrlpd_checkpoint_step", "gauge"],
@@ -70,7 +73,7 @@ def test_a_counter_says_0_before_it_counts(policy: ServingPolicy) -> None:
     with RunningServer(policy) as server:
         values = server.scrape()
     counters = [name for name in values if "_total{" in name]
-    assert len(counters) == 8 and all(values[name] == 0 for name in counters)
+    assert len(counters) == 12 and all(values[name] == 0 for name in counters)
 
 
 def test_concurrent_clients_share_calls_and_keep_their_own_answers(

@@ -180,8 +180,13 @@ BAD = {
     "unknown camera": (pi0_observation(images={"base_0_rgb": IMAGE, "x": IMAGE}), "found also \\['x'\\]"),
     "state dims": (pi0_observation(state=np.zeros(5)), "state must be 3 numbers; found shape \\[5\\]"),
     "state shape": (pi0_observation(state=np.zeros((1, 3))), "state must be 3 numbers"),
-    "state text": (pi0_observation(state="abc"), "state must be numbers; found str"),
-    "state ragged": (pi0_observation(state=[[1], [2, 3]]), "state must be numbers"),
+    "state text": (pi0_observation(state="abc"), "state must be numbers: an array or a flat list; found str"),
+    "state texts": (pi0_observation(state=["a", 2.0, "c"]), "a flat list; found a list of float and str"),
+    "state nothing": (pi0_observation(state=[None, 1, 2]), "a flat list; found a list of NoneType and int"),
+    "state bool": (pi0_observation(state=[True, 1, 2]), "a flat list; found a list of bool and int"),
+    "state bools": (pi0_observation(state=np.zeros(3, bool)), "state must be numbers; found an array of bool"),
+    "state ragged": (pi0_observation(state=[[1], [2, 3]]), "a flat list; found a list of list"),
+    "state nested": (pi0_observation(state=[[1, 2, 3]]), "a flat list; found a list of list"),
     "state NaN": (pi0_observation(state=np.array([0, np.nan, 0])), "state has NaN"),
     "image NaN": (pi0_observation(images={"base_0_rgb": np.full((8, 8, 3), np.nan)}), "has NaN"),
     "image range": (pi0_observation(images={"base_0_rgb": np.full((8, 8, 3), 200.0)}), "must lie in \\[0, 1\\]"),
@@ -211,9 +216,11 @@ def test_bad_requests_are_refused(policy: ServingPolicy, name: str) -> None:
 
 def test_what_is_just_right_is_not_refused(policy: ServingPolicy) -> None:
     longest = pi0_observation(prompt="a" * 14)  # with its two ends 16 tokens
-    chw = pi0_observation(images={"base_0_rgb": np.zeros((3, 8, 8), np.float32)}, state=[1, 2, 3])
+    chw = pi0_observation(images={"base_0_rgb": np.zeros((3, 8, 8), np.float32)}, state=[1, 2.5, np.float32(3)])
     default_prompt = without(pi0_observation(), "prompt")
-    replies = [infer(policy, message)[0] for message in (longest, chw, default_prompt)]
+    big_endian = pi0_observation(images={"base_0_rgb": np.zeros((8, 8, 3), ">f4")}, state=np.arange(3).astype(">f8"))
+    messages = (longest, chw, default_prompt, big_endian, pi0_observation(unknown=[["a"], None]))
+    replies = [infer(policy, message)[0] for message in messages]
     assert all(reply["actions"].shape == (4, 2) for reply in replies)
 
 

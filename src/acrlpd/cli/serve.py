@@ -44,12 +44,20 @@ class ServeOptions:
     follow: Path | None = None
     # Preset or YAML file that describes an openpi checkpoint.
     config: str | None = None
-    # File that holds the key that clients must send.
+    # File that holds the key that clients must send. Other users of the machine must not be able to read it.
     api_key_file: Path | None = None
+    # Certificate for encrypted connections (wss://), a PEM file.
+    tls_cert: Path | None = None
+    # Private key of the certificate, a PEM file. Other users of the machine must not be able to read it.
+    tls_key: Path | None = None
     # Largest message that is read, in MiB.
     max_message_mib: int = 32
     # Most clients at a time.
     max_clients: int = 64
+    # Most clients of one address. Behind a proxy all clients have the address of the proxy: use --max_clients then.
+    max_clients_per_address: int = 16
+    # Seconds without a request after which a client loses its connection.
+    idle_timeout_s: float = 600.0
     # Seconds for a request to be answered.
     request_timeout_s: float = 30.0
 
@@ -61,15 +69,19 @@ def main(args: Sequence[str]) -> int:
     import asyncio
 
     from acrlpd.process import enable_compilation_cache, setup_logging
+    from acrlpd.serving.secrets import create_tls_context, read_api_key
     from acrlpd.serving.server import PolicyServer, ServerOptions
 
     server_options = ServerOptions(
         host=options.host,
         port=options.port,
-        api_key=_read_key(options.api_key_file),
+        api_key=None if options.api_key_file is None else read_api_key(options.api_key_file),
+        tls=create_tls_context(options.tls_cert, options.tls_key),
         max_wait_ms=options.max_wait_ms,
         max_message_bytes=options.max_message_mib * 2**20,
         max_clients=options.max_clients,
+        max_clients_per_address=options.max_clients_per_address,
+        idle_timeout_s=options.idle_timeout_s,
         request_timeout_s=options.request_timeout_s,
     )
     server_options.check_address()
@@ -89,20 +101,6 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def _read_key(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        key = path.expanduser().read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--api_key_file {path} cannot be read: {error}") from error
-    if not key:
-        raise ValueError(f"--api_key_file: {path} is empty")
-    if len(key.splitlines()) > 1:
-        raise ValueError(f"--api_key_file: {path} must have one line, the key; found {len(key.splitlines())}")
-    return key
-
-
 async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     """Serves until SIGTERM or Ctrl-C; requests that have arrived are answered first."""
     import asyncio
@@ -115,9 +113,16 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await server.start()
-    logger.info("serving on ws://%s:%d (/healthz, /metrics)", options.host, server.port)
-    if options.host not in ("127.0.0.1", "localhost", "::1") and options.api_key_file is None:
-        logger.warning("everybody who reaches %s can use this server; --api_key_file keeps others out", options.host)
+    is_encrypted = options.tls_cert is not None
+    scheme = "wss" if is_encrypted else "ws"
+    logger.info("serving on %s://%s:%d (/healthz, /metrics)", scheme, options.host, server.port)
+    if options.host not in ("127.0.0.1", "localhost", "::1"):
+        if options.api_key_file is None:
+            logger.warning(
+                "everybody who reaches %s can use this server; --api_key_file keeps others out", options.host
+            )
+        elif not is_encrypted:
+            logger.warning("the key and all messages travel unencrypted; --tls_cert and --tls_key encrypt them")
     follower = None
     if options.follow is not None:
         run = options.follow.expanduser().absolute()

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from acrlpd.files import is_whole_number
 from acrlpd.models.families.pi0 import RematPolicy
 
 # openpi's finite stand-in for minus infinity: a row with no visible key becomes uniform, not NaN.
@@ -149,7 +150,7 @@ def widest_fused_head(compute_capability: str) -> int:
     cuDNN than JAX asks for.
     """
     generation = compute_capability.partition(".")[0]
-    if not generation.isdigit() or int(generation) < 8:  # AMD's GPUs have names, such as gfx942
+    if not is_whole_number(generation) or int(generation) < 8:  # AMD's GPUs have names, such as gfx942
         return 0
     return 256 if generation == "9" else 128
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from acrlpd.config import ConfigError
-from acrlpd.files import write_text_atomically
+from acrlpd.files import is_whole_number, write_text_atomically
 from acrlpd.monitoring.units import format_seconds
 from acrlpd.runs.record import PROFILE_FILE
 
@@ -43,7 +43,7 @@ def parse_profile_steps(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     first, _, last = text.partition(":")
-    if not (first.isdigit() and last.isdigit() and 1 <= int(first) < int(last)):
+    if not (is_whole_number(first) and is_whole_number(last) and 1 <= int(first) < int(last)):
         raise ConfigError(
             f"--profile_steps must be a:b with 1 <= a < b, the updates after step a up to step b (the first "
             f"compiles); found {text!r}"

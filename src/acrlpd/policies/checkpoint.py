@@ -19,6 +19,7 @@ from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts
+from acrlpd.files import is_whole_number
 from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi
 from acrlpd.policies.acting_model import ActingCritics, ActingModel, abstract_model
 from acrlpd.policies.levels import trained_level
@@ -130,7 +131,7 @@ def open_checkpoint(path: str | pathlib.Path, rl_config: RLTrainConfig | None = 
                 "or evaluate it, name its config, for example --config aloha; there is nothing to export"
             )
         level = ServingLevel(rl_config.acrlpd.sampling_steps, best_of_n=1, num_critics=0)
-        step = int(directory.name) if directory.name.isdigit() else None
+        step = int(directory.name) if is_whole_number(directory.name) else None
         return Checkpoint(directory, "openpi", rl_config, level, step, has_critics=False)
     steps = saved_steps(directory)
     if not steps:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_to_yaml
-from acrlpd.files import LOCK, only_one, path_within, write_text_atomically
+from acrlpd.files import LOCK, is_whole_number, only_one, path_within, write_text_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
     """Steps of the complete checkpoints, in order; a checkpoint that is being written has another name."""
     if not directory.is_dir():
         return []
-    return sorted(int(entry.name) for entry in directory.iterdir() if entry.name.isdigit())
+    return sorted(int(entry.name) for entry in directory.iterdir() if is_whole_number(entry.name))
 
 
 def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bool) -> None:
@@ -72,7 +72,9 @@ def _remove_run(directory: pathlib.Path) -> None:
             f"--overwrite: {directory} is not the directory of a run (it has no {CONFIG_FILE}); move it away"
         )
     steps = saved_steps(directory)
-    others = sorted(entry.name for entry in directory.iterdir() if not entry.name.isdigit() and entry.name != LOCK)
+    others = sorted(
+        entry.name for entry in directory.iterdir() if not is_whole_number(entry.name) and entry.name != LOCK
+    )
     checkpoints = f"{len(steps)} checkpoints ({', '.join(map(str, steps))})" if steps else "no checkpoint"
     with only_trainer(directory):
         logger.warning("--overwrite: removing %s: %s, %s", directory, checkpoints, ", ".join(others))

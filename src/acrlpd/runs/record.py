@@ -16,6 +16,7 @@ import yaml
 
 from acrlpd.config import ConfigError, get_config, to_dict
 from acrlpd.config.tree import flatten
+from acrlpd.files import is_whole_number
 from acrlpd.runs.directory import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -263,7 +264,7 @@ def _read_anomalies(path: Path) -> tuple[Anomaly, ...]:
 
 def _read_evaluations(directory: Path) -> dict[int, dict[str, Any]]:
     """By step, in order."""
-    names = [path.parent.name for path in directory.glob(f"*/{EVALUATION_FILE}") if path.parent.name.isdigit()]
+    names = [path.parent.name for path in directory.glob(f"*/{EVALUATION_FILE}") if is_whole_number(path.parent.name)]
     found = {name: read_json_object(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
     return {int(name): content for name, content in found.items() if content is not None}
 

@@ -13,6 +13,7 @@ from acrlpd.serving.serving_policy import ServingPolicy
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
+RESTART_SECONDS = 30.0
 # The metadata that must stay the same for as long as a client is connected.
 _PROMISED = ("robot", "observation", "action_horizon", "best_of_n", "num_steps")
 
@@ -23,8 +24,28 @@ async def follow_run(
     load: Callable[[pathlib.Path], ServingPolicy],
     *,
     poll_seconds: float = POLL_SECONDS,
+    restart_seconds: float = RESTART_SECONDS,
 ) -> None:
     """Looks for checkpoints of the run that are newer than the served checkpoint, until it is cancelled.
+
+    An error that nobody foresaw ends the search, not the server: the log, /metrics and /healthz tell of the error, and
+    after a pause the search begins again.
+    """
+    while True:
+        server.set_following(True)
+        try:
+            await _follow(server, run, load, poll_seconds)
+        except Exception:  # a bug here must not leave robots with an old checkpoint in silence
+            logger.exception("following %s ended by an error; it begins again in %g s", run, restart_seconds)
+        server.set_following(False)
+        server.metrics.follow_restarts.inc()
+        await asyncio.sleep(restart_seconds)
+
+
+async def _follow(
+    server: PolicyServer, run: pathlib.Path, load: Callable[[pathlib.Path], ServingPolicy], poll_seconds: float
+) -> None:
+    """The search until an error.
 
     Where the served checkpoint is not of this run, every checkpoint of the run counts as newer, because steps of
     different runs do not compare. `load` reads a checkpoint and warms it up, in a thread of its own while clients are

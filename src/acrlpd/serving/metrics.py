@@ -16,7 +16,14 @@ class ServerMetrics:
         self.refused_connections = Counter(
             "acrlpd_refused_connections", "Refused connections.", ["reason"], registry=own
         )
+        self.closed_connections = Counter(
+            "acrlpd_closed_connections", "Connections of clients that the server ended.", ["reason"], registry=own
+        )
         self.reloads = Counter("acrlpd_reloads", "Newer checkpoints loaded while serving.", ["result"], registry=own)
+        self.follow_restarts = Counter(
+            "acrlpd_follow_restarts", "Times that following the run ended by an error.", registry=own
+        )
+        self.following = Gauge("acrlpd_following", "1 while --follow looks for newer checkpoints, or 0.", registry=own)
         self.clients = Gauge("acrlpd_clients", "Connected clients.", registry=own)
         self.waiting = Gauge("acrlpd_waiting_requests", "Requests that wait for the device.", registry=own)
         self.step = Gauge("acrlpd_checkpoint_step", "Training step of the served checkpoint, or -1.", registry=own)
@@ -30,7 +37,8 @@ class ServerMetrics:
         # A counter appears with its first event; monitoring needs the 0 before it.
         for counter, values in (
             (self.requests, ("ok", "bad_request", "error", "timeout")),
-            (self.refused_connections, ("unauthorized", "full")),
+            (self.refused_connections, ("unauthorized", "full", "address_full", "handshakes")),
+            (self.closed_connections, ("idle", "flood")),
             (self.reloads, ("ok", "error")),
         ):
             for value in values:

@@ -17,6 +17,8 @@ from acrlpd.data.pipeline.norm_stats import NormStats
 _MAX_IMAGE_SIDE = 4096
 _MAX_CHARACTERS_PER_TOKEN = 64
 _MAX_SEED = 2**63
+_NUMBERS = (int, float, np.number)
+_NO_PROMPT = "there is no prompt: say what to do in 'prompt'"
 
 
 class RequestError(ValueError):
@@ -77,31 +79,32 @@ class ObservationSpec:
 
     states: Mapping[str, range | None]  # key -> how many dims it may have; None: not known
     cameras: tuple[tuple[str, ...], ...]  # paths of the images that the policy was trained with
+    images_beside: tuple[str, ...]  # keys of images that lie beside the state, those that no policy needs included
     max_prompt_characters: int | None  # None: the policy does not read prompts
     prompt_required: bool
 
     def check(self, observation: Mapping[str, Any]) -> dict[str, Any]:
-        """The observation with its states as float arrays, if nothing is wrong with it."""
-        states = {key: _checked_state(key, _lookup(observation, (key,)), dims) for key, dims in self.states.items()}
+        """The part of the observation that the robot names, with its states as float arrays.
+
+        Whatever else a client sends is left out, so that nothing unchecked is ever converted.
+        """
+        checked: dict[str, Any] = {
+            key: _checked_state(key, _lookup(observation, (key,)), dims) for key, dims in self.states.items()
+        }
         for path in self.cameras:
             _lookup(observation, path)
         images = observation.get("images", {})
         if not isinstance(images, dict):
             raise RequestError(f"images must be a dict of cameras; found {type(images).__name__}")
-        given = {f"images/{name}": image for name, image in images.items()}
-        given |= {"/".join(path): observation[path[0]] for path in self.cameras if len(path) == 1}
-        for name, image in given.items():
+        beside = {key: observation[key] for key in self.images_beside if key in observation}
+        for name, image in [*((f"images/{name}", image) for name, image in images.items()), *beside.items()]:
             _check_image(name, image)
-        prompt = observation.get("prompt")
-        if self.max_prompt_characters is None:
-            return {**observation, **states}
-        if prompt is None and (self.prompt_required or "prompt" in observation):
-            raise RequestError("there is no prompt: say what to do in 'prompt'")
-        if prompt is not None and not isinstance(prompt, str):
-            raise RequestError(f"prompt must be text; found {type(prompt).__name__}")
-        if prompt is not None and len(prompt) > self.max_prompt_characters:
-            raise RequestError(f"prompt is too long: {len(prompt)} characters")
-        return {**observation, **states}
+        checked |= {**beside, "images": images} if images else beside
+        if self.max_prompt_characters is not None and "prompt" in observation:
+            checked["prompt"] = _checked_prompt(observation["prompt"], self.max_prompt_characters)
+        elif self.prompt_required:
+            raise RequestError(_NO_PROMPT)
+        return checked
 
 
 def create_observation_spec(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> ObservationSpec:
@@ -112,6 +115,7 @@ def create_observation_spec(rl_config: RLTrainConfig, norm_stats: Mapping[str, N
     return ObservationSpec(
         {key: any_dims if dim is None else range(dim, dim + 1) for key, dim in config.robot.state_dims.items()},
         tuple(config.robot.image_path(slot) for slot in config.repack.cameras if slot in model.image_keys),
+        () if config.robot.image_group else (*config.robot.cameras.values(), *config.robot.ignored_cameras),
         max_prompt_characters=_MAX_CHARACTERS_PER_TOKEN * model.prompt_len or None,
         prompt_required=model.prompt_len > 0 and config.default_prompt is None,
     )
@@ -129,12 +133,14 @@ def _lookup(observation: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def _checked_state(name: str, state: Any, dims: range | None) -> np.ndarray:
-    try:
-        array = np.asarray(state)
-    except ValueError:  # lists of different lengths
-        array = np.asarray(None)
+    # A list of lists or of texts would take np.asarray seconds and gigabytes.
+    if isinstance(state, list) and all(isinstance(x, _NUMBERS) and not isinstance(x, bool) for x in state):
+        state = np.array(state, np.float64)
+    if not isinstance(state, (np.ndarray, *_NUMBERS)) or isinstance(state, bool):
+        raise RequestError(f"{name} must be numbers: an array or a flat list; found {_kind(state)}")
+    array = np.asarray(state)
     if array.dtype.kind not in "iuf":
-        raise RequestError(f"{name} must be numbers; found {type(state).__name__}")
+        raise RequestError(f"{name} must be numbers; found an array of {array.dtype}")
     if array.ndim == 0 and dims == range(1, 2):  # a gripper may come as one number
         array = array[None]
     if array.ndim != 1 or (dims is not None and len(array) not in dims):
@@ -145,6 +151,22 @@ def _checked_state(name: str, state: Any, dims: range | None) -> np.ndarray:
     if not np.isfinite(array).all():
         raise RequestError(f"{name} has NaN or infinite values")
     return array if array.dtype.kind == "f" else array.astype(np.float32)
+
+
+def _kind(value: Any) -> str:
+    """What a client sent in place of numbers; of a list also what it holds."""
+    kinds = sorted({type(item).__name__ for item in value}) if isinstance(value, list) else []
+    return f"a list of {' and '.join(kinds)}" if kinds else type(value).__name__
+
+
+def _checked_prompt(prompt: Any, max_characters: int) -> str:
+    if prompt is None:
+        raise RequestError(_NO_PROMPT)
+    if not isinstance(prompt, str):
+        raise RequestError(f"prompt must be text; found {type(prompt).__name__}")
+    if len(prompt) > max_characters:
+        raise RequestError(f"prompt is too long: {len(prompt)} characters, and the policy reads {max_characters}")
+    return prompt
 
 
 def _check_image(name: str, image: Any) -> None:

@@ -1,7 +1,8 @@
 """openpi's policy server protocol: websocket frames of msgpack, metadata first, errors as text.
 
 A connection has one request under way at a time, and the number of connections is bounded, so that the memory of the
-server is bounded too. A client that sends nonsense, stalls or vanishes ends its own connection and no other.
+server is bounded too. A client that sends nonsense, stalls or vanishes ends its own connection and no other. What reads
+a message takes a bounded time, so that no client can make the others wait.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import logging
 import math
 import os
 import socket
+import ssl
 import time
 from typing import Annotated
 
@@ -25,7 +27,8 @@ from websockets.http11 import Response
 
 from acrlpd.config.bounds import check_bounds
 from acrlpd.serving.batching import Batcher
-from acrlpd.serving.message_format import MessageError, packb, unpackb
+from acrlpd.serving.connections import Connections
+from acrlpd.serving.message_format import MessageError, packb, shortened, unpackb
 from acrlpd.serving.metrics import ServerMetrics
 from acrlpd.serving.requests import RequestError
 from acrlpd.serving.serving_policy import Request, ServingPolicy
@@ -34,10 +37,13 @@ logger = logging.getLogger(__name__)
 # The websockets library would log a traceback for every port scanner and every lost connection.
 _quiet = logging.getLogger(f"{__name__}.connections")
 _quiet.setLevel(logging.CRITICAL)
-# Messages up to this many bytes are prepared in the event loop: three images of 224 pixels, as openpi's client sends
-# them, are read in less time than a thread takes to start. Larger images have to be resized, which would delay the
-# other clients.
+# Messages up to this many bytes are unpacked and prepared in the event loop: three images of 224 pixels, as openpi's
+# client sends them, are read in less time than a thread takes to start. Larger images have to be resized, which would
+# delay the other clients.
 _SMALL_MESSAGE = 512 * 2**10
+_MAX_ERROR_LENGTH = 1000
+# Longest time that a client takes to confirm the end of its connection; then its place is free.
+_GOODBYE_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +53,14 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: Annotated[int, Interval(ge=0, le=65535)] = 8000  # 0 means any free port
     api_key: str | None = None
+    tls: ssl.SSLContext | None = None  # None: connections are not encrypted
     # Longest time that a request waits for others to share a call with, or a fifth of a call where that is longer.
     max_wait_ms: Annotated[float, Interval(ge=0, lt=math.inf)] = 5.0
     max_message_bytes: Annotated[int, Gt(0)] = 32 * 2**20
     max_clients: Annotated[int, Gt(0)] = 64
+    max_clients_per_address: Annotated[int, Gt(0)] = 16
+    # Longest time that a client keeps its place without a request.
+    idle_timeout_s: Annotated[float, Interval(gt=0, lt=math.inf)] = 600.0
     # Longest time until a request is answered, and longest time until its client has received the answer.
     request_timeout_s: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
     # Longest time that a stopping server waits for the requests under way.
@@ -77,9 +87,15 @@ class PolicyServer:
         self.policy = policy
         self.metrics = ServerMetrics()
         self._options = options or ServerOptions()
-        self._clients: set[ServerConnection] = set()
+        self._connections = Connections(
+            max_clients=self._options.max_clients,
+            max_clients_per_address=self._options.max_clients_per_address,
+            metrics=self.metrics,
+        )
         self._idle: set[ServerConnection] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
         self._draining = False
+        self._is_following: bool | None = None  # None: nobody asked for it
         self._prepare_pool = concurrent.futures.ThreadPoolExecutor(
             min(4, os.cpu_count() or 1), thread_name_prefix="acrlpd-prepare"
         )
@@ -88,9 +104,11 @@ class PolicyServer:
         """Listens for clients. Warm the policy up before, or the first request waits for the compilation."""
         options = self._options
         self._batcher = Batcher(
-            max_wait_s=options.max_wait_ms / 1000, expected=lambda: len(self._clients), metrics=self.metrics
+            max_wait_s=options.max_wait_ms / 1000,
+            expected=lambda: len(self._connections.clients),
+            metrics=self.metrics,
         )
-        self.metrics.clients.set_function(lambda: len(self._clients))
+        self.metrics.clients.set_function(lambda: len(self._connections.clients))
         self.metrics.waiting.set_function(lambda: len(self._batcher))
         self.metrics.step.set_function(lambda: -1 if self.policy.step is None else self.policy.step)
         self._server: Server = await serve(
@@ -100,7 +118,10 @@ class PolicyServer:
             compression=None,
             max_size=options.max_message_bytes,
             max_queue=1,
+            close_timeout=_GOODBYE_SECONDS,
             process_request=self._process_request,
+            create_connection=self._connections.create,  # type: ignore[arg-type]  # websockets only calls it
+            ssl=options.tls,
             logger=_quiet,
         )
 
@@ -108,17 +129,22 @@ class PolicyServer:
     def port(self) -> int:
         return self._server.sockets[0].getsockname()[1]
 
+    def set_following(self, is_following: bool) -> None:
+        """Notes for /metrics and /healthz whether a follower looks for newer checkpoints at present."""
+        self._is_following = is_following
+        self.metrics.following.set(is_following)
+
     async def drain(self) -> None:
         """Stops the server: takes no new client, answers the requests under way, and closes the idle connections."""
         self._draining = True
         self._server.close(close_connections=False)
+        self._connections.abort_handshakes()
         goodbyes = [client.close(CloseCode.GOING_AWAY, "the server is stopping") for client in self._idle]
         await asyncio.gather(*goodbyes, return_exceptions=True)
-        try:
-            await asyncio.wait_for(self._server.wait_closed(), self._options.drain_timeout_s)
-        except TimeoutError:
-            logger.warning("%d clients did not finish in time", len(self._clients))
-            for client in list(self._clients):
+        # Not `Server.wait_closed`, which would also wait for clients that have begun a TLS handshake and are silent.
+        if self._handlers and (await asyncio.wait(self._handlers, timeout=self._options.drain_timeout_s))[1]:
+            logger.warning("%d clients did not finish in time", len(self._connections.clients))
+            for client in list(self._connections.clients):
                 client.transport.abort()
         await self._batcher.close()
         self._prepare_pool.shutdown()
@@ -126,14 +152,17 @@ class PolicyServer:
     # -- one client ----------------------------------------------------------------------------------
 
     async def _serve_client(self, client: ServerConnection) -> None:
-        self._clients.add(client)
+        handler = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
+        handler.add_done_callback(self._handlers.discard)
         try:
             await client.send(packb(self.policy.metadata()))
             total_ms: float | None = None
             while not self._draining:
-                self._idle.add(client)
-                message = await client.recv()
-                self._idle.discard(client)
+                message = await self._receive(client)
+                if message is None:
+                    return
                 start = time.perf_counter()
                 reply = await self._answer(message, total_ms)
                 await asyncio.wait_for(client.send(reply), self._options.request_timeout_s)
@@ -144,8 +173,22 @@ class PolicyServer:
             await client.close(CloseCode.GOING_AWAY, "the server is stopping")
         except (ConnectionClosed, TimeoutError):
             client.transport.abort()  # the client is gone, or does not receive its answer
+
+    async def _receive(self, client: ServerConnection) -> str | bytes | None:
+        """The next message; None after a client that sent no complete message for too long was told goodbye."""
+        limit = self._options.idle_timeout_s
+        self._idle.add(client)
+        try:
+            async with asyncio.timeout(limit):
+                return await client.recv()
+        except TimeoutError:
+            self.metrics.closed_connections.labels("idle").inc()
+            logger.info(
+                "a client at %s sent no request for %g s; its connection is closed", client.remote_address, limit
+            )
+            await client.close(CloseCode.POLICY_VIOLATION, f"no request for {limit:g} s (--idle_timeout_s)")
+            return None
         finally:
-            self._clients.discard(client)
             self._idle.discard(client)
 
     async def _answer(self, message: str | bytes, previous_ms: float | None) -> bytes | str:
@@ -156,14 +199,14 @@ class PolicyServer:
                 reply = await self._batcher.submit(await self._prepare(message))
         except (RequestError, MessageError) as error:
             self.metrics.requests.labels("bad_request").inc()
-            return f"bad request: {error}"
+            return f"bad request: {shortened(str(error), _MAX_ERROR_LENGTH)}"
         except TimeoutError:
             self.metrics.requests.labels("timeout").inc()
             return f"no answer within {self._options.request_timeout_s:g} s: the server is overloaded"
         except Exception as error:  # a bug or an error of the device: the server logs it and goes on
             self.metrics.requests.labels("error").inc()
             logger.exception("a request failed")
-            return f"error in the policy server: {type(error).__name__}: {error}"
+            return f"error in the policy server: {type(error).__name__}: {shortened(str(error), _MAX_ERROR_LENGTH)}"
         seconds = time.perf_counter() - start
         self.metrics.requests.labels("ok").inc()
         self.metrics.request_seconds.observe(seconds)
@@ -185,17 +228,22 @@ class PolicyServer:
 
     def _process_request(self, client: ServerConnection, request: HTTPRequest) -> Response | None:
         if request.path == "/healthz":
-            return client.respond(http.HTTPStatus.OK, "OK\n")
-        key, given = self._options.api_key, request.headers.get("Authorization", "")
-        if key is not None and not hmac.compare_digest(given.encode(), f"Api-Key {key}".encode()):
+            # The status stays OK: clients are served, and a restart of the server would help nobody.
+            has_ended = self._is_following is False
+            problem = "--follow has ended by an error and begins again; see the log\n" if has_ended else ""
+            return client.respond(http.HTTPStatus.OK, f"OK\n{problem}")
+        given = request.headers.get_all("Authorization")
+        if not self._is_authorized(given):
             self.metrics.refused_connections.labels("unauthorized").inc()
-            return client.respond(
-                http.HTTPStatus.UNAUTHORIZED, "this server needs the header 'Authorization: Api-Key <key>'\n"
-            )
+            text = f"this server needs one header 'Authorization: Api-Key <key>' with its key; found {len(given)}\n"
+            return client.respond(http.HTTPStatus.UNAUTHORIZED, text)
         if request.path == "/metrics":
             return client.respond(http.HTTPStatus.OK, self.metrics.text())
-        if len(self._clients) >= self._options.max_clients:
-            self.metrics.refused_connections.labels("full").inc()
-            message = f"the server has {len(self._clients)} clients, the most that it takes\n"
-            return client.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, message)
-        return None
+        return self._connections.admit(client)
+
+    def _is_authorized(self, given: list[str]) -> bool:
+        if self._options.api_key is None:
+            return True
+        expected = f"Api-Key {self._options.api_key}".encode()
+        # Bytes that are not text arrive as surrogates, which a plain encode() refuses.
+        return len(given) == 1 and hmac.compare_digest(given[0].encode(errors="surrogateescape"), expected)

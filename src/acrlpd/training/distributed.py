@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from acrlpd.config.command_line import Flag
+from acrlpd.files import is_whole_number
 
 # Seconds without a sign of life after which a process counts as dead. A busy host may be silent nearly as long, and the
 # other processes must not wait for hours.
@@ -84,7 +85,7 @@ def _given_or_environment(value: int | None, name: str) -> int | None:
     text = os.environ.get(name)
     if value is not None or not text:
         return value
-    if not text.isdigit():
+    if not is_whole_number(text):
         raise ValueError(f"${name} must be a whole number; found {text!r}")
     return int(text)
 
