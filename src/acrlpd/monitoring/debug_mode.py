@@ -155,6 +155,7 @@ def _inspect_critics(agent: Agent, batch: Batch, choice: ChosenActions) -> Inspe
     member_q = ensemble(features, observation.state, chunk[:, None])[:, 0]  # [b, E]
     mask = jnp.asarray(batch.sequence_mask, bool)[:, None]
     q = choice.q_values
+    assert q is not None  # without critics there is no inspection of critics
     ends = {"lowest": jnp.mean(jnp.min(q, axis=1)), "mean": jnp.mean(q), "highest": jnp.mean(jnp.max(q, axis=1))}
     return {
         "critics": {
