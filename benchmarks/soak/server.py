@@ -1,0 +1,222 @@
+"""64 clients ask a server for an hour, at first all honest, then some of them abusive; nothing may grow.
+
+Every client has an address of its own (127.0.0.x) and a pace of its own. Honest clients check every answer, and
+connect again now and then. Abusive clients send damaged and oversized messages, begin what they do not end, stay idle,
+and vanish. Memory, file handles and the latency of honest clients are compared between the begin and the end of each
+half.
+"""
+
+import asyncio
+import dataclasses
+import pathlib
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from serve_process import ServeProcess
+from serving_helpers import state_observation
+from small_checkpoints import make_agent, save_run, state_config
+from test_server_fuzz import random_message
+from trial import Trial, Violation, check, environment, soak_trial
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from acrlpd.serving.message_format import packb, unpackb
+
+NUM_CLIENTS, NUM_ABUSIVE = 64, 8
+PACE_S = 4.0  # between two requests of a client, on average
+SAMPLE_S = 5.0
+IDLE_S = 30.0  # until the server closes an idle connection
+# Growth of the server's memory that counts as noise of the allocator.
+MEMORY_SLACK = 8 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The server at one moment."""
+
+    memory: int  # resident bytes
+    handles: int
+
+
+def sample(pid: int) -> Sample:
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    [kib] = (line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+    return Sample(1024 * int(kib), sum(1 for _ in pathlib.Path(f"/proc/{pid}/fd").iterdir()))
+
+
+@dataclasses.dataclass
+class Half:
+    """What was seen in one half of the trial."""
+
+    samples: list[Sample] = dataclasses.field(default_factory=list)
+    latencies: list[float] = dataclasses.field(default_factory=list)  # of honest clients, in seconds, in order
+    attacks: int = 0
+
+    def begin_and_end(self, name: str) -> tuple[float, float]:
+        """Medians of the second and of the last quarter: the first quarter warms up."""
+        values = self.latencies if name == "latency" else [getattr(one, name) for one in self.samples]
+        quarter = len(values) // 4
+        return statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])
+
+
+class Clients:
+    """All clients of the trial, in one event loop."""
+
+    def __init__(self, trial: Trial, port: int) -> None:
+        self._rng = trial.rng
+        self.port = port
+        self.half = Half()
+        self._expected: dict[int, np.ndarray] = {}  # by seed: equal requests get equal answers
+
+    async def connect(self, number: int) -> ClientConnection:
+        address = (f"127.0.0.{number + 2}", 0)
+        url = f"ws://127.0.0.1:{self.port}"
+        connection = await connect(url, compression=None, max_size=None, local_addr=address, open_timeout=60)
+        await connection.recv()
+        return connection
+
+    async def honest(self, number: int) -> None:
+        """Asks again and again; an answer that is late by a minute, wrong or missing is a violation."""
+        rng = random.Random(self._rng.random())
+        while True:
+            connection = await self.connect(number)
+            for _ in range(rng.randrange(20, 200)):
+                await asyncio.sleep(rng.uniform(0.5, 1.5) * PACE_S)
+                seed = rng.randrange(20)
+                start = time.perf_counter()
+                await connection.send(packb(state_observation(seed) | {"seed": seed}))
+                reply = await asyncio.wait_for(connection.recv(), 60)
+                self.half.latencies.append(time.perf_counter() - start)
+                check(isinstance(reply, bytes), f"an honest client was told {reply!r}")
+                actions = unpackb(reply)["actions"]
+                expected = self._expected.setdefault(seed, actions)
+                check(np.allclose(actions, expected, atol=1e-5), f"other actions for the request with seed {seed}")
+            await connection.close()
+
+    async def abusive(self, number: int) -> None:
+        rng = random.Random(self._rng.random())
+        attacks: list[Callable[[int, random.Random], Awaitable[None]]] = [
+            *[self._send_damaged] * 12,
+            self._send_oversized,
+            self._begin_a_handshake,
+            self._begin_a_message,
+            self._vanish,
+            self._stay_idle,
+        ]
+        while True:
+            await asyncio.sleep(rng.uniform(0.5, 1.5) * PACE_S / 4)
+            try:
+                await rng.choice(attacks)(number, rng)
+            except (ConnectionClosed, ConnectionError):
+                pass  # the server may close the connection of an abusive client at any time
+            self.half.attacks += 1
+
+    async def _send(self, number: int, message: bytes | str) -> None:
+        connection = await self.connect(number)
+        await connection.send(message)
+        reply = await asyncio.wait_for(connection.recv(), 60)
+        check(isinstance(reply, bytes) or reply.startswith("bad request: "), f"an attack was answered with {reply!r}")
+        connection.transport.abort()
+
+    async def _send_damaged(self, number: int, rng: random.Random) -> None:
+        await self._send(number, random_message(rng))
+
+    async def _send_oversized(self, number: int, rng: random.Random) -> None:
+        """Values that would become large when they are unpacked or converted."""
+        state: Any = rng.choice(
+            [
+                ["x" * 50] * 2000,
+                [[None] * 4096] * 1021,
+                [1.5] * 3_000_000,
+                np.zeros(3_000_000),
+                {str(i): i for i in range(100_000)},
+            ]
+        )
+        message = {"state": state} if rng.random() < 0.9 else {"k" * 20_000_000: 1}
+        await self._send(number, await asyncio.to_thread(packb, message))
+
+    async def _begin_a_handshake(self, number: int, rng: random.Random) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(f"127.0.0.{number + 2}", 0))
+        writer.write(b"GET / HTTP/1.1\r\nHost: robot\r\nUpgrade: web"[: rng.randrange(1, 40)])
+        await asyncio.sleep(rng.uniform(0, IDLE_S / 4))
+        writer.transport.abort()
+
+    async def _begin_a_message(self, number: int, rng: random.Random) -> None:
+        connection = await self.connect(number)
+        connection.transport.write(b"\x82\xff" + (2**24).to_bytes(8, "big") + bytes(rng.randrange(10_000)))
+        await asyncio.sleep(rng.uniform(0, IDLE_S / 4))
+        connection.transport.abort()
+
+    async def _vanish(self, number: int, rng: random.Random) -> None:
+        connection = await self.connect(number)
+        await connection.send(packb(state_observation(1)))
+        connection.transport.abort()
+
+    async def _stay_idle(self, number: int, rng: random.Random) -> None:
+        connection = await self.connect(number)
+        await asyncio.wait_for(connection.wait_closed(), 10 * IDLE_S)
+
+
+async def drive(trial: Trial, clients: Clients, pid: int, num_abusive: int) -> Half:
+    """Half of the trial."""
+    clients.half = half = Half()
+    tasks = [asyncio.create_task(clients.abusive(number)) for number in range(num_abusive)]
+    tasks += [asyncio.create_task(clients.honest(number)) for number in range(num_abusive, NUM_CLIENTS)]
+    end, said = time.monotonic() + trial.options.duration / 2, 0.0
+    while time.monotonic() < end:
+        done, _ = await asyncio.wait(tasks, timeout=SAMPLE_S, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            raise Violation(f"a client ended: {task.exception()!r}") from task.exception()
+        half.samples.append(sample(pid))
+        if time.monotonic() - said > 60:
+            said, now = time.monotonic(), half.samples[-1]
+            recent = statistics.median(half.latencies[-500:] or [0])
+            counts = f"{len(half.latencies)} answers, {half.attacks} attacks, median {1000 * recent:.1f} ms"
+            trial.say(f"{counts}, {now.memory / 2**20:.0f} MiB, {now.handles} handles")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return half
+
+
+def judge(trial: Trial, half: Half, who: str) -> None:
+    memory, handles, latency = (half.begin_and_end(name) for name in ("memory", "handles", "latency"))
+    slack = max(MEMORY_SLACK, 0.02 * memory[0])
+    check(memory[1] <= memory[0] + slack, f"{who}: memory grew from {memory[0]:.0f} to {memory[1]:.0f} bytes")
+    check(handles[1] <= handles[0] + 2, f"{who}: file handles grew from {handles[0]} to {handles[1]}")
+    check(latency[1] <= 3 * latency[0], f"{who}: the median latency grew from {latency[0]:.4f} to {latency[1]:.4f} s")
+    p99 = 1000 * np.quantile(half.latencies, 0.99)
+    attacks = f", {half.attacks:,} attacks" if half.attacks else ""
+    trial.held(
+        f"`acrlpd serve` with {NUM_CLIENTS} clients, {who}",
+        f"{trial.options.duration / 2:.0f} s, {len(half.latencies):,} honest requests{attacks}",
+        f"memory {memory[0] / 2**20:.0f} to {memory[1] / 2**20:.0f} MiB, file handles {handles[0]:.0f} to "
+        f"{handles[1]:.0f}, median latency {1000 * latency[0]:.1f} to {1000 * latency[1]:.1f} ms (p99 {p99:.0f}), "
+        "every honest answer right",
+    )
+
+
+def main() -> None:
+    with soak_trial("server", __doc__, duration=3600.0) as trial:
+        config = state_config()
+        run = save_run(trial.directory / "run", config, {1: make_agent(config)})
+        environment_of_server = environment(trial)
+        with ServeProcess(pathlib.Path(environment_of_server["JAX_COMPILATION_CACHE_DIR"]), run) as server:
+            pid = server.pid
+            alone = sample(pid)
+            clients = Clients(trial, server.port)
+            judge(trial, asyncio.run(drive(trial, clients, pid, 0)), "all honest")
+            judge(trial, asyncio.run(drive(trial, clients, pid, NUM_ABUSIVE)), f"{NUM_ABUSIVE} of them abusive")
+            deadline = time.monotonic() + 60
+            while (handles := sample(pid).handles) > alone.handles + 2:
+                check(time.monotonic() < deadline, f"{handles} file handles without clients, {alone.handles} before")
+                time.sleep(0.5)
+        check("Traceback" not in server.said, f"the server logged a traceback:\n{server.said[-3000:]}")
+
+
+if __name__ == "__main__":
+    main()
