@@ -12,7 +12,7 @@ import struct
 import subprocess
 import time
 
-from trial import PATIENCE_S, Process, Run, Trial, acrlpd, check, check_same_run, compile_shim, soak_trial
+from harness import PATIENCE_S, Process, Run, Trial, acrlpd, check, check_same_run, compile_shim, soak_trial
 from training_helpers import online_config
 
 from acrlpd.config import RLTrainConfig

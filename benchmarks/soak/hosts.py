@@ -9,7 +9,7 @@ import re
 import socket
 import time
 
-from trial import PATIENCE_S, Process, Run, Trial, check, check_same_run, soak_trial
+from harness import PATIENCE_S, Process, Run, Trial, check, check_same_run, soak_trial
 from training_helpers import metrics_of, state_config
 
 from acrlpd.config import RLTrainConfig

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from trial import Process, Run, Trial, check, check_same_run, soak_trial
+from harness import Process, Run, Trial, check, check_same_run, soak_trial
 from training_helpers import arrays_of, metrics_of, online_config
 
 from acrlpd.config import RLTrainConfig

@@ -7,6 +7,7 @@ half.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import pathlib
 import random
@@ -16,11 +17,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
+from harness import Trial, ViolationError, check, environment, soak_trial
 from serve_process import ServeProcess
 from serving_helpers import state_observation
 from small_checkpoints import make_agent, save_run, state_config
 from test_server_fuzz import random_message
-from trial import Trial, Violation, check, environment, soak_trial
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -109,10 +110,9 @@ class Clients:
         ]
         while True:
             await asyncio.sleep(rng.uniform(0.5, 1.5) * PACE_S / 4)
-            try:
+            # The server may close the connection of an abusive client at any time.
+            with contextlib.suppress(ConnectionClosed, ConnectionError):
                 await rng.choice(attacks)(number, rng)
-            except (ConnectionClosed, ConnectionError):
-                pass  # the server may close the connection of an abusive client at any time
             self.half.attacks += 1
 
     async def _send(self, number: int, message: bytes | str) -> None:
@@ -170,7 +170,7 @@ async def drive(trial: Trial, clients: Clients, pid: int, num_abusive: int) -> H
     while time.monotonic() < end:
         done, _ = await asyncio.wait(tasks, timeout=SAMPLE_S, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
-            raise Violation(f"a client ended: {task.exception()!r}") from task.exception()
+            raise ViolationError(f"a client ended: {task.exception()!r}") from task.exception()
         half.samples.append(sample(pid))
         if time.monotonic() - said > 60:
             said, now = time.monotonic(), half.samples[-1]

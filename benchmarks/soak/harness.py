@@ -42,13 +42,13 @@ logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step th
 PATIENCE_S = 900.0
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """The trial has found something that must not happen."""
 
 
 def check(holds: object, message: str) -> None:
     if not holds:
-        raise Violation(message)
+        raise ViolationError(message)
 
 
 class Trial:
@@ -147,7 +147,9 @@ class Process:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(self.pid, signal.SIGKILL)
-            raise Violation(f"process {self.pid} did not end within {seconds:.0f} s; its log is {self.log}") from None
+            raise ViolationError(
+                f"process {self.pid} did not end within {seconds:.0f} s; its log is {self.log}"
+            ) from None
 
     def kill(self) -> None:
         """kill -9 for the process, and nothing for its children; they have to notice within a minute."""
