@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
-.PHONY: help install install-dev quickstart test test-slow lint types clean
+.PHONY: help install install-dev quickstart test test-slow soak lint types clean
 
 help:
 	@echo "make quickstart | test | install | lint | types | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
@@ -55,6 +55,11 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m slow
+
+# TRIALS="kills disk" runs some of the trials.
+soak: $(VENV)/installed-dev
+	@echo "==> running the soak, which takes about an hour"
+	@$(BIN)/python benchmarks/soak/run.py $(TRIALS)
 
 lint: $(VENV)/installed-dev
 	@echo "==> ruff"

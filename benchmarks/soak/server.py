@@ -14,10 +14,10 @@ import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import numpy as np
-from harness import Trial, ViolationError, check, environment, soak_trial
+from harness import Trial, ViolationError, check, soak_trial
+from hostile_messages import HOSTILE
 from serve_process import ServeProcess
 from serving_helpers import state_observation
 from small_checkpoints import make_agent, save_run, state_config
@@ -101,8 +101,8 @@ class Clients:
     async def abusive(self, number: int) -> None:
         rng = random.Random(self._rng.random())
         attacks: list[Callable[[int, random.Random], Awaitable[None]]] = [
-            *[self._send_damaged] * 12,
-            self._send_oversized,
+            *[self._send_damaged] * 6,
+            *[self._send_hostile] * 4,
             self._begin_a_handshake,
             self._begin_a_message,
             self._vanish,
@@ -125,19 +125,9 @@ class Clients:
     async def _send_damaged(self, number: int, rng: random.Random) -> None:
         await self._send(number, random_message(rng))
 
-    async def _send_oversized(self, number: int, rng: random.Random) -> None:
-        """Values that would become large when they are unpacked or converted."""
-        state: Any = rng.choice(
-            [
-                ["x" * 50] * 2000,
-                [[None] * 4096] * 1021,
-                [1.5] * 3_000_000,
-                np.zeros(3_000_000),
-                {str(i): i for i in range(100_000)},
-            ]
-        )
-        message = {"state": state} if rng.random() < 0.9 else {"k" * 20_000_000: 1}
-        await self._send(number, await asyncio.to_thread(packb, message))
+    async def _send_hostile(self, number: int, rng: random.Random) -> None:
+        """A message that is made to cost the server more than its sender."""
+        await self._send(number, HOSTILE[rng.choice(list(HOSTILE))]())
 
     async def _begin_a_handshake(self, number: int, rng: random.Random) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(f"127.0.0.{number + 2}", 0))
@@ -204,8 +194,7 @@ def main() -> None:
     with soak_trial("server", __doc__, duration=3600.0) as trial:
         config = state_config()
         run = save_run(trial.directory / "run", config, {1: make_agent(config)})
-        environment_of_server = environment(trial)
-        with ServeProcess(pathlib.Path(environment_of_server["JAX_COMPILATION_CACHE_DIR"]), run) as server:
+        with ServeProcess(trial.directory / "xla_cache", run, "--idle_timeout_s", str(IDLE_S)) as server:
             pid = server.pid
             alone = sample(pid)
             clients = Clients(trial, server.port)
