@@ -1,7 +1,7 @@
 """The wall clock jumps while a run trains, mostly back, by seconds to years, and the run is killed and resumed.
 
-A library for LD_PRELOAD (clock.c) changes the time of day of the processes; the time stamps of files stay those of the
-machine. Training must come to the same bits, times in the metrics must make sense, and `acrlpd watch` and
+A library for LD_PRELOAD (clock.c) changes the time of day of the processes, but for tensorstore; the time stamps of
+files stay those of the machine. Training must come to the same bits, times in the metrics must make sense, and `acrlpd watch` and
 `acrlpd report` must work under a clock that is behind the files.
 """
 

@@ -28,6 +28,7 @@ from websockets.exceptions import ConnectionClosed
 from acrlpd.serving.message_format import packb, unpackb
 
 NUM_CLIENTS, NUM_ABUSIVE = 64, 8
+PLACES = 96  # of the server: abusive clients begin new connections before the server has noticed that old ones are gone
 PACE_S = 4.0  # between two requests of a client, on average
 SAMPLE_S = 5.0
 IDLE_S = 30.0  # until the server closes an idle connection
@@ -194,7 +195,8 @@ def main() -> None:
     with soak_trial("server", __doc__, duration=3600.0) as trial:
         config = state_config()
         run = save_run(trial.directory / "run", config, {1: make_agent(config)})
-        with ServeProcess(trial.directory / "xla_cache", run, "--idle_timeout_s", str(IDLE_S)) as server:
+        options = ("--idle_timeout_s", str(IDLE_S), "--max_clients", str(PLACES))
+        with ServeProcess(trial.directory / "xla_cache", run, *options) as server:
             pid = server.pid
             alone = sample(pid)
             clients = Clients(trial, server.port)
