@@ -1,8 +1,8 @@
 """The wall clock jumps while a run trains, mostly back, by seconds to years, and the run is killed and resumed.
 
-A library for LD_PRELOAD (clock.c) changes the time of day of the processes, but for tensorstore; the time stamps of
-files stay those of the machine. Training must come to the same bits, times in the metrics must make sense, and `acrlpd watch` and
-`acrlpd report` must work under a clock that is behind the files.
+A library for LD_PRELOAD (clock.c) changes the time of day of the processes, except for tensorstore. The time stamps of
+files stay those of the machine. Training must come to the same bits, times in the metrics must make sense, and
+`acrlpd watch` and `acrlpd report` must work under a clock that is behind the files.
 """
 
 import mmap
