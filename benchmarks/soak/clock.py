@@ -11,8 +11,9 @@ import re
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 
-from harness import PATIENCE_S, Process, Run, Trial, acrlpd, check, check_same_run, compile_shim, soak_trial
+from harness import PATIENCE_S, Process, Run, Trial, acrlpd, check, check_same_run, compile_shim, last_step, soak_trial
 from training_helpers import online_config
 
 from acrlpd.config import RLTrainConfig
@@ -71,16 +72,14 @@ def look_on(run: Run) -> None:
         check(not re.search(r"-\d+(\.\d+)? (s|min|h|d)\b", seen.stdout), f"a negative time in:\n{seen.stdout}")
 
 
-def jump_while_it_runs(trial: Trial, process: Process, clock: WallClock, most: int) -> int:
-    """Lets the clock jump up to `most` times, until the process ends; returns how often."""
-    for jumps in range(most):
-        deadline = time.monotonic() + trial.rng.uniform(0.2, 2.0)
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                return jumps
-            time.sleep(0.01)
+def jump_until(trial: Trial, process: Process, clock: WallClock, is_done: Callable[[], bool]) -> int:
+    """Lets the clock jump until something is done or the process ends; returns how often."""
+    jumps = 0
+    while not is_done() and process.poll() is None:
+        time.sleep(trial.rng.uniform(0.2, 2.0))
         clock.jump()
-    return most
+        jumps += 1
+    return jumps
 
 
 def main() -> None:
@@ -92,11 +91,12 @@ def main() -> None:
         for number in range(trial.options.trials):
             run = Run(trial, config_of(trial, f"jumping-{number}"), **clock.variables)
             process = run.start()
-            jumps += jump_while_it_runs(trial, process, clock, most=trial.rng.randrange(6, 15))
+            step = trial.rng.randrange(50, LAST - 50)
+            jumps += jump_until(trial, process, clock, lambda run=run, step=step: last_step(run) >= step)
             look_on(run)
             process.kill()
             process = run.start()
-            jumps += jump_while_it_runs(trial, process, clock, most=10**6)
+            jumps += jump_until(trial, process, clock, lambda: False)
             check(process.wait() == 0, f"the run ended with {process.wait()}:\n{process.said[-3000:]}")
             look_on(run)
             check_same_run(run, straight, LAST)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 TESTS = REPOSITORY / "tests"
@@ -95,6 +95,9 @@ def soak_trial(name: str, description: str | None, **defaults: float) -> Iterato
         yield trial
     except AssertionError as error:
         problem = str(error)
+    finally:
+        for process in Process.started:
+            process.end()
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)
         content = {"seed": options.seed, "seconds": trial.seconds, "commit": commit(), "violation": problem}
@@ -124,6 +127,8 @@ def machine() -> str:
 class Process:
     """A process with a log file, and everything that it has started: they share a process group."""
 
+    started: ClassVar[list["Process"]] = []
+
     def __init__(self, command: list[str], log: pathlib.Path, environment: Mapping[str, str]) -> None:
         self.log = log
         self._start = log.stat().st_size if log.exists() else 0
@@ -132,6 +137,7 @@ class Process:
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
             )
         self.pid = self._process.pid
+        self.started.append(self)
 
     @property
     def said(self) -> str:
@@ -150,6 +156,12 @@ class Process:
             raise ViolationError(
                 f"process {self.pid} did not end within {seconds:.0f} s; its log is {self.log}"
             ) from None
+
+    def end(self) -> None:
+        """Ends whatever is left of the process and its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
 
     def kill(self) -> None:
         """kill -9 for the process, and nothing for its children; they have to notice within a minute."""
@@ -223,6 +235,12 @@ class Run:
         folder = self.directory / REPLAY
         files = sorted(folder.iterdir()) if folder.exists() else []
         return {path.name: path.read_bytes() for path in files if path.suffix != ".tmp"}
+
+
+def last_step(run: Run) -> int:
+    """The step of the newest line of metrics; 0 before the first one."""
+    lines = metrics_of(run.directory)
+    return lines[-1]["step"] if lines else 0
 
 
 def check_same_run(found: Run, expected: Run, last_step: int) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from harness import Process, Run, Trial, check, check_same_run, soak_trial
+from harness import Process, Run, Trial, check, check_same_run, last_step, soak_trial
 from training_helpers import arrays_of, metrics_of, online_config
 
 from acrlpd.config import RLTrainConfig
@@ -128,11 +128,6 @@ def kill_without_loss(trial: Trial) -> None:
         f"{kills} of {kills} kills ({victims.count('actor')} of them of the actor), in {runs} runs",
         "what was in the replay at a kill stays as it was; every round is learned from once; all updates are made",
     )
-
-
-def last_step(run: Run) -> int:
-    lines = metrics_of(run.directory)
-    return lines[-1]["step"] if lines else 0
 
 
 def check_nothing_lost(run: Run, on_disk: dict[str, bytes]) -> None:
