@@ -44,6 +44,7 @@ from acrlpd.training.checkpoints.items import (
     save_arrays,
 )
 from acrlpd.training.checkpoints.metadata import create_checkpoint_metadata
+from acrlpd.training.checkpoints.quiet import quiet_libraries, reason
 from acrlpd.training.distributed import problems_elsewhere
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
 
@@ -69,6 +70,7 @@ class CheckpointWriter:
         self._rl_config = rl_config
         self._assets = assets
         self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
+        quiet_libraries()
         self._manager = create_manager(directory, rl_config.checkpoints)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
         self._num_saves = 0
@@ -120,7 +122,7 @@ class CheckpointWriter:
         self._remove_leftovers()
         steps = saved_steps(self.directory)
         kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
-        message = f"the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); {kept}"
+        message = f"the checkpoint of step {step} could not be written ({reason(error)}); {kept}"
         max_failures = self._rl_config.checkpoints.max_failures
         if self._failures_in_a_row >= max_failures:
             raise SaveFailedError(
@@ -200,7 +202,7 @@ def _one_outcome(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        problems_elsewhere(name, f"{type(error).__name__}: {error}")
+        problems_elsewhere(name, reason(error))
         raise
     if problems := problems_elsewhere(name, None):
         process, problem = next(iter(problems.items()))
