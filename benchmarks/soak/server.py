@@ -13,7 +13,7 @@ import pathlib
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import numpy as np
 from harness import Trial, ViolationError, check, soak_trial
@@ -74,30 +74,33 @@ class Clients:
         self.half = Half()
         self._expected: dict[int, np.ndarray] = {}  # by seed: equal requests get equal answers
 
-    async def connect(self, number: int) -> ClientConnection:
+    @contextlib.asynccontextmanager
+    async def connection(self, number: int) -> AsyncIterator[ClientConnection]:
+        """A connection of a client that has taken the metadata."""
         address = (f"127.0.0.{number + 2}", 0)
         url = f"ws://127.0.0.1:{self.port}"
-        connection = await connect(url, compression=None, max_size=None, local_addr=address, open_timeout=60)
-        await connection.recv()
-        return connection
+        async with connect(url, compression=None, max_size=None, local_addr=address, open_timeout=60) as connection:
+            await connection.recv()
+            yield connection
 
     async def honest(self, number: int) -> None:
-        """Asks again and again; an answer that is late by a minute, wrong or missing is a violation."""
+        """Asks again and again; an answer that is wrong, missing or late by a minute is a violation."""
         rng = random.Random(self._rng.random())
         while True:
-            connection = await self.connect(number)
-            for _ in range(rng.randrange(20, 200)):
-                await asyncio.sleep(rng.uniform(0.5, 1.5) * PACE_S)
-                seed = rng.randrange(20)
-                start = time.perf_counter()
-                await connection.send(packb(state_observation(seed) | {"seed": seed}))
-                reply = await asyncio.wait_for(connection.recv(), 60)
-                self.half.latencies.append(time.perf_counter() - start)
-                check(isinstance(reply, bytes), f"an honest client was told {reply!r}")
-                actions = unpackb(reply)["actions"]
-                expected = self._expected.setdefault(seed, actions)
-                check(np.allclose(actions, expected, atol=1e-5), f"other actions for the request with seed {seed}")
-            await connection.close()
+            async with self.connection(number) as connection:
+                for _ in range(rng.randrange(20, 200)):
+                    await asyncio.sleep(rng.uniform(0.5, 1.5) * PACE_S)
+                    await self._ask(connection, seed=rng.randrange(20))
+
+    async def _ask(self, connection: ClientConnection, seed: int) -> None:
+        start = time.perf_counter()
+        await connection.send(packb(state_observation(seed) | {"seed": seed}))
+        reply = await asyncio.wait_for(connection.recv(), 60)
+        self.half.latencies.append(time.perf_counter() - start)
+        check(isinstance(reply, bytes), f"an honest client was told {reply!r}")
+        actions = unpackb(reply)["actions"]
+        expected = self._expected.setdefault(seed, actions)
+        check(np.allclose(actions, expected, atol=1e-5), f"other actions for the request with seed {seed}")
 
     async def abusive(self, number: int) -> None:
         rng = random.Random(self._rng.random())
@@ -117,11 +120,12 @@ class Clients:
             self.half.attacks += 1
 
     async def _send(self, number: int, message: bytes | str) -> None:
-        connection = await self.connect(number)
-        await connection.send(message)
-        reply = await asyncio.wait_for(connection.recv(), 60)
-        check(isinstance(reply, bytes) or reply.startswith("bad request: "), f"an attack was answered with {reply!r}")
-        connection.transport.abort()
+        async with self.connection(number) as connection:
+            await connection.send(message)
+            reply = await asyncio.wait_for(connection.recv(), 60)
+            is_refusal = isinstance(reply, str) and reply.startswith("bad request: ")
+            check(is_refusal or isinstance(reply, bytes), f"an attack was answered with {reply!r}")
+            connection.transport.abort()
 
     async def _send_damaged(self, number: int, rng: random.Random) -> None:
         await self._send(number, random_message(rng))
@@ -137,19 +141,19 @@ class Clients:
         writer.transport.abort()
 
     async def _begin_a_message(self, number: int, rng: random.Random) -> None:
-        connection = await self.connect(number)
-        connection.transport.write(b"\x82\xff" + (2**24).to_bytes(8, "big") + bytes(rng.randrange(10_000)))
-        await asyncio.sleep(rng.uniform(0, IDLE_S / 4))
-        connection.transport.abort()
+        async with self.connection(number) as connection:
+            connection.transport.write(b"\x82\xff" + (2**24).to_bytes(8, "big") + bytes(rng.randrange(10_000)))
+            await asyncio.sleep(rng.uniform(0, IDLE_S / 4))
+            connection.transport.abort()
 
     async def _vanish(self, number: int, rng: random.Random) -> None:
-        connection = await self.connect(number)
-        await connection.send(packb(state_observation(1)))
-        connection.transport.abort()
+        async with self.connection(number) as connection:
+            await connection.send(packb(state_observation(1)))
+            connection.transport.abort()
 
     async def _stay_idle(self, number: int, rng: random.Random) -> None:
-        connection = await self.connect(number)
-        await asyncio.wait_for(connection.wait_closed(), 10 * IDLE_S)
+        async with self.connection(number) as connection:
+            await asyncio.wait_for(connection.wait_closed(), 10 * IDLE_S)
 
 
 async def drive(trial: Trial, clients: Clients, pid: int, num_abusive: int) -> Half:
