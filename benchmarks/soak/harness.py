@@ -60,6 +60,7 @@ class Trial:
         self.directory = directory
         self.rng = random.Random(options.seed)
         self.rows: list[dict[str, str]] = []
+        self.commit = commit()
         self._started = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -100,7 +101,7 @@ def soak_trial(name: str, description: str | None, **defaults: float) -> Iterato
             process.end()
     if options.results is not None:
         options.results.mkdir(parents=True, exist_ok=True)
-        content = {"seed": options.seed, "seconds": trial.seconds, "commit": commit(), "violation": problem}
+        content = {"seed": options.seed, "seconds": trial.seconds, "commit": trial.commit, "violation": problem}
         (options.results / f"{name}.json").write_text(json.dumps(content | {"rows": trial.rows}, indent=2))
     if problem is None:
         shutil.rmtree(directory)

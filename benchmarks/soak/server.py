@@ -64,9 +64,7 @@ class Half:
     latencies: list[float] = dataclasses.field(default_factory=list)  # of honest clients, in seconds, in order
     attacks: int = 0
 
-    def _begin_and_end(
-        self, values: Sequence[float], summary: Callable[[Sequence[float]], float]
-    ) -> tuple[float, float]:
+    def _begin_and_end(self, values: Sequence[Any], summary: Callable[[Sequence[Any]], float]) -> tuple[float, float]:
         """A number for the second and for the last quarter of the half; the first quarter warms up."""
         quarter = len(values) // 4
         return summary(values[quarter : 2 * quarter]), summary(values[-quarter:])
@@ -218,8 +216,9 @@ def judge(trial: Trial, half: Half, who: str) -> None:
     trial.held(
         f"`acrlpd serve` with {NUM_CLIENTS} clients, {who}",
         f"{trial.options.duration / 2:.0f} s, {len(half.latencies):,} honest requests{attacks}",
-        f"memory {memory[0] / 2**20:.0f} to {memory[1] / 2**20:.0f} MiB (at most {most:.0f}), file handles "
-        f"{handles[0]:.0f} to {handles[1]:.0f}, processor time per answer {1000 * cost[0]:.1f} to {1000 * cost[1]:.1f} ms, "
+        f"memory {memory[0] / 2**20:.0f} to {memory[1] / 2**20:.0f} MiB (at most {most:.0f}), "
+        f"file handles {handles[0]:.0f} to {handles[1]:.0f}, "
+        f"processor time per answer {1000 * cost[0]:.1f} to {1000 * cost[1]:.1f} ms, "
         f"median latency {1000 * latency[0]:.1f} to {1000 * latency[1]:.1f} ms (99 %: {p99:.0f} ms), "
         "every honest answer right",
     )
@@ -227,6 +226,7 @@ def judge(trial: Trial, half: Half, who: str) -> None:
 
 def main() -> None:
     with soak_trial("server", __doc__, duration=3600.0) as trial:
+        check(trial.options.duration >= 120, "--duration must be at least 120 s")
         config = state_config()
         run = save_run(trial.directory / "run", config, {1: make_agent(config)})
         options = ("--idle_timeout_s", str(IDLE_S), "--max_clients", str(PLACES))
