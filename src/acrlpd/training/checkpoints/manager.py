@@ -50,6 +50,9 @@ from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_
 
 logger = logging.getLogger(__name__)
 
+# Seconds of waiting for a save after which a warning says so, again and again.
+SLOW_SAVE_S = 120.0
+
 
 class SaveFailedError(OSError):
     """Checkpoints could not be written too many times in a row."""
@@ -132,10 +135,17 @@ class CheckpointWriter:
         logger.error("%s; training goes on", message)
 
     def wait(self) -> None:
-        """Waits for a save that is under way; raises as `poll`."""
-        if self._running is not None:
-            concurrent.futures.wait([self._running[1]])
-            self.poll()
+        """Waits for a save that is under way, and says so if the wait is long; raises as `poll`."""
+        if self._running is None:
+            return
+        step, future = self._running
+        while not concurrent.futures.wait([future], SLOW_SAVE_S).done:
+            logger.warning(
+                "the checkpoint of step %d is still being written, and training waits for it. The disk is slow, or the "
+                "clock of this machine was set back: tensorstore then waits until the clock has caught up",
+                step,
+            )
+        self.poll()
 
     def close(self) -> None:
         """Waits for a save that is under way and ends the thread; an error of that save is logged."""
