@@ -123,8 +123,8 @@ def choose_actions(
 ) -> ChosenActions:
     """One of the first `num_candidates` [b] candidates of each observation, for noise [b, N, T, a].
 
-    Without `exploration` it is the candidate of the highest value. With `exploration` the choice is drawn as that config
-    says, for each observation from its own seed in `seeds`, uint32 [b].
+    Without `exploration` it is the candidate of the highest value. With `exploration` the choice is drawn as that
+    config says, for each observation from its own seed in `seeds`, uint32 [b].
     """
     noise = jnp.asarray(noise)
     if model.critics is None:

@@ -260,13 +260,13 @@ def test_a_flipped_bit_is_found_when_the_frame_is_first_read(
     cache = FrameCache(tmp_path, source, cameras=("image",), **SIZE)
     out = np.zeros((1, 40, 56, 3), np.uint8)
     cache.read_into("image", np.array([0]), np.array([6]), out)
-    message = r"image/00000.frames: frame 7 of camera 'image' .* checksum.*delete this file and manifest.json"
+    message = r"image/00000.frames: damaged, frame 7 does not match its checksum; delete this file and manifest.json"
     for _ in range(2):
         with pytest.raises(DatasetError, match=message):
             cache.read_into("image", np.array([0]), np.array([7]), out)
     cache.close()
     [problem] = validate_cache(tmp_path, source)
-    assert "image/00000.frames: frame 7" in problem
+    assert "image/00000.frames: damaged, frame 7" in problem
     (tmp_path / "image" / "00000.frames").unlink()
     (tmp_path / MANIFEST).unlink()
     untouched = (tmp_path / "wrist_image" / "00000.frames").stat().st_mtime_ns

@@ -194,10 +194,12 @@ class FrameCache(FrameStore):
     def _read_bytes(self, shard: int, frame: int, out: memoryview) -> None:
         """Reads a frame as it is stored. The first time, the bytes are compared with the checksum of the frame."""
         read = os.preadv(self._files[shard], [out], int(self._tables[shard][0][frame]))
-        if read == out.nbytes and self._checked[shard][frame]:
+        if read != out.nbytes:
+            raise self._damaged(shard, f"truncated, it ends before the end of frame {frame}")
+        if self._checked[shard][frame]:
             return
         if frame_checksum(out) != self._tables[shard][1][frame]:
-            raise self._damaged(shard, f"frame {frame} of camera {self.shards[shard].camera!r}")
+            raise self._damaged(shard, f"damaged, frame {frame} does not match its checksum")
         self._checked[shard][frame] = True
 
     def _read_tables(self, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -207,14 +209,13 @@ class FrameCache(FrameStore):
         size = 8 * (count if is_raw else 2 * count + 1)
         tables = os.pread(self._files[k], size, shard.bytes - size)
         if xxhash.xxh3_128_hexdigest(tables) != shard.checksum:
-            raise self._damaged(k, "the table behind the frames")
+            raise self._damaged(k, "damaged, the table behind the frames does not match its checksum")
         numbers = np.frombuffer(tables, np.uint64)
         starts = self.spec.frame_bytes * np.arange(count + 1) if is_raw else numbers[: count + 1].astype(np.int64)
         return starts, numbers[-count:] if count else numbers[:0]
 
-    def _damaged(self, shard: int, what: str) -> DatasetError:
-        path = self.directory / self.shards[shard].file
-        return DatasetError(f"{path}: {what} does not match its checksum: the file is damaged; {_REPAIR}")
+    def _damaged(self, shard: int, problem: str) -> DatasetError:
+        return DatasetError(f"{self.directory / self.shards[shard].file}: {problem}; {_REPAIR}")
 
     def _place(self) -> None:
         """Finds the shard, and the first frame in the shard, of every episode and camera."""
