@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 .PHONY: help install install-dev quickstart test test-slow soak lint types clean
 
 help:
-	@echo "make quickstart | test | install | lint | types | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
+	@echo "make quickstart | test | soak | install | lint | types | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
 
 # pip comes last: an environment that was interrupted, or lacks python3-venv, has none and is made again.
 $(BIN)/pip:
