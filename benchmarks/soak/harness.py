@@ -204,9 +204,8 @@ class Run:
     def __init__(self, trial: Trial, config: RLTrainConfig, **changes: str) -> None:
         """`changes` are added to the environment of the processes."""
         self.directory = run_directory(config)
-        self.directory.parent.mkdir(parents=True, exist_ok=True)
-        self.log = self.directory.parent / f"{config.exp_name}.log"
-        self.config_file = self.directory.parent / f"{config.exp_name}.yaml"
+        self.log = trial.directory / f"{config.exp_name}.log"
+        self.config_file = trial.directory / f"{config.exp_name}.yaml"
         self.environment = environment(trial, **changes)
         save_config(config, self.config_file)
 

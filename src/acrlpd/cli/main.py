@@ -3,6 +3,7 @@
 A subcommand is imported when it runs, so that `acrlpd --help` is instant.
 """
 
+import contextlib
 import importlib
 import sys
 import traceback
@@ -46,10 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except USER_ERRORS as error:
-        if debug:
-            traceback.print_exc()
-        else:
-            print(f"acrlpd: {_message(error)}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # stderr may be a file on the disk that is full
+            print(traceback.format_exc() if debug else f"acrlpd: {_message(error)}", file=sys.stderr)
         return 2
 
 

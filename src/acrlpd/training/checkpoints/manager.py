@@ -11,6 +11,7 @@ import copy
 import logging
 import math
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -44,12 +45,13 @@ from acrlpd.training.checkpoints.items import (
     save_arrays,
 )
 from acrlpd.training.checkpoints.metadata import create_checkpoint_metadata
-from acrlpd.training.checkpoints.quiet import quiet_libraries, reason
 from acrlpd.training.distributed import problems_elsewhere
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
 
 logger = logging.getLogger(__name__)
 
+# What tensorstore adds to the message of an error, pages of it.
+_DETAILS = re.compile(r" \[(os_error_code|tensorstore_spec|source locations)=.*", re.DOTALL)
 # Seconds of waiting for a save after which a warning says so, again and again.
 SLOW_SAVE_S = 120.0
 
@@ -73,7 +75,7 @@ class CheckpointWriter:
         self._rl_config = rl_config
         self._assets = assets
         self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
-        quiet_libraries()
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # Orbax leaves errors of single arrays unread
         self._manager = create_manager(directory, rl_config.checkpoints)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
         self._num_saves = 0
@@ -125,7 +127,7 @@ class CheckpointWriter:
         self._remove_leftovers()
         steps = saved_steps(self.directory)
         kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
-        message = f"the checkpoint of step {step} could not be written ({reason(error)}); {kept}"
+        message = f"the checkpoint of step {step} could not be written ({_reason(error)}); {kept}"
         max_failures = self._rl_config.checkpoints.max_failures
         if self._failures_in_a_row >= max_failures:
             raise SaveFailedError(
@@ -206,13 +208,17 @@ class CheckpointWriter:
                 shutil.rmtree(path, ignore_errors=True)  # What is still being written goes the next time.
 
 
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_DETAILS.sub('', str(error))}"
+
+
 @contextlib.contextmanager
 def _one_outcome(name: str) -> Iterator[None]:
     """Makes a save that fails on one process fail on all: they must agree on which checkpoints exist."""
     try:
         yield
     except Exception as error:
-        problems_elsewhere(name, reason(error))
+        problems_elsewhere(name, _reason(error))
         raise
     if problems := problems_elsewhere(name, None):
         process, problem = next(iter(problems.items()))
