@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from acrlpd.text import PrintableFormatter, print
+
 # Parameters of glibc's mallopt, from malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MIB = 2**20
@@ -25,7 +27,7 @@ def setup_logging() -> None:
     if not package.handlers:
         handler = _StderrHandler()
         prefix = f"[{jax.process_index()}] " if jax.process_count() > 1 else ""
-        handler.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
+        handler.setFormatter(PrintableFormatter(f"{prefix}%(message)s"))
         package.addHandler(handler)
         package.propagate = False
         sys.unraisablehook = _without_late_reads(sys.unraisablehook)
@@ -35,7 +37,7 @@ class _StderrHandler(logging.Handler):
     """Writes to the current `sys.stderr`, which a progress bar replaces so that messages appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
+        print(self.format(record), file=sys.stderr)
 
 
 def _without_late_reads(report: Callable[[Any], object]) -> Callable[[Any], object]:

@@ -135,7 +135,7 @@ def test_runs_side_by_side(runs: tuple[Path, Path], tmp_path: Path) -> None:
     loss = next(c for g in data["curves"]["groups"] for c in g["charts"] if c["title"] == "Total loss")
     assert [line["run"] for line in loss["lines"]] == [0, 1]
     summary = output.with_suffix(".md").read_text()
-    assert "| success: Offline RL | 66.0 % | 52.0 % |" in summary and "| `batch_size` | 64 | 32 |" in summary
+    assert "| success: Offline RL | 66.0 % | 52.0 % |" in summary and "| batch_size | 64 | 32 |" in summary
 
 
 def test_a_long_run_stays_small(tmp_path: Path) -> None:

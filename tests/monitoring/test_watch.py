@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from run_factory import make_run, metrics_line
 
 from acrlpd.cli.main import main
+from acrlpd.console import Console
 from acrlpd.monitoring.watch import sparkline, status, time_left, watch
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import RunReader

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from acrlpd.choice import hint
+from acrlpd.text import guard_terminal, print
 
 # A wrong value, a wrong path or a missing package is the user's error. Any other exception is a bug of ours and shows
 # its traceback.
@@ -35,6 +36,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    guard_terminal()
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     try:
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except USER_ERRORS as error:
         if debug:
-            traceback.print_exc()
+            print(traceback.format_exc(), end="", file=sys.stderr)
         else:
             print(f"acrlpd: {_message(error)}", file=sys.stderr)
         return 2

@@ -4,8 +4,8 @@ import shutil
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from acrlpd.console import Console
 from acrlpd.data.pipeline.rewards import Label, Labels, labels_path, load_labels
 from acrlpd.data.sources.source import DatasetError, open_source
 from acrlpd.data.tools.label import (

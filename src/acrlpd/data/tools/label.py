@@ -8,8 +8,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 
+from acrlpd.console import Console
 from acrlpd.data.pipeline.rewards import Label
 from acrlpd.data.sources.source import EpisodeSource
 
@@ -141,8 +141,7 @@ def label_interactively(
         seconds = episode.length / source.fps
         console.print(
             f"episode {episode.index} ({count + 1} of {len(todo)}): {episode.length} steps, {seconds:.1f} s, "
-            f"{camera}, first and last frame; task: {episode.prompt or 'none'}",
-            markup=False,
+            f"{camera}, first and last frame; task: {episode.prompt or 'none'}"
         )
         answer = _answer(console)
         if answer == "q":
