@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.units import format_seconds
+from acrlpd.runs.metrics_log import TIMING
 
 Line = Mapping[str, Any]
 Severity = Literal["warning", "error"]
@@ -85,7 +86,7 @@ class UsualValues:
 
 def update_time(line: Line) -> float | None:
     """Seconds per update, with the wait for its data, without checkpoints and evaluations."""
-    step, wait = line.get("timing/step_s"), line.get("timing/data_wait_s")
+    step, wait = line.get(f"{TIMING}step_s"), line.get(f"{TIMING}data_wait_s")
     return None if step is None or wait is None else step + wait
 
 
@@ -113,16 +114,24 @@ class AnomalyKind:
     advice: str
     patience: int  # bad lines in a row that begin an episode
     grace: int  # lines at the start of a phase that are not judged
+    is_timed: bool  # whether measured times decide, so that two equal runs may differ
+
+    @property
+    def metric(self) -> str:
+        """The metric that is 1 while the trouble lasts."""
+        return f"{TIMING if self.is_timed else ''}anomaly/{self.name}"
 
 
 KINDS: list[AnomalyKind] = []
 
 
-def _kind(severity: Severity, advice: str, *, patience: int = 3, grace: int = 0) -> Callable[[Assess], Assess]:
+def _kind(
+    severity: Severity, advice: str, *, patience: int = 3, grace: int = 0, is_timed: bool = False
+) -> Callable[[Assess], Assess]:
     """Makes a kind of a function that assesses a line; the kind has the function's name."""
 
     def register(assess: Assess) -> Assess:
-        KINDS.append(AnomalyKind(assess.__name__, severity, assess, advice, patience, grace))
+        KINDS.append(AnomalyKind(assess.__name__, severity, assess, advice, patience, grace, is_timed))
         return assess
 
     return register
@@ -269,6 +278,7 @@ def dead_candidates(line: Line, values: UsualValues, rl_config: RLTrainConfig) -
     "warning",
     "The devices wait for batches. Build a frame cache (`acrlpd data cache`), raise data.num_workers and "
     "data.prefetch_batches, or move the data to a local disk.",
+    is_timed=True,
 )
 def data_starvation(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     total = update_time(line)
@@ -304,6 +314,7 @@ def non_finite_updates(line: Line, values: UsualValues, rl_config: RLTrainConfig
     "warning",
     "Something else uses the machine, the devices throttle, or the data got slower: compare timing/data_wait_s with "
     "timing/step_s, look at `nvidia-smi`, and profile a few steps (--profile_steps).",
+    is_timed=True,
 )
 def throughput_drop(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     now, usual = update_time(line), values.usual(UPDATE_TIME)
