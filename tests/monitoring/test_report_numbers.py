@@ -21,9 +21,9 @@ from acrlpd.monitoring.report_facts import (
     shown_evaluation,
 )
 from acrlpd.monitoring.report_verdict import difference, judge
-from acrlpd.monitoring.units import format_bytes, format_seconds, short
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Outcome, RunRecord, read_run
+from acrlpd.units import format_bytes, format_seconds, short
 
 
 @pytest.fixture(scope="module")

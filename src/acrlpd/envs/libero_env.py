@@ -75,7 +75,7 @@ class _Simulator:
 
     def __init__(self, name: str, suite: str, task: int | None, image_size: tuple[int, int]) -> None:
         libero = importlib.import_module("libero.libero")
-        self._tasks = read_task_names(Path(libero.__file__).parent, suite)
+        self._tasks = read_task_names(Path(libero.__path__[0]), suite)
         self._bddl_files, self._state_files = (
             Path(libero.get_libero_path(key)) / suite for key in ("bddl_files", "init_states")
         )

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.monitoring.units import format_seconds
 from acrlpd.runs.metrics_log import TIMING
+from acrlpd.units import format_seconds
 
 Line = Mapping[str, Any]
 Severity = Literal["warning", "error"]
@@ -137,6 +137,12 @@ def _kind(
     return register
 
 
+def _range_excess(value: float, bounds: tuple[float, float]) -> float:
+    """How many times a positive number is above the upper bound or below the lower one."""
+    low, high = bounds
+    return max(value / high, low / max(value, 1e-12))
+
+
 @_kind(
     "error",
     "Lower the learning rate of the part whose loss grows and clip its gradients harder. More behaviour cloning "
@@ -214,12 +220,11 @@ def bc_rl_imbalance(line: Line, values: UsualValues, rl_config: RLTrainConfig) -
     if not (bc_weight and bc and actor and actor_weight):
         return None  # the run or the line has only one of the two losses
     ratio = bc_weight * bc / abs(actor_weight * actor)
-    low, high = BC_RL_RATIOS
     message = (
         f"bc_weight * bc_loss is {ratio:.3g} times actor_weight * actor_loss "
         f"({bc_weight:g} * {bc:.4g} against {actor_weight:g} * {actor:.4g})"
     )
-    return Assessment(max(ratio / high, low / ratio), message)
+    return Assessment(_range_excess(ratio, BC_RL_RATIOS), message)
 
 
 @_kind(
@@ -238,7 +243,7 @@ def temperature_out_of_range(line: Line, values: UsualValues, rl_config: RLTrain
     message = f"the temperature is {alpha:.4g}, outside of {low:g} to {high:g}"
     if entropy is not None:
         message += f"; the candidates' entropy is {entropy:.4g}"
-    return Assessment(max(alpha / high, low / max(alpha, 1e-12)), message, "temperature")
+    return Assessment(_range_excess(alpha, TEMPERATURE_RANGE), message, "temperature")
 
 
 @_kind(

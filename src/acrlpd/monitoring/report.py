@@ -18,10 +18,10 @@ from acrlpd.files import write_text_atomically
 from acrlpd.monitoring import report_facts as facts
 from acrlpd.monitoring.report_curves import create_curves
 from acrlpd.monitoring.report_verdict import describe_interval, percent
-from acrlpd.monitoring.units import format_bytes, format_seconds
 from acrlpd.runs.directory import RunError
 from acrlpd.runs.record import RunRecord, read_run
 from acrlpd.text import escape_markdown
+from acrlpd.units import format_bytes, format_seconds
 
 PAGE_FILE = "report.html"
 

@@ -18,9 +18,9 @@ from rich.text import Text
 
 from acrlpd.console import Console
 from acrlpd.monitoring.report_curves import downsample
-from acrlpd.monitoring.units import format_bytes, format_seconds, short
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Anomaly, RunProgress, RunReader, running_baseline
+from acrlpd.units import format_bytes, format_seconds, short
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # Label -> metric. The view shows those that a run has.
