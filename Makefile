@@ -7,10 +7,14 @@ PYTHON ?= python3
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
-.PHONY: help install install-dev quickstart test test-slow soak lint types clean
+# What tests, lint and types need: exact versions with their hashes, made by `make lock`.
+LOCK := .ci/requirements.lock
+EXTRAS := sim serve hub tensorboard wandb dev
+
+.PHONY: help install install-dev lock quickstart test test-slow soak lint types clean
 
 help:
-	@echo "make quickstart | test | soak | install | lint | types | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
+	@echo "make quickstart | test | soak | install | lint | types | lock | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
 
 # pip comes last: an environment that was interrupted, or lacks python3-venv, has none and is made again.
 $(BIN)/pip:
@@ -32,17 +36,24 @@ $(VENV)/installed-sim: pyproject.toml | $(BIN)/pip
 	@$(PIP) --editable '.[sim]'
 	@touch $@ $(VENV)/installed
 
-# openpi-client asks for numpy 1 but works with numpy 2: only without its dependencies can it be tested with.
-$(VENV)/installed-dev: pyproject.toml | $(BIN)/pip
+# The lock file is complete, so pip looks for nothing else: neither dependencies, nor what builds the package.
+$(VENV)/installed-dev: pyproject.toml $(LOCK) | $(BIN)/pip
 	@echo "==> installing acrlpd with the simulators, the server, the metric writers and the development tools"
-	@$(PIP) --editable '.[sim,serve,hub,tensorboard,wandb,dev]'
-	@$(PIP) --no-deps openpi-client
+	@$(PIP) --require-hashes --no-deps --requirement $(LOCK)
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@ $(VENV)/installed-sim $(VENV)/installed
 
 install: $(VENV)/installed
 	@echo "==> $(BIN)/acrlpd is ready"
 
 install-dev: $(VENV)/installed-dev
+
+# Versions in the lock file stay as they are where pyproject.toml allows; make lock ARGS=--upgrade takes the newest.
+lock: $(VENV)/installed-dev
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(ARGS) \
+		--custom-compile-command 'make lock' $(addprefix --extra ,$(EXTRAS)) \
+		--output-file $(LOCK) pyproject.toml .ci/no-deps.in
+	@echo "==> $(LOCK) is made again; the next make test installs it"
 
 quickstart: $(VENV)/installed-sim
 	@echo "==> acrlpd train --config quickstart (an interrupted run goes on; remove checkpoints/quickstart to repeat it)"

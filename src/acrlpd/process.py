@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from acrlpd.text import PrintableFormatter, print
+
 # Parameters of glibc's mallopt, from malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MIB = 2**20
@@ -27,7 +29,7 @@ def setup_logging() -> None:
     if not package.handlers:
         handler = _StderrHandler()
         prefix = f"[{jax.process_index()}] " if jax.process_count() > 1 else ""
-        handler.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
+        handler.setFormatter(PrintableFormatter(f"{prefix}%(message)s"))
         package.addHandler(handler)
         package.propagate = False
         sys.unraisablehook = _without_late_arrays(sys.unraisablehook)
@@ -39,7 +41,7 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # stderr may be a file on a disk that is full, or a terminal that is gone. The run goes on without its messages.
         with contextlib.suppress(OSError):
-            print(self.format(record), file=sys.stderr, flush=True)
+            print(self.format(record), file=sys.stderr)
 
 
 def _without_late_arrays(report: Callable[[Any], object]) -> Callable[[Any], object]:

@@ -5,12 +5,12 @@ import io
 import json
 
 import pytest
-from rich.console import Console
 
 from acrlpd.cli.plan import plan_to_dict, print_plan
 from acrlpd.config import ConfigError, apply_config_overrides, get_config, list_configs
 from acrlpd.config.plan.chips import CHIPS, find_chip
 from acrlpd.config.plan.plan import make_plan
+from acrlpd.console import Console
 
 # A full fine-tune of full-size pi0 that one 80 GB device just holds.
 FULL = apply_config_overrides(

@@ -9,13 +9,13 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from rich.console import Console
 from rollout_factory import make_rollout
 from toy_agent import NORM_STATS, toy_agent, toy_config
 from toy_env import seeded_chunks
 
 from acrlpd.agents import Agent
 from acrlpd.config import ACRLPDHyperparams, LossWeights, TrainingConfig
+from acrlpd.console import Console
 from acrlpd.envs import Chunks, EnvError
 from acrlpd.envs.create import create_execution
 from acrlpd.evaluation.protocol import EvaluationProtocol, write_film

@@ -10,6 +10,8 @@ from acrlpd.agents import networks
 from acrlpd.batch import Batch
 from acrlpd.models.policy import draw_noise
 from acrlpd.monitoring.anomaly_kinds import KINDS
+from acrlpd.monitoring.run_monitor import MEMORY
+from acrlpd.runs.metrics_log import TIMING
 
 NAN_STEPS, OUTLIER_STEPS, SLOW_STEPS = range(41, 45), range(61, 67), range(81, 101)
 LAST_STEP = 112
@@ -72,7 +74,8 @@ def untrained_critics(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def lasting(run: Run, kind: str) -> list[int]:
     """Steps whose line of metrics shows this kind."""
-    return [line["step"] for line in run.lines if line.get(f"anomaly/{kind}") == 1.0]
+    metric = f"timing/anomaly/{kind}" if kind in TIMING_KINDS else f"anomaly/{kind}"
+    return [line["step"] for line in run.lines if line.get(metric) == 1.0]
 
 
 def test_a_healthy_run_is_left_alone(faulty_data: Run) -> None:
@@ -109,6 +112,23 @@ def test_slow_data(faulty_data: Run, kind: str) -> None:
     assert ended["step"] == begun["step"] and ended["last_step"] - begun["step"] == len(SLOW_STEPS) - 3
     assert lasting(faulty_data, kind) == list(range(begun["step"], ended["last_step"] + 5))
     assert {"data_starvation": "91%", "throughput_drop": "takes 110 ms"}[kind] in begun["message"]
+
+
+def test_equal_runs_write_equal_metrics_apart_from_what_is_measured(tmp_path: pathlib.Path) -> None:
+    """One of two equal runs has a slow disk: only metrics under timing/ may tell."""
+    config, time = state_config(tmp_path, offline_steps=30, critic_lr_schedule__peak_lr=3e-3), DrivenTime()
+
+    def slow(step: int, batch: Batch) -> Batch:
+        time.advance(10 * UPDATE_S if step in range(15, 25) else 0.0)
+        return batch
+
+    runs = [train(config, tmp_path / "slow", fault=slow, time=time), train(config, tmp_path / "fast")]
+    assert [len(run.episodes("data_starvation")) for run in runs] == [1, 0]
+    computed = [
+        [{name: value for name, value in line.items() if not name.startswith((TIMING, MEMORY))} for line in run.lines]
+        for run in runs
+    ]
+    assert computed[0] == computed[1] and len(computed[0]) == 30
 
 
 def test_temperature_out_of_range(wrong_settings: Run) -> None:

@@ -195,7 +195,13 @@ def test_the_profile(run: Run) -> None:
 # -- documentation -----------------------------------------------------------------------------------------------
 
 # Written only where the device says so much, or where something goes wrong.
-NOT_IN_THIS_RUN = {"timing/mfu", "memory/device_gib", "memory/device_peak_gib", "anomaly/<kind>"}
+NOT_IN_THIS_RUN = {
+    "timing/mfu",
+    "memory/device_gib",
+    "memory/device_peak_gib",
+    "anomaly/<kind>",
+    "timing/anomaly/<kind>",
+}
 
 
 def documented(directory: pathlib.Path) -> set[str]:
@@ -210,7 +216,7 @@ def general(name: str) -> str:
     """Families of names as they stand in the table."""
     name = re.sub(r"^debug/gradient/.*", "debug/gradient/<group>", name)
     name = re.sub(r"^eval/robustness/.*", "eval/robustness/<disturbance>", name)
-    return re.sub(r"^anomaly/.*", "anomaly/<kind>", name)
+    return re.sub(r"^(timing/)?anomaly/.*", r"\1anomaly/<kind>", name)
 
 
 def test_all_metrics_are_documented_and_no_others(run: Run, directory_of_docs: pathlib.Path) -> None:

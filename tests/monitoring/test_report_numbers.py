@@ -21,7 +21,6 @@ from acrlpd.monitoring.report_facts import (
     shown_evaluation,
 )
 from acrlpd.monitoring.report_verdict import difference, judge
-from acrlpd.monitoring.units import format_bytes, format_seconds, short
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Outcome, RunRecord, read_run
 
@@ -122,27 +121,6 @@ def test_a_resumed_run_is_under_way_until_it_writes_another_summary(tmp_path: Pa
     record = read_run(run)
     assert record.summary == {} and overview(record)["updates"] == "2,600 of 2,500"
     assert any("under way or was cut off" in sentence for sentence in judge(record).sentences)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (format_seconds(0.0), "0 µs"),
-        (format_seconds(0.00099996), "1 ms"),
-        (format_seconds(0.9996), "1 s"),
-        (format_seconds(0.9994), "999 ms"),
-        (format_seconds(119.97), "120 s"),
-        (format_seconds(3599.6), "1 h 00 min"),
-        (format_bytes(1010 * 2**20), "1,010 MiB"),
-        (format_bytes(2.345 * 2**30), "2.35 GiB"),
-        (format_bytes(2e15), "1,862,645 GiB"),
-        (short(25_600.4, 4), "25,600"),
-        (short(-9999.6, 4), "-10,000"),
-        (short(123.44, 4), "123.4"),
-    ],
-)
-def test_numbers_are_short_but_never_powers_of_ten(text: str, expected: str) -> None:
-    assert text == expected
 
 
 def test_plan_against_measurement(record: RunRecord) -> None:

@@ -1,5 +1,6 @@
 """The report as files: one page that needs nothing else, a Markdown summary, and clear words for wrong input."""
 
+import html
 import html.parser
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 from run_factory import make_run
 
 from acrlpd.cli.main import main
@@ -135,7 +137,7 @@ def test_runs_side_by_side(runs: tuple[Path, Path], tmp_path: Path) -> None:
     loss = next(c for g in data["curves"]["groups"] for c in g["charts"] if c["title"] == "Total loss")
     assert [line["run"] for line in loss["lines"]] == [0, 1]
     summary = output.with_suffix(".md").read_text()
-    assert "| success: Offline RL | 66.0 % | 52.0 % |" in summary and "| `batch_size` | 64 | 32 |" in summary
+    assert "| success: Offline RL | 66.0 % | 52.0 % |" in summary and "| batch_size | 64 | 32 |" in summary
 
 
 def test_a_long_run_stays_small(tmp_path: Path) -> None:
@@ -160,6 +162,26 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert (
         f"quickstart/{run.name}" in page.text and json.loads(page.data)["runs"][0]["name"] == f"quickstart/{run.name}"
     )
+
+
+def test_hostile_text_stays_text_in_the_summary(tmp_path: Path) -> None:
+    """Names, messages and values of others as Markdown: no tag, no image, no further column, no link."""
+    nasty = "<b onclick=x>| ![i](http://x) `c` *e*\n# head \x1b[2J"
+    run = make_run(tmp_path / nasty.replace("/", ""), anomalies=False, **{"data.default_prompt": nasty})
+    entry = {"kind": nasty, "step": 3, "last_step": None, "severity": nasty, "message": nasty, "advice": nasty}
+    (run / "anomalies.jsonl").write_text(json.dumps(entry) + "\n")
+    summary = json.loads((run / "summary.json").read_text()) | {"status": f"stopped: {nasty}"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "profile.json").write_text(json.dumps({"steps": [1, 2], "parts": {nasty: 1.0}, "trace": nasty}))
+    text = generate_training_report([run, run], tmp_path / "both (1).html").with_suffix(".md").read_text()
+    shown = MarkdownIt("commonmark").enable("table").render(text)
+    tags = set(re.findall(r"<([a-z0-9]+)", shown))
+    assert tags <= {"h1", "h2", "h3", "p", "strong", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "a"}
+    assert re.findall(r'href="([^"]*)"', shown) == ["both%20%281%29.html"]
+    plain = " ".join(nasty.split()).replace("\x1b", "\\x1b")
+    assert shown.count(html.escape(plain)) >= 9
+    columns = {row.count("<td") for row in re.findall(r"<tr>.*?</tr>", shown, re.DOTALL)}
+    assert columns <= {0, 2, 3, 4, 5}
 
 
 def test_what_is_not_finite_leaves_a_gap(tmp_path: Path) -> None:

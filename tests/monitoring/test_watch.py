@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from run_factory import make_run, metrics_line
 
 from acrlpd.cli.main import main
+from acrlpd.console import Console
 from acrlpd.monitoring.watch import sparkline, status, time_left, watch
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import RunReader
@@ -123,6 +123,29 @@ def test_names_with_brackets_are_no_markup(tmp_path: Path) -> None:
     (run / "summary.json").write_text(json.dumps(summary))
     text = show(run)
     assert "lr[bold]" in text and "[/data] is full" in text
+
+
+def test_escape_sequences_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    """In a real terminal: a name, a status and an anomaly that would clear the screen and set the title."""
+    nasty = "\x1b[2J\x1b]0;title\x07\x9b5n"
+    run = make_run(tmp_path / f"name {nasty}")
+    summary = json.loads((run / "summary.json").read_text()) | {"status": f"stopped: {nasty}"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    anomaly = {"kind": f"kind {nasty}", "step": 3, "last_step": None, "severity": "error"}
+    anomaly |= {"message": f"message {nasty}", "advice": f"advice {nasty}"}
+    (run / "anomalies.jsonl").write_text(json.dumps(anomaly) + "\n")
+    terminal, inside = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "160", "LINES": "50"}
+    command = [sys.executable, "-m", "acrlpd.cli.main", "watch", str(run), "--once"]
+    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=environment, close_fds=True)
+    os.close(inside)
+    seen = read_until(terminal, None)
+    assert process.wait() == 0
+    os.close(terminal)
+    assert not re.search("\x1b(?!\\[[0-9;]*m)|\x07|\x9b", seen)  # colours alone
+    plain = re.sub("\x1b\\[[0-9;]*m", "", seen)
+    assert r"name \x1b[2J\x1b]0;title" in plain and r"stopped: \x1b[2J\x1b]0;title" in plain
+    assert plain.count(r"\x1b[2J") == 5 and all(word in plain for word in ("kind", "message", "advice"))
 
 
 @pytest.mark.parametrize(

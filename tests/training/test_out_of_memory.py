@@ -8,8 +8,9 @@ import pytest
 from training_helpers import Processes, state_config
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides, load_config
+from acrlpd.config.plan.plan import larger_accumulations
 from acrlpd.runs.directory import run_directory, saved_steps
-from acrlpd.training.out_of_memory import OutOfMemoryError, answer_out_of_memory, next_accumulation
+from acrlpd.training.out_of_memory import OutOfMemoryError, answer_out_of_memory
 
 # The first step wants 2.2 GiB; with two micro-batches it is 0.8 GiB, and two steps may be under way at once.
 LIMIT = {"memory_headroom_bytes": 17 * 2**27}
@@ -75,4 +76,4 @@ def test_micro_batches_come_out_even_on_every_device(
     batch_size: int, now: int, devices: int, expected: int | None, tmp_path: pathlib.Path
 ) -> None:
     config = state_config(tmp_path, batch_size=batch_size, gradient_accumulation_steps=now)
-    assert next_accumulation(config, devices) == expected
+    assert next(larger_accumulations(config, devices), None) == expected

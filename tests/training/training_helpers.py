@@ -151,8 +151,8 @@ def arrays_of(step_directory: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def metrics_of(directory: pathlib.Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what is measured: times, memory, and trouble that is seen in times."""
-    measured = (TIMING, MEMORY, "anomaly/data_starvation", "anomaly/throughput_drop")
+    """metrics.jsonl without what is measured: times and memory."""
+    measured = (TIMING, MEMORY)
     lines = read_json_lines(directory / "metrics.jsonl")
     return [{k: v for k, v in line.items() if not k.startswith(measured)} for line in lines]
 

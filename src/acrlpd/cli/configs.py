@@ -4,9 +4,7 @@ import json
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from acrlpd.choice import kind_names
 from acrlpd.cli.data import JsonFlag
@@ -15,6 +13,8 @@ from acrlpd.config.registry import describe_config, list_configs
 from acrlpd.config.tree import config_hash, diff_configs, families, to_dict
 from acrlpd.config.validation import validate_config
 from acrlpd.config.yaml_files import config_to_yaml
+from acrlpd.console import Console
+from acrlpd.text import print
 
 Name = Annotated[str, tyro.conf.Positional]
 
@@ -73,10 +73,9 @@ def diff(first: Name, second: Name, as_json: JsonFlag = False) -> None:
         return
     table = Table(box=None, header_style="bold")
     for column in ("field", first, second):
-        table.add_column(Text(column), overflow="fold")
+        table.add_column(column, overflow="fold")
     for key, values in differences.items():
-        # As `Text`, because rich would read a path with brackets as markup.
-        table.add_row(key, *(Text("-" if value is None else str(value)) for value in values))
+        table.add_row(key, *("-" if value is None else str(value) for value in values))
     Console().print(table)
 
 

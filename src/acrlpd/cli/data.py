@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
+
+from acrlpd.console import Console
+from acrlpd.text import print
 
 Dataset = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET", help="Directory or hub id.")]
 JsonFlag = Annotated[bool, tyro.conf.arg(name="json", help="Print JSON."), tyro.conf.FlagCreatePairsOff]
@@ -154,7 +156,7 @@ def label(
             labels = labels.updated({index: answer})
             labels.save()
     wins = sum(entry.success for entry in labels.episodes.values())
-    console.print(f"{path}: {len(labels.episodes)} of {len(source)} episodes labelled, {wins} successes", markup=False)
+    console.print(f"{path}: {len(labels.episodes)} of {len(source)} episodes labelled, {wins} successes")
 
 
 def convert(
@@ -206,17 +208,17 @@ def validate(
         found = {"episodes": len(source), "problems": problems, "not_looked_at": NOT_LOOKED_AT[frames]}
         print(json.dumps(found, indent=2))
     else:
-        _print_summary(f"{dataset}: {len(source)} episodes, {len(problems)} problems", problems, "[red]broken[/]")
-        Console().print(f"not looked at: {NOT_LOOKED_AT[frames]}", markup=False)
+        _print_summary(f"{dataset}: {len(source)} episodes, {len(problems)} problems", problems, ("broken", "red"))
+        Console().print(f"not looked at: {NOT_LOOKED_AT[frames]}")
     return 1 if problems else 0
 
 
-def _print_summary(summary: str, reasons: list[str], word: str = "[yellow]skipped[/]") -> None:
-    """Prints a line for every episode that is skipped or broken, and a last line."""
+def _print_summary(summary: str, reasons: list[str], word: tuple[str, str] = ("skipped", "yellow")) -> None:
+    """Prints a line for every episode that is skipped or broken, and a last line. `word` has its style with it."""
     console = Console()
     for reason in reasons:
-        console.print(f"{word} {escape(reason)}")
-    console.print(summary, markup=False)
+        console.print(Text.assemble(word, f" {reason}"))
+    console.print(summary)
 
 
 COMMANDS = {command.__name__: command for command in (inspect, stats, cache, label, convert, validate)}

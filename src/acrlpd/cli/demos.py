@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from acrlpd.cli.data import JsonFlag
+from acrlpd.text import print
 
 
 def collect(

@@ -14,16 +14,17 @@ from typing import Any, Literal
 import jax
 import optax
 import tyro
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from acrlpd.agents import train_step
 from acrlpd.config import get_config
 from acrlpd.config.command_line import Flag
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.chips import claim_device_memory, usable_device_bytes
+from acrlpd.console import Console
 from acrlpd.envs.simulators import SYSTEM_PACKAGES
+from acrlpd.text import print
 
 PACKAGES = ("acrlpd", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "av", "h5py", "tyro")
 # Package -> the extra of acrlpd that installs it.
@@ -37,7 +38,7 @@ OPTIONAL_PACKAGES = {
     "tensorboardX": "tensorboard",
     "websockets": "serve",
 }
-_MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[red]failed[/]"}
+_STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +70,9 @@ def main(args: Sequence[str]) -> int:
     else:
         table = Table(box=None, show_header=False)
         for name, check in checks.items():
-            table.add_row(name, _MARKS[check.status], escape(check.message))
+            table.add_row(name, Text(check.status, _STYLES[check.status]), check.message)
         Console().print(table)
-        Console().print(f"\n[bold]{'ready to train' if healthy else 'not ready: see what failed above'}[/]")
+        Console().print("\nready to train" if healthy else "\nnot ready: see what failed above", style="bold")
     return 0 if healthy else 1
 
 

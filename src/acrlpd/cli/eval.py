@@ -11,6 +11,7 @@ from annotated_types import Ge
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.command_line import Flag, find_config
 from acrlpd.config.overrides import apply_config_overrides
+from acrlpd.text import print
 
 if TYPE_CHECKING:
     from acrlpd.evaluation.protocol import Evaluation

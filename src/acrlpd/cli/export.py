@@ -9,6 +9,7 @@ from typing import Literal
 import tyro
 
 from acrlpd.config.command_line import Flag
+from acrlpd.text import print
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from acrlpd.choice import hint
+from acrlpd.text import guard_terminal, print
 
 # A wrong value, a wrong path or a missing package is the user's error. Any other exception is a bug of ours and shows
 # its traceback.
@@ -36,6 +37,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
+    guard_terminal()
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     try:
@@ -48,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except USER_ERRORS as error:
         with contextlib.suppress(OSError):  # stderr may be a file on the disk that is full
-            print(traceback.format_exc() if debug else f"acrlpd: {_message(error)}", file=sys.stderr)
+            text = traceback.format_exc().rstrip() if debug else f"acrlpd: {_message(error)}"
+            print(text, file=sys.stderr)
         return 2
 
 

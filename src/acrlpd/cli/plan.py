@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 
 from acrlpd.config.command_line import Flag, parse_config_args
-from acrlpd.config.plan.plan import GIB, Plan, format_bytes, make_plan
+from acrlpd.config.plan.plan import GIB, Plan, make_plan
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
+from acrlpd.console import Console
+from acrlpd.text import print
+from acrlpd.units import format_bytes
 
 _NOTES = {
     "parameters": "trainable float32, frozen bfloat16",

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from acrlpd.text import print
+
 
 @dataclasses.dataclass(frozen=True)
 class ReportOptions:

@@ -9,6 +9,7 @@ from acrlpd.config.plan.chips import MEMORY_FRACTION, claim_device_memory, usabl
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
+from acrlpd.text import print
 from acrlpd.training.distributed import (
     DistributedOptions,
     expect_abort,

@@ -1,9 +1,9 @@
 """LIBERO task suites, with observations as in openpi's LIBERO examples.
 
-LIBERO is installed by hand (docs/environments.md), and its meshes and textures are a separate download. LIBERO's
-`benchmark` module needs torch, and its fixed initial states are torch files, so this adapter uses neither: it finds the
-tasks by their files, and the seed places the objects. "libero_spatial" plays task `seed % tasks`, "libero_spatial/3"
-always plays the fourth task.
+LIBERO is installed by hand (docs/environments.md), and its meshes and textures are a separate download. Tasks have the
+numbers of LIBERO's benchmark, and episodes start from its fixed initial states. "libero_spatial/3" always plays task 3,
+from state `seed % states`. "libero_spatial" plays task `seed % tasks`, from state `seed // tasks % states`: as many
+seeds as there are tasks and states play each state of each task once.
 """
 
 import importlib.util
@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from acrlpd.envs.env import Columns, Env, EnvError
+from acrlpd.envs.libero_files import read_initial_states, read_task_names
 from acrlpd.envs.simulators import choose_backend, require, require_rendering
 
 STATE, IMAGE, WRIST_IMAGE = "state", "image", "wrist_image"
@@ -74,19 +75,19 @@ class _Simulator:
 
     def __init__(self, name: str, suite: str, task: int | None, image_size: tuple[int, int]) -> None:
         libero = importlib.import_module("libero.libero")
-        folder = Path(libero.get_libero_path("bddl_files")) / suite
-        self._tasks = sorted(folder.glob("*.bddl"))
-        if not self._tasks or (task is not None and task >= len(self._tasks)):
-            raise EnvError(
-                f"environment {name!r}: {folder} holds {len(self._tasks)} tasks (*.bddl). "
-                "Check the paths in LIBERO's config.yaml"
-            )
+        self._tasks = read_task_names(Path(libero.__path__[0]), suite)
+        self._bddl_files, self._state_files = (
+            Path(libero.get_libero_path(key)) / suite for key in ("bddl_files", "init_states")
+        )
+        if task is not None and task >= len(self._tasks):
+            raise EnvError(f"environment {name!r}: {suite} has {len(self._tasks)} tasks, {suite}/0 is the first")
         spaces = require("gymnasium.spaces", env=name)
         self.action_space = spaces.Box(-np.ones(7, np.float32), np.ones(7, np.float32))
         self._fixed_task = task
         self._size = image_size
         self._env: Any = None
         self._open_task: int | None = None
+        self._states = np.empty((0, 0))  # the initial states [n, d] of the open task
         self._last: Any = None
 
     @property
@@ -94,19 +95,33 @@ class _Simulator:
         return str(self._env.language_instruction)
 
     def reset(self, *, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        task = seed % len(self._tasks) if self._fixed_task is None else self._fixed_task
+        episode, task = (seed, self._fixed_task) if self._fixed_task is not None else divmod(seed, len(self._tasks))
         if task != self._open_task:
-            self.close()
-            height, width = self._size
-            self._env = importlib.import_module("libero.libero.envs").OffScreenRenderEnv(
-                bddl_file_name=str(self._tasks[task]), camera_heights=height, camera_widths=width
-            )
-            self._open_task = task
+            self._open(task)
         self._env.seed(seed)
-        self._last = self._env.reset()
+        self._env.reset()
+        state, found = self._states[episode % len(self._states)], len(self._env.get_sim_state())
+        if len(state) != found:
+            raise EnvError(
+                f"LIBERO's task {self._tasks[task]!r}: its initial states have {len(state)} numbers, the simulator has "
+                f"{found}. Install the versions of LIBERO and robosuite that docs/environments.md names"
+            )
+        self._last = self._env.set_init_state(state)
         for _ in range(_SETTLE_STEPS):
             self._last, *_ = self._env.step(_DO_NOTHING)
         return self._last, {}
+
+    def _open(self, task: int) -> None:
+        self.close()
+        height, width = self._size
+        path = self._bddl_files / f"{self._tasks[task]}.bddl"
+        if not path.is_file():
+            raise EnvError(f"{path} does not exist: check the paths in LIBERO's config.yaml")
+        self._states = read_initial_states(self._state_files / f"{self._tasks[task]}.pruned_init")
+        self._env = importlib.import_module("libero.libero.envs").OffScreenRenderEnv(
+            bddl_file_name=str(path), camera_heights=height, camera_widths=width
+        )
+        self._open_task = task
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         self._last, reward, done, _ = self._env.step(action)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from acrlpd.console import Console
 from acrlpd.evaluation.protocol import Evaluation
 from acrlpd.evaluation.statistics import Summary
 
@@ -17,10 +16,7 @@ _DISTURBANCES = {
 
 
 def print_evaluations(evaluations: Mapping[str, Evaluation], console: Console | None = None) -> None:
-    """One table of all policies, then the tasks, the robustness and the critics of each policy.
-
-    Names of runs and tasks are `Text`s, because rich reads brackets in a plain string as markup.
-    """
+    """One table of all policies, then the tasks, the robustness and the critics of each policy."""
     console = console or Console()
     console.print(summary_table("policy", {name: e.summary for name, e in evaluations.items()}))
     for name, evaluation in evaluations.items():
@@ -34,22 +30,22 @@ def print_evaluations(evaluations: Mapping[str, Evaluation], console: Console | 
             }
             console.print(summary_table(f"{name}: robustness", {"undisturbed": evaluation.summary, **rows}))
         for line in _critic_lines(evaluation):
-            console.print(Text(f"{name}: {line}"))
+            console.print(f"{name}: {line}")
         for video in evaluation.videos:
-            console.print(Text(f"{name}: {video}"))
+            console.print(f"{name}: {video}")
 
 
 def summary_table(title: str, summaries: Mapping[str, Summary]) -> Table:
     """One row per name; lost episodes have a column only if there are any."""
     lost = any(summary.lost_episodes for summary in summaries.values())
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(Text(title))
+    table.add_column(title)
     for column in ("success", "95 %", "episodes", "return", "length", *(["lost"] if lost else [])):
         table.add_column(column, justify="right")
     for name, summary in summaries.items():
         low, high = summary.interval
         table.add_row(
-            Text(name),
+            name,
             f"{100 * summary.success_rate:.1f} %",
             f"{100 * low:.0f} to {100 * high:.0f} %",
             f"{summary.successes}/{summary.episodes}",

@@ -13,7 +13,6 @@ from acrlpd.runs.record import Anomaly
 
 logger = logging.getLogger(__name__)
 
-ANOMALY = "anomaly/"
 # Below this share of the threshold a line is healthy.
 _HEALTHY = 0.5
 # Healthy lines in a row that end an episode: trouble that comes and goes is one episode.
@@ -47,7 +46,7 @@ class AnomalyDetector:
             if assessment is not None and self._usual.num_lines > kind.grace:
                 self._judge(kind, assessment, line)
         self._usual.learn(line)
-        return {f"{ANOMALY}{kind}": 1.0 for kind in self.open}
+        return {kind.metric: 1.0 for kind in KINDS if kind.name in self.open}
 
     def _judge(self, kind: AnomalyKind, assessment: Assessment, line: Mapping[str, Any]) -> None:
         step, is_bad = int(line["step"]), assessment.excess > 1

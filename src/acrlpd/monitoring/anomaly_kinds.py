@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.monitoring.units import format_seconds
+from acrlpd.runs.metrics_log import TIMING
+from acrlpd.units import format_seconds
 
 Line = Mapping[str, Any]
 Severity = Literal["warning", "error"]
@@ -85,7 +86,7 @@ class UsualValues:
 
 def update_time(line: Line) -> float | None:
     """Seconds per update, with the wait for its data, without checkpoints and evaluations."""
-    step, wait = line.get("timing/step_s"), line.get("timing/data_wait_s")
+    step, wait = line.get(f"{TIMING}step_s"), line.get(f"{TIMING}data_wait_s")
     return None if step is None or wait is None else step + wait
 
 
@@ -113,19 +114,33 @@ class AnomalyKind:
     advice: str
     patience: int  # bad lines in a row that begin an episode
     grace: int  # lines at the start of a phase that are not judged
+    is_timed: bool  # whether measured times decide, so that two equal runs may differ
+
+    @property
+    def metric(self) -> str:
+        """The metric that is 1 while the trouble lasts."""
+        return f"{TIMING if self.is_timed else ''}anomaly/{self.name}"
 
 
 KINDS: list[AnomalyKind] = []
 
 
-def _kind(severity: Severity, advice: str, *, patience: int = 3, grace: int = 0) -> Callable[[Assess], Assess]:
+def _kind(
+    severity: Severity, advice: str, *, patience: int = 3, grace: int = 0, is_timed: bool = False
+) -> Callable[[Assess], Assess]:
     """Makes a kind of a function that assesses a line; the kind has the function's name."""
 
     def register(assess: Assess) -> Assess:
-        KINDS.append(AnomalyKind(assess.__name__, severity, assess, advice, patience, grace))
+        KINDS.append(AnomalyKind(assess.__name__, severity, assess, advice, patience, grace, is_timed))
         return assess
 
     return register
+
+
+def _range_excess(value: float, bounds: tuple[float, float]) -> float:
+    """How many times a positive number is above the upper bound or below the lower one."""
+    low, high = bounds
+    return max(value / high, low / max(value, 1e-12))
 
 
 @_kind(
@@ -205,12 +220,11 @@ def bc_rl_imbalance(line: Line, values: UsualValues, rl_config: RLTrainConfig) -
     if not (bc_weight and bc and actor and actor_weight):
         return None  # the run or the line has only one of the two losses
     ratio = bc_weight * bc / abs(actor_weight * actor)
-    low, high = BC_RL_RATIOS
     message = (
         f"bc_weight * bc_loss is {ratio:.3g} times actor_weight * actor_loss "
         f"({bc_weight:g} * {bc:.4g} against {actor_weight:g} * {actor:.4g})"
     )
-    return Assessment(max(ratio / high, low / ratio), message)
+    return Assessment(_range_excess(ratio, BC_RL_RATIOS), message)
 
 
 @_kind(
@@ -229,7 +243,7 @@ def temperature_out_of_range(line: Line, values: UsualValues, rl_config: RLTrain
     message = f"the temperature is {alpha:.4g}, outside of {low:g} to {high:g}"
     if entropy is not None:
         message += f"; the candidates' entropy is {entropy:.4g}"
-    return Assessment(max(alpha / high, low / max(alpha, 1e-12)), message, "temperature")
+    return Assessment(_range_excess(alpha, TEMPERATURE_RANGE), message, "temperature")
 
 
 @_kind(
@@ -269,6 +283,7 @@ def dead_candidates(line: Line, values: UsualValues, rl_config: RLTrainConfig) -
     "warning",
     "The devices wait for batches. Build a frame cache (`acrlpd data cache`), raise data.num_workers and "
     "data.prefetch_batches, or move the data to a local disk.",
+    is_timed=True,
 )
 def data_starvation(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     total = update_time(line)
@@ -304,6 +319,7 @@ def non_finite_updates(line: Line, values: UsualValues, rl_config: RLTrainConfig
     "warning",
     "Something else uses the machine, the devices throttle, or the data got slower: compare timing/data_wait_s with "
     "timing/step_s, look at `nvidia-smi`, and profile a few steps (--profile_steps).",
+    is_timed=True,
 )
 def throughput_drop(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     now, usual = update_time(line), values.usual(UPDATE_TIME)

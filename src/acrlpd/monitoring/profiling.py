@@ -20,8 +20,8 @@ import jax
 
 from acrlpd.config import ConfigError
 from acrlpd.files import is_whole_number, write_text_atomically
-from acrlpd.monitoring.units import format_seconds
 from acrlpd.runs.record import PROFILE_FILE
+from acrlpd.units import format_seconds
 
 logger = logging.getLogger(__name__)
 

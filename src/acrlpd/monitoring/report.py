@@ -6,20 +6,22 @@ that is markup. The page is one file: styles, script and data are inside, and no
 
 import datetime
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from acrlpd.files import write_text_atomically
 from acrlpd.monitoring import report_facts as facts
 from acrlpd.monitoring.report_curves import create_curves
 from acrlpd.monitoring.report_verdict import describe_interval, percent
-from acrlpd.monitoring.units import format_bytes, format_seconds
 from acrlpd.runs.directory import RunError
 from acrlpd.runs.record import RunRecord, read_run
+from acrlpd.text import escape_markdown
+from acrlpd.units import format_bytes, format_seconds
 
 PAGE_FILE = "report.html"
 
@@ -64,16 +66,22 @@ def render_report(records: Sequence[RunRecord], output: Path) -> tuple[str, str]
         "made": datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
         "version": version("acrlpd"),
     }
-    environment = _create_environment()
-    page, summary = (environment.get_template(f"report.{form}").render(context) for form in ("html", "md"))
+    page = _create_environment().get_template("report.html").render(context)
+    summary = _create_environment(_finalize_markdown).get_template("report.md").render(context)
     return page, summary
 
 
-def _create_environment() -> jinja2.Environment:
-    """HTML is escaped by the engine, Markdown by the filter `cell`; a name that a template misspells is an error."""
+def _finalize_markdown(value: Any) -> Any:
+    """Escapes everything that the template of the summary inserts, unless the template calls it `safe`."""
+    return value if isinstance(value, Markup) else escape_markdown(str(value))
+
+
+def _create_environment(finalize: Callable[[Any], Any] | None = None) -> jinja2.Environment:
+    """What is inserted is escaped by default, in both forms; a name that a template misspells is an error."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("acrlpd.monitoring"),
         autoescape=jinja2.select_autoescape(["html"]),
+        finalize=finalize,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -81,7 +89,6 @@ def _create_environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "bytes": format_bytes,
-        "cell": lambda text: " ".join(str(text).split()).replace("|", "\\|"),
         "count": lambda number: f"{number:,.0f}",
         "interval": describe_interval,
         "percent": percent,

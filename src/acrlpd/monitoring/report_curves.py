@@ -52,7 +52,7 @@ def _group_charts(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     groups, prefixes = table["groups"], table["prefixes"]
     taken = {name for charts in groups.values() for chart in charts for name in chart["metrics"]} | set(table["hidden"])
     for name in names:
-        if name not in taken and not name.startswith(table["hidden_prefix"]):
+        if name not in taken and not name.startswith(tuple(table["hidden_prefixes"])):
             title = next((prefixes[prefix] for prefix in prefixes if name.startswith(prefix)), "Everything else")
             groups.setdefault(title, []).append({"title": name, "metrics": [name]})
     return groups

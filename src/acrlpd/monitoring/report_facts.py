@@ -14,8 +14,8 @@ from PIL import Image
 
 from acrlpd.monitoring.report_curves import round_numbers
 from acrlpd.monitoring.report_verdict import critic_sentences, judge, percent
-from acrlpd.monitoring.units import format_bytes, format_seconds, short
 from acrlpd.runs.record import EVALUATIONS, STAGES, Anomaly, Outcome, RunRecord, read_outcome
+from acrlpd.units import format_bytes, format_seconds, short
 
 UNKNOWN = "–"
 _MAX_EPISODES = 4  # per run

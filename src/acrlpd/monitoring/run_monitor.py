@@ -14,9 +14,9 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.anomalies import AnomalyDetector
 from acrlpd.monitoring.debug_mode import DebugMode
 from acrlpd.monitoring.profiling import StepProfiler
-from acrlpd.monitoring.units import format_bytes
 from acrlpd.monitoring.writers import Writers
 from acrlpd.runs.record import ANOMALIES_FILE
+from acrlpd.units import format_bytes
 
 MEMORY = "memory/"
 

@@ -9,17 +9,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from acrlpd.console import Console
 from acrlpd.monitoring.report_curves import downsample
-from acrlpd.monitoring.units import format_bytes, format_seconds, short
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Anomaly, RunProgress, RunReader, running_baseline
+from acrlpd.units import format_bytes, format_seconds, short
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # Label -> metric. The view shows those that a run has.
@@ -88,7 +89,6 @@ def render(run: RunProgress, width: int) -> RenderableType:
         parts += ["", _anomalies(run.anomalies)]
     text = status(run)
     style = {"finished": "green", "running": "cyan"}.get(text, "yellow")
-    # The names are `Text`, because rich would read brackets in a plain string as markup.
     title, subtitle = Text(run.name, style="bold"), Text(text, style=style)
     return Panel(Group(*parts), title=title, subtitle=subtitle, padding=(1, 2))
 

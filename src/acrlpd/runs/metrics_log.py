@@ -16,7 +16,8 @@ import numpy as np
 
 from acrlpd.files import JsonLinesFile
 
-# Wall-clock measurements; everything else in a line depends on the config alone.
+# Names of what follows from wall-clock measurements. All other metrics, except those of the memory, follow from the
+# config alone, and are the same in every run of the config.
 TIMING = "timing/"
 EVALUATION = "eval/"
 ONLINE = "online/"

@@ -10,6 +10,7 @@ import jax
 from acrlpd.config import ConfigError, RLTrainConfig, validate_config
 from acrlpd.data.pipeline.dataset import write_norm_stats
 from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
+from acrlpd.text import print
 from acrlpd.training.distributed import barrier, is_primary
 
 _TIMEOUT_S = 4 * 3600.0

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import rich.console
 import rich.table
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
+from acrlpd.console import Console
 from acrlpd.monitoring.report import generate_training_report
 from acrlpd.process import enable_compilation_cache, keep_freed_memory, setup_logging
 from acrlpd.runs import directory as runs
@@ -163,4 +163,4 @@ def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
     for name, result in summary["evaluation"].items():
         low, high = result["interval"]
         table.add_row(STAGES[name], f"{result['step']:,}", f"{result['success_rate']:.0%}", f"{low:.0%} to {high:.0%}")
-    rich.console.Console().print(table)
+    Console().print(table)

@@ -7,7 +7,7 @@ import jax
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.plan.memory import estimate_memory
-from acrlpd.config.plan.plan import smallest_change
+from acrlpd.config.plan.plan import as_flags, larger_accumulations, smallest_change
 
 # A change is worth a try if it brings the predicted peak below this share of the present peak.
 _NOTICEABLE = 0.9
@@ -37,17 +37,9 @@ def answer_out_of_memory(rl_config: RLTrainConfig, is_first_step: bool) -> Itera
         changes = smallest_change(rl_config, num_devices, _NOTICEABLE * peak)
         advice = "No change of layout saves much memory: use more or larger devices"
         if changes is not None:
-            flags = (f"--{name}" if value is True else f"--{name} {value}" for name, value in changes.items())
-            advice = f"Smallest change that helps, by the plan: {' '.join(flags)}"
-        steps = next_accumulation(rl_config, num_devices)
+            advice = f"Smallest change that helps, by the plan: {as_flags(changes)}"
+        steps = next(larger_accumulations(rl_config, num_devices), None)
         if steps is not None:
             advice += "; --auto_batch raises gradient_accumulation_steps by itself"
         reason = str(error).partition("\n")[0]
         raise OutOfMemoryError(f"the first step does not fit into memory: {reason}\n{advice}", steps) from error
-
-
-def next_accumulation(rl_config: RLTrainConfig, num_devices: int) -> int | None:
-    """The next larger number of micro-batches that leaves whole samples on every device."""
-    most = rl_config.batch_size // num_devices
-    larger = range(rl_config.training.gradient_accumulation_steps + 1, most + 1)
-    return next((steps for steps in larger if rl_config.batch_size % (steps * num_devices) == 0), None)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import rich.console
 import rich.progress
 
 from acrlpd.config import RLTrainConfig
@@ -16,6 +15,7 @@ from acrlpd.config.plan.chips import CHIPS, Chip
 from acrlpd.config.plan.flops import step_flops
 from acrlpd.config.plan.memory import estimate_memory
 from acrlpd.config.plan.plan import predict_step_seconds
+from acrlpd.console import Console
 from acrlpd.runs.metrics_log import TIMING
 
 logger = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ class Progress(rich.progress.Progress):
 
     def __init__(self, phase: str, first_step: int, last_step: int, *, enabled: bool) -> None:
         """Without `enabled`, on processes that do not log, nothing is shown."""
-        console = rich.console.Console(stderr=True)
+        console = Console(stderr=True)
         self._logs = enabled and not console.is_terminal
         super().__init__(
-            rich.progress.TextColumn("{task.description}"),
+            rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(bar_width=20),
             rich.progress.MofNCompleteColumn(),
-            rich.progress.TextColumn("{task.fields[text]}"),
+            rich.progress.TextColumn("{task.fields[text]}", markup=False),
             console=console,
             refresh_per_second=_REFRESH_RATE,
             disable=self._logs or not enabled,

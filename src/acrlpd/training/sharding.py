@@ -18,7 +18,7 @@ from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.memory import split_axis
-from acrlpd.config.plan.plan import format_bytes
+from acrlpd.units import format_bytes
 
 BATCH_AXIS = "batch"
 FSDP_AXIS = "fsdp"

@@ -45,6 +45,25 @@ def test_inspect_is_readable(datasets: Path, capsys: pytest.CaptureFixture[str])
     assert "warning the dataset says nothing about rewards" in text
 
 
+def test_inspect_shows_escape_sequences_and_does_not_obey_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nasty = "\x1b[2J\x1b]0;title\x07"
+    root = tmp_path / f"data {nasty}"
+    features = {"observation.state": Feature("float32", (3,)), "action": Feature("float32", (3,))}
+    with LeRobotWriter(root, fps=10, features=features) as writer:
+        for _ in range(12):
+            writer.add_step({name: np.zeros(3) for name in features}, {})
+        writer.end_episode(f"task {nasty}")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert run("inspect", root) == 0
+    shown = capsys.readouterr().out
+    assert not re.search("\x1b(?!\\[[0-9;]*m)|\x07", shown)  # colours alone
+    plain = " ".join(re.sub("\x1b\\[[0-9;]*m", "", shown).split())
+    for words in ("data", "task"):
+        assert rf"{words} \x1b[2J" in plain
+
+
 def test_inspect_leaves_broken_episodes_out_and_lists_them(copy_dataset, capsys: pytest.CaptureFixture[str]) -> None:
     root = copy_dataset("aloha_v21")
     (root / "data" / "chunk-000" / "episode_000005.parquet").unlink()

@@ -4,8 +4,8 @@ import shutil
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from acrlpd.console import Console
 from acrlpd.data.pipeline.rewards import Label, Labels, labels_path, load_labels
 from acrlpd.data.sources.source import DatasetError, open_source
 from acrlpd.data.tools.label import (
@@ -138,7 +138,7 @@ def test_asking_a_person(source, monkeypatch):
         (4, Label(True, steps[4])),
     ]
     text = output.getvalue()
-    assert text.count("▀") >= 4 * 2 * 64 * 32
+    assert text.count("▀") >= 4 * 2 * 64 * 32 and "\x1b[38;2;" in text and "rgb(" not in text
     for index in (0, 2, 3, 4, 5):
         assert f"episode \x1b[1;36m{index}" in text or f"episode {index}" in text
 

@@ -1,7 +1,7 @@
 """Whether a config fits, how long a step takes, and the smallest change that makes it fit."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from acrlpd.config.overrides import apply_config_overrides
@@ -9,6 +9,7 @@ from acrlpd.config.plan.chips import CANDIDATE_EFFICIENCY, DENSE_EFFICIENCY, MEM
 from acrlpd.config.plan.flops import StepFlops, step_flops
 from acrlpd.config.plan.memory import Memory, estimate_memory
 from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.units import format_bytes
 
 GIB = 2**30
 
@@ -57,8 +58,7 @@ class Plan:
             return f"fits: {needed}"
         if self.suggestion is None:
             return f"does not fit: {needed}, and no change of layout helps; use more or larger devices"
-        flags = " ".join(f"--{key}" if value is True else f"--{key} {value}" for key, value in self.suggestion.items())
-        return f"does not fit: {needed}. Smallest change that does: {flags}"
+        return f"does not fit: {needed}. Smallest change that does: {as_flags(self.suggestion)}"
 
 
 def make_plan(
@@ -126,6 +126,18 @@ def smallest_change(config: RLTrainConfig, num_devices: int, usable_bytes: float
     return None
 
 
+def as_flags(changes: Mapping[str, Any]) -> str:
+    """Changes of a config as the command line takes them."""
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in changes.items())
+
+
+def larger_accumulations(config: RLTrainConfig, num_devices: int) -> Iterator[int]:
+    """Larger numbers of micro-batches that leave whole samples on every device, the next one first."""
+    for steps in range(config.training.gradient_accumulation_steps + 1, config.batch_size // num_devices + 1):
+        if config.batch_size % (steps * num_devices) == 0:
+            yield steps
+
+
 def _changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str, Any]]:
     """Single changes that keep the result, then their combinations, then changes that train fewer weights."""
     exact = list(_exact_changes(config, num_devices))
@@ -151,15 +163,8 @@ def _exact_changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str
     if config.acrlpd.best_of_n.strategy != "sequential" and config.acrlpd.num_action_samples > 1:
         yield {"acrlpd.best_of_n.strategy": "sequential"}
     yield from map(dict, config.model.layout_changes())
-    accumulation = config.training.gradient_accumulation_steps
-    for steps in range(accumulation + 1, config.batch_size // num_devices + 1):
-        if config.batch_size % (steps * num_devices) == 0:
-            yield {"training.gradient_accumulation_steps": steps}
+    for steps in larger_accumulations(config, num_devices):
+        yield {"training.gradient_accumulation_steps": steps}
     for shards in range(config.fsdp.fsdp_devices + 1, num_devices + 1):
         if num_devices % shards == 0:
             yield {"fsdp.fsdp_devices": shards}
-
-
-def format_bytes(size: float) -> str:
-    """In GiB, or in MiB below 1 GiB."""
-    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / 2**20:,.1f} MiB"

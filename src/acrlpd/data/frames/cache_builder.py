@@ -17,8 +17,8 @@ import numpy as np
 import rich.progress
 import simplejpeg
 import xxhash
-from rich.console import Console
 
+from acrlpd.console import Console
 from acrlpd.data.frames.store import (
     MANIFEST,
     CacheSpec,

@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import rich.progress
-from rich.console import Console
 
+from acrlpd.console import Console
 from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
 from acrlpd.data.sources.lerobot import LeRobotSource
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, Feature, SkippedEpisode, step_blocks

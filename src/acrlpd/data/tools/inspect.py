@@ -10,11 +10,11 @@ import numpy as np
 import rich.box
 import rich.progress
 from PIL import Image, ImageDraw
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from acrlpd.config import RewardConfig
+from acrlpd.console import Console
 from acrlpd.data.frames.store import FrameCache, read_manifest, resize_with_pad
 from acrlpd.data.pipeline.rewards import read_rewards
 from acrlpd.data.sources.source import DatasetError, EpisodeSource, SkippedEpisode, check_episodes
@@ -149,7 +149,7 @@ def _histogram(rewards: np.ndarray) -> list[tuple[float, float, int]]:
 
 def print_report(report: Report, console: Console) -> None:
     seconds = report.frames / report.fps
-    console.print(f"[bold]{escape(report.path)}[/]: {escape(report.format)}")
+    console.print(Text.assemble((report.path, "bold"), f": {report.format}"))
     console.print(
         f"{report.episodes} episodes, {report.frames} steps at {report.fps:g} fps ({seconds / 3600:.2f} h); "
         f"length {report.lengths['min']} / {report.lengths['median']:g} / {report.lengths['max']} "
@@ -157,24 +157,24 @@ def print_report(report: Report, console: Console) -> None:
     )
     features = Table("feature", "dtype", "shape", box=rich.box.SIMPLE)
     for name, feature in report.features.items():
-        features.add_row(*map(escape, (name, feature["dtype"], str(feature["shape"]))))
+        features.add_row(name, feature["dtype"], str(feature["shape"]))
     console.print(features)
     for prompt, count in list(report.prompts.items())[:10]:
-        console.print(f"prompt {prompt!r}: {count} steps", markup=False)
+        console.print(f"prompt {prompt!r}: {count} steps")
     if report.success_rate is not None:
-        console.print(f"success rate {report.success_rate:.1%} ({report.rewards_from})", markup=False)
+        console.print(f"success rate {report.success_rate:.1%} ({report.rewards_from})")
         for low, high, count in report.reward_histogram:
             console.print(f"  reward {low:g}{'' if low == high else f' to {high:g}'}: {count} steps")
     shown = ("min", "q01", "mean", "q99", "max", "std")
     for name, stats in report.ranges.items():
-        table = Table("dim", *shown, title=escape(name), box=rich.box.SIMPLE)
+        table = Table("dim", *shown, title=name, box=rich.box.SIMPLE)
         for dim, numbers in enumerate(zip(*(stats[statistic] for statistic in shown), strict=True)):
             table.add_row(str(dim), *(f"{number:.4g}" for number in numbers))
         console.print(table)
     for skipped in report.skipped:
-        console.print(f"[yellow]skipped[/] {escape(skipped.reason)}")
+        console.print(Text.assemble(("skipped", "yellow"), f" {skipped.reason}"))
     for warning in report.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}")
+        console.print(Text.assemble(("warning", "yellow"), f" {warning}"))
 
 
 def contact_sheet(source: EpisodeSource) -> Image.Image:

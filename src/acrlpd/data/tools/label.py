@@ -8,8 +8,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
+from rich.text import Text
 
+from acrlpd.console import Console
 from acrlpd.data.pipeline.rewards import Label
 from acrlpd.data.sources.source import EpisodeSource
 
@@ -141,8 +142,7 @@ def label_interactively(
         seconds = episode.length / source.fps
         console.print(
             f"episode {episode.index} ({count + 1} of {len(todo)}): {episode.length} steps, {seconds:.1f} s, "
-            f"{camera}, first and last frame; task: {episode.prompt or 'none'}",
-            markup=False,
+            f"{camera}, first and last frame; task: {episode.prompt or 'none'}"
         )
         answer = _answer(console)
         if answer == "q":
@@ -161,7 +161,7 @@ def _answer(console: Console) -> str:
             return answer
 
 
-def _preview(images: np.ndarray) -> str:
+def _preview(images: np.ndarray) -> Text:
     """Images [n, h, w, 3] side by side in the terminal: each character shows two pixels, one above the other."""
     height = max(2, round(images.shape[1] / images.shape[2] * _PREVIEW_WIDTH) // 2 * 2)
     small = [np.asarray(Image.fromarray(image).resize((_PREVIEW_WIDTH, height))) for image in images]
@@ -170,4 +170,4 @@ def _preview(images: np.ndarray) -> str:
     for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
         cells = zip(upper.tolist(), lower.tolist(), strict=True)
         lines.append("".join(f"[rgb({a},{b},{c}) on rgb({d},{e},{f})]▀[/]" for (a, b, c), (d, e, f) in cells))
-    return "\n".join(lines)
+    return Text.from_markup("\n".join(lines))
