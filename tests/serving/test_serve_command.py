@@ -238,5 +238,8 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "must have one line, the key; found 2" in refused(capsys, tmp_path, "--api_key_file", tmp_path / "key")
     (tmp_path / "acrlpd.json").write_text('{"format": 1')
     assert "acrlpd.json is damaged" in refused(capsys, tmp_path, "--port", "0")
-    (tmp_path / "acrlpd.json").write_text('{"format": 1}')
-    assert "acrlpd.json is damaged or of another version: KeyError" in refused(capsys, tmp_path, "--port", "0")
+    (tmp_path / "acrlpd.json").write_text("[]")
+    assert "acrlpd.json is damaged: expected a JSON object, found list" in refused(capsys, tmp_path, "--port", "0")
+    (tmp_path / "acrlpd.json").write_text('{"format": 2}')
+    missing = "acrlpd.json is damaged: it lacks step, config, assets, serving, critics"
+    assert missing in refused(capsys, tmp_path, "--port", "0")
