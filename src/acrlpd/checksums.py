@@ -16,7 +16,7 @@ import xxhash
 
 CHECKSUMS_FILE = "checksums.json"
 # A piece of this size stays in the cache of a processor between the read and the computation.
-_PIECE_BYTES = 2**18
+_PIECE_BYTES = 2**20
 # Files up to this size are checked before others are read: they take no time, and tell how to read the others.
 _SMALL_BYTES = 2**20
 _NUM_THREADS = min(8, os.cpu_count() or 1)
