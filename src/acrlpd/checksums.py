@@ -7,7 +7,7 @@ the files below the directory with their sizes and their XXH3-128, which is comp
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -83,6 +83,21 @@ def file_problem(path: Path, recorded: Recorded, *, only_size: bool = False) -> 
     if found != recorded.checksum:
         return f"{path} has changed since it was written: expected the XXH3-128 {recorded.checksum}, found {found}"
     return None
+
+
+def directory_problems(directory: Path, advance: Callable[[int], object]) -> Iterator[str]:
+    """What is wrong with the files of a directory; `advance` is called with the bytes that have been checked."""
+    try:
+        files = read_checksums(directory)
+    except ChecksumError as error:
+        yield str(error)
+        return
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        results = pool.map(file_problem, files.keys(), files.values())
+        for recorded, problem in zip(files.values(), results, strict=True):
+            advance(recorded.size)
+            if problem is not None:
+                yield problem
 
 
 @contextlib.contextmanager
