@@ -4,22 +4,23 @@
     python benchmarks/checksums.py --gb 0.05      # a smoke test
 
 A checkpoint of a wide state-space policy is saved and loaded as the product does it: `restore_agent` is what --resume
-does, `load_model` is what serving, evaluation and export do. Loads with and without checks alternate, from the page
-cache and from the disk (the pages of all files are given back before). Seconds of the clock are medians; seconds of the
-processors are those of all threads of this process, and depend less on what else the machine does.
+does, `load_model` is what serving, evaluation and export do. Loads with checks, loads without checks, and the checks
+alone alternate, from the page cache and from the disk (the pages of all files are given back before). Each number is
+the shortest of its repetitions. Seconds of the processors are those of all threads of this process, and depend little on
+what else the machine does.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import datetime
+import functools
 import os
 import pathlib
 import platform
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,7 @@ import jax
 import numpy as np
 
 from acrlpd.agents import Agent
-from acrlpd.checksums import read_checksums, verified, write_checksums
+from acrlpd.checksums import read_checksums, verified
 from acrlpd.config import RLTrainConfig, get_config
 from acrlpd.models import openpi_checkpoint
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
@@ -93,18 +94,33 @@ def drop_pages(directory: pathlib.Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(load: Callable[[], Any], prepare: Callable[[], None], repetitions: int) -> dict[str, tuple[float, float]]:
-    """Medians of seconds by the clock and of the processors, with and without checks, in turn."""
-    found: dict[str, list[tuple[float, float]]] = {"checked": [], "unchecked": []}
+@dataclasses.dataclass(frozen=True)
+class Seconds:
+    """The shortest of several repetitions, by the clock and of the processors."""
+
+    clock: float
+    processors: float
+
+
+def measure(
+    load: Callable[[], Any], check: Callable[[], None], prepare: Callable[[], None], repetitions: int
+) -> dict[str, Seconds]:
+    """A load without checks, a load with checks, and the checks alone, in turn."""
+    found: dict[str, list[tuple[float, float]]] = {"unchecked": [], "checked": [], "check alone": []}
     for _ in range(repetitions):
         for name, times in found.items():
             prepare()
             with unchecked() if name == "unchecked" else contextlib.nullcontext():
                 start, cpu = time.perf_counter(), time.process_time()
-                result = jax.block_until_ready(load())
+                result = check() if name == "check alone" else jax.block_until_ready(load())
                 times.append((time.perf_counter() - start, time.process_time() - cpu))
             del result
-    return {name: tuple(map(statistics.median, zip(*times, strict=True))) for name, times in found.items()}  # type: ignore[misc]
+    return {name: Seconds(*map(min, zip(*times, strict=True))) for name, times in found.items()}
+
+
+def check_alone(step: pathlib.Path, parts: Sequence[str]) -> None:
+    with verified(*(step / part for part in parts)):
+        pass
 
 
 def main() -> None:
@@ -125,39 +141,27 @@ def main() -> None:
         step = directory / "1"
         files = {item: read_checksums(step / item) for item in ITEMS}
         sizes = {item: sum(recorded.size for recorded in files[item].values()) / 1e9 for item in ITEMS}
-        start = time.perf_counter()
-        write_checksums(step / "train_state")
-        rate = sizes["train_state"] / (time.perf_counter() - start)
-        start, cpu = time.perf_counter(), time.process_time()
-        with verified(*(step / item for item in ITEMS)):
-            pass
-        alone, alone_cpu = time.perf_counter() - start, time.process_time() - cpu
-        total = sum(sizes.values())
-        print(
-            f"A save of {total:.2f} GB takes {saves[0]:.1f} s with checksums, {saves[1]:.1f} s without, in its thread."
-        )
-        print(f"Checksums are computed at {rate:.1f} GB/s from the page cache, by all threads together.")
-        print(f"To check {total:.2f} GB alone takes {alone:.2f} s, {alone_cpu:.2f} s of the processors.\n")
+        print(f"A save of {sum(sizes.values()):.2f} GB takes {saves[0]:.1f} s, {saves[1]:.1f} s without checksums.\n")
         abstract = abstract_train_state(rl_config, create_sharding(rl_config))
-        loads: dict[str, tuple[Callable[[], Any], float]] = {
-            "resume (`restore_agent`)": (lambda: manager.restore_agent(step, abstract), total),
-            "serve (`load_model`)": (
-                lambda: policies.open_checkpoint(step).load_model(),
-                sizes["params"] + sizes["critic"],
-            ),
+        loads: dict[str, tuple[Callable[[], Any], Sequence[str]]] = {
+            "resume (`restore_agent`)": (lambda: manager.restore_agent(step, abstract), ITEMS),
+            "serve (`load_model`)": (lambda: policies.open_checkpoint(step).load_model(), ITEMS[:2]),
         }
-        print("| load | GB | from | unchecked | checked | share | processors: unchecked | checked | share |")
+        print("| load | GB | from | without checks | with checks | | processors: without | checks alone | share |")
         print("|---|---|---|---|---|---|---|---|---|")
-        for title, (load, gigabytes) in loads.items():
+        for title, (load, parts) in loads.items():
+            check = functools.partial(check_alone, step, parts)
             for place, prepare in (("memory", lambda: None), ("disk", lambda: drop_pages(step))):
                 load()
-                times = measure(load, prepare, args.repetitions)
-                (wall, cpu), (plain_wall, plain_cpu) = times["checked"], times["unchecked"]
+                times = measure(load, check, prepare, args.repetitions)
+                plain, checked, alone = times.values()
                 print(
-                    f"| {title} | {gigabytes:.2f} | {place} | {plain_wall:.2f} s | {wall:.2f} s "
-                    f"| {wall / plain_wall - 1:+.1%} | {plain_cpu:.2f} s | {cpu:.2f} s | {cpu / plain_cpu - 1:+.1%} |",
+                    f"| {title} | {sum(sizes[part] for part in parts):.2f} | {place} | {plain.clock:.2f} s "
+                    f"| {checked.clock:.2f} s | {checked.clock / plain.clock - 1:+.1%} | {plain.processors:.2f} s "
+                    f"| {alone.processors:.2f} s | {alone.processors / plain.processors:.1%} |",
                     flush=True,
                 )
+        print(f"\nload at the end {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: pathlib.Path
     save(config, make_agent(config), tmp_path, 10)
     wider = state_config(tmp_path, critic__hidden_dims=(32, 64))
     with pytest.raises(
-        CheckpointError, match=r"mu/hidden/0/bias: shape \(2, 32\) in the checkpoint, \(2, 64\) in this"
+        CheckpointError, match=r"mu/hidden/0/bias: shape \(2, 32\) in the checkpoint, \(2, 64\) in the model"
     ):
         load_checkpoint_agent(tmp_path, wider)
     with pytest.raises(CheckpointError, match=r"set acrlpd\.ema_decay"):

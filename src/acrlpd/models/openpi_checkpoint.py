@@ -143,8 +143,12 @@ def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: PolicyC
         stored = _stored_leaves(find_params_directory(path))
     except OpenPICheckpointError as error:
         return [str(error)]
-    targets = _flatten(abstract)
-    problems = _mismatches({name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex=None)
+    return shape_differences({name: meta.shape for name, (_, meta) in stored.items()}, _flatten(abstract))
+
+
+def shape_differences(stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any]) -> list[str]:
+    """What differs between the arrays of a checkpoint and those of a model, by name and shape."""
+    problems = _mismatches(stored, targets, missing_regex=None)
     return problems + [f"{name}: the model has no such parameter" for name in sorted(set(stored) - set(targets))]
 
 

@@ -27,7 +27,7 @@ from acrlpd.agents import Agent
 from acrlpd.checksums import verified
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.tree import from_dict
-from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
+from acrlpd.models.openpi_checkpoint import shape_differences, verify_openpi_checkpoint_compatibility
 from acrlpd.policies.checkpoint import CRITIC_BRANCHES
 from acrlpd.runs.checkpoint_layout import (
     ASSETS,
@@ -317,17 +317,8 @@ def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, 
 
 
 def _check_shapes(directory: pathlib.Path, stored_tree: Any, wanted_tree: Any) -> None:
-    stored, wanted = (
-        {name: tuple(leaf.shape) for name, leaf in sorted(traverse_util.flatten_dict(tree, sep="/").items())}
-        for tree in (stored_tree, wanted_tree)
-    )
-    problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
-    problems += [f"{name}: no place for it in this run" for name in stored if name not in wanted]
-    problems += [
-        f"{name}: shape {stored[name]} in the checkpoint, {shape} in this run"
-        for name, shape in wanted.items()
-        if stored.get(name, shape) != shape
-    ]
+    stored, wanted = (traverse_util.flatten_dict(tree, sep="/") for tree in (stored_tree, wanted_tree))
+    problems = shape_differences({name: leaf.shape for name, leaf in stored.items()}, dict(sorted(wanted.items())))
     if problems:
         shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else [])
         raise CheckpointError(f"{directory} does not fit this config:\n  " + "\n  ".join(shown))
