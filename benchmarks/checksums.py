@@ -6,8 +6,8 @@
 A checkpoint of a wide state-space policy is saved and loaded as the product does it: `restore_agent` is what --resume
 does, `load_model` is what serving, evaluation and export do. Loads with checks, loads without checks, and the checks
 alone alternate, from the page cache and from the disk (the pages of all files are given back before). Each number is
-the shortest of its repetitions. Seconds of the processors are those of all threads of this process, and depend little on
-what else the machine does.
+the shortest of its repetitions. Seconds of the processors are those of all threads of this process, and depend little
+on what else the machine does.
 """
 
 import argparse

@@ -17,21 +17,22 @@ def verify(
     """
     import json
 
-    from rich.console import Console
     from rich.filesize import decimal
-    from rich.markup import escape
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Table
+    from rich.text import Text
 
+    from acrlpd.console import Console
+    from acrlpd.text import print
     from acrlpd.training.verification import parts_to_verify
 
     parts = parts_to_verify(directory)
     found: dict[str, list[str]] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task, checked = progress.add_task("", total=sum(part.num_bytes for part in parts)), 0
         for part in parts:
-            progress.update(task, description=escape(part.name), completed=checked)
+            progress.update(task, description=part.name, completed=checked)
             found[part.name] = list(part.problems(lambda size: progress.advance(task, size)))
             checked += part.num_bytes
     problems = [" ".join(problem.split()) for part in parts for problem in found[part.name]]
@@ -41,13 +42,13 @@ def verify(
     table = Table(box=None, show_header=False)
     for part in parts:
         count = len(found[part.name])
-        result = f"[red]{count} problem{'s' if count > 1 else ''}[/]" if count else "[green]ok[/]"
-        table.add_row(escape(part.name), decimal(part.num_bytes) if part.num_bytes else "", result)
+        result = Text(f"{count} problem{'s' if count > 1 else ''}", "red") if count else Text("ok", "green")
+        table.add_row(part.name, decimal(part.num_bytes) if part.num_bytes else "", result)
     console = Console()
     console.print(table)
     for problem in problems:
-        console.print(f"[red]damaged[/] {escape(problem)}", soft_wrap=True)
-    console.print(f"{directory}: {len(parts)} parts, {len(problems)} problems", markup=False, soft_wrap=True)
+        console.print(Text.assemble(("damaged", "red"), f" {problem}"), soft_wrap=True)
+    console.print(f"{directory}: {len(parts)} parts, {len(problems)} problems", soft_wrap=True)
     return 1 if problems else 0
 
 
