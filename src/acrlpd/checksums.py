@@ -6,6 +6,7 @@ the files below the directory with their sizes and their XXH3-128, which is comp
 
 import contextlib
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,6 @@ from typing import NamedTuple
 import xxhash
 
 CHECKSUMS_FILE = "checksums.json"
-# A piece of this size stays in the cache of a processor between the read and the computation.
-_PIECE_BYTES = 2**20
 # Files up to this size are checked before others are read: they take no time, and tell how to read the others.
 _SMALL_BYTES = 2**20
 _NUM_THREADS = min(8, os.cpu_count() or 1)
@@ -29,10 +28,14 @@ class ChecksumError(ValueError):
 
 def file_checksum(path: Path) -> str:
     """The XXH3-128 of a file, in hexadecimal digits."""
-    checksum, piece = xxhash.xxh3_128(), memoryview(bytearray(_PIECE_BYTES))
+    checksum = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while size := file.readinto(piece):
-            checksum.update(piece[:size])
+        if os.fstat(file.fileno()).st_size > _SMALL_BYTES:
+            # To copy the pages of a large file would take longer than the checksum itself.
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                checksum.update(content)
+        else:
+            checksum.update(file.read())
     return checksum.hexdigest()
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tyro
 from serving_helpers import state_observation
 from small_checkpoints import make_agent, openpi_checkpoint, openpi_config, quick_compiles, save_run, state_config
 
 from acrlpd.checksums import ChecksumError
 from acrlpd.cli.main import main
+from acrlpd.cli.serve import ServeOptions
 from acrlpd.config import save_config
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.runs.checkpoint_layout import CheckpointError
@@ -95,6 +97,17 @@ def test_without_statistics_a_policy_acts_only_when_told(
             export_policy(checkpoint, tmp_path / "out", critics="all", no_norm_stats=True)
         assert open_checkpoint(tmp_path / "out").load_norm_stats() is None  # which its own description says
         assert not (tmp_path / "out" / "assets").exists()
+
+
+def test_the_commands_can_be_told(intact: dict[str, Path], tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(intact["run"], tmp_path / "10")
+    remove(checkpoint / STATS)
+    with quick_compiles():
+        exported = ["--output", str(tmp_path / "out"), "--critics", "all"]
+        assert main(["export", str(checkpoint), "--no_norm_stats", *exported]) == 0
+        evaluated = ["--env", "toy", "--episodes", "1", "--num_workers", "0"]
+        assert main(["eval", str(checkpoint), "--no_norm_stats", *evaluated]) == 0
+    assert tyro.cli(ServeOptions, args=[str(checkpoint), "--no_norm_stats"]).no_norm_stats
 
 
 def test_the_option_also_ignores_statistics_that_are_there(intact: dict[str, Path]) -> None:
