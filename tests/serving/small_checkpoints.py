@@ -95,12 +95,14 @@ def make_agent(rl_config: RLTrainConfig, seed: int = 0) -> Agent:
     return jax.tree.map(values, abstract)
 
 
-def save_run(directory: Path, rl_config: RLTrainConfig, agents: dict[int, Agent]) -> Path:
+def save_run(directory: Path, rl_config: RLTrainConfig, agents: dict[int, Agent], *, norm_stats: bool = True) -> Path:
     """A run directory with a checkpoint of each agent."""
     directory.mkdir(parents=True, exist_ok=True)
-    stats = directory.parent / f"{directory.name}-stats"
-    save_norm_stats(stats, NORM_STATS)
-    assets = {f"{rl_config.data.asset_id}/norm_stats.json": (stats / "norm_stats.json").read_bytes()}
+    assets = {}
+    if norm_stats:
+        stats = directory.parent / f"{directory.name}-stats"
+        save_norm_stats(stats, NORM_STATS)
+        assets[f"{rl_config.data.asset_id}/norm_stats.json"] = (stats / "norm_stats.json").read_bytes()
     keep_all = dataclasses.replace(rl_config.checkpoints, max_to_keep=10)
     writer = CheckpointWriter(directory, dataclasses.replace(rl_config, checkpoints=keep_all), assets)
     for step, agent in agents.items():

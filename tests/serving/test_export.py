@@ -25,6 +25,7 @@ from small_checkpoints import (
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent
+from acrlpd.checksums import ChecksumError, write_checksums
 from acrlpd.cli.export import main as export_main
 from acrlpd.config import DataConfig, EvaluationConfig, RLTrainConfig, get_config
 from acrlpd.config.run import OpenPICompatibilityConfig
@@ -66,7 +67,8 @@ def flat(params: object) -> dict[str, np.ndarray]:
 def test_an_export_has_openpis_layout_and_the_average(run: Path, agent: Agent, tmp_path: Path) -> None:
     assert export_main([str(run), "--output", str(tmp_path / "out")]) == 0
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"params", "assets", "critic", "acrlpd.json", "README.md"}
+    names = {"params", "assets", "critic", "acrlpd.json", "checksums.json", "README.md"}
+    assert {path.name for path in out.iterdir()} == names
     assert verify_openpi_checkpoint_compatibility(out, pi0_config().model) == []
     exported = flat(read_openpi_params(out))
     average = nnx.to_pure_dict(agent.ema_params)
@@ -242,7 +244,7 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, state_run: Path) -> N
     with pytest.raises(CheckpointError, match="not a checkpoint of a run"):
         export_policy(tmp_path / "out", tmp_path / "again")
     (tmp_path / "out" / "critic" / "manifest.ocdbt").unlink()
-    with pytest.raises(CheckpointError, match="damaged or incomplete"):
+    with pytest.raises(ChecksumError, match=r"critic/manifest\.ocdbt is missing"):
         open_checkpoint(tmp_path / "out").load_model()
 
 
@@ -270,12 +272,14 @@ def test_checkpoints_that_are_older_than_a_config_field(state_run: Path, tmp_pat
     metadata = json.loads(file.read_text())
     for name in ("openpi_compatibility.reset_pose", "online", "acrlpd.best_of_n.top_k", "data.demonstrations"):
         without_field(metadata["config"], name)
-    file.unlink()
     file.write_text(json.dumps(metadata))
+    write_checksums(older / "run")
     assert export_policy(older, tmp_path / "out")
-    content = json.loads((tmp_path / "out" / "acrlpd.json").read_text())
+    description = tmp_path / "out" / "acrlpd.json"
+    content = json.loads(description.read_text())
     without_field(content["config"], "openpi_compatibility")
-    (tmp_path / "out" / "acrlpd.json").write_text(json.dumps(content))
+    description.write_text(json.dumps(content))
+    write_checksums(tmp_path / "out", [description])
     policies = [load_serving_policy(open_checkpoint(path)) for path in (state_run, older, tmp_path / "out")]
     replies = [policy.infer([policy.prepare(state_observation() | {"seed": 1})])[0] for policy in policies]
     assert policies[0].metadata() == policies[1].metadata() == policies[2].metadata()

@@ -123,11 +123,11 @@ def test_a_checkpoint_that_is_being_read_does_not_hold_up_the_end(tmp_path: Path
     config = state_config()
     run = save_run(tmp_path / "run", config, {10: make_agent(config)})
     shutil.copytree(run / "10", tmp_path / "20")
-    (tmp_path / "20" / "params" / "_METADATA").unlink()
-    os.mkfifo(tmp_path / "20" / "params" / "_METADATA")  # a file on a drive that does not answer
+    (tmp_path / "20" / "params" / "checksums.json").unlink()
+    os.mkfifo(tmp_path / "20" / "params" / "checksums.json")  # a file on a drive that does not answer
     with ServeProcess(cache, run / "10", "--follow", run, "--max_batch_size", "1") as server:
         (tmp_path / "20").rename(run / "20")
-        writer = open_when_read(run / "20" / "params" / "_METADATA")
+        writer = open_when_read(run / "20" / "params" / "checksums.json")
         assert server.stop() == 0
         os.close(writer)
 
@@ -238,5 +238,8 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "must have one line, the key; found 2" in refused(capsys, tmp_path, "--api_key_file", tmp_path / "key")
     (tmp_path / "acrlpd.json").write_text('{"format": 1')
     assert "acrlpd.json is damaged" in refused(capsys, tmp_path, "--port", "0")
-    (tmp_path / "acrlpd.json").write_text('{"format": 1}')
-    assert "acrlpd.json is damaged or of another version: KeyError" in refused(capsys, tmp_path, "--port", "0")
+    (tmp_path / "acrlpd.json").write_text("[]")
+    assert "acrlpd.json is damaged: expected a JSON object, found list" in refused(capsys, tmp_path, "--port", "0")
+    (tmp_path / "acrlpd.json").write_text('{"format": 2}')
+    missing = "acrlpd.json is damaged: it lacks step, config, assets, serving, critics"
+    assert missing in refused(capsys, tmp_path, "--port", "0")

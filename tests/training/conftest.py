@@ -5,6 +5,7 @@ import sys
 import pytest
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "envs"))  # the toy environment
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "serving"))  # small checkpoints
 
 from training_helpers import Processes
 

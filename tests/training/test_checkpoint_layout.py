@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -12,16 +13,18 @@ from flax import nnx
 from training_helpers import pi0_config, state_config
 
 from acrlpd.agents import Agent
+from acrlpd.checksums import ChecksumError
 from acrlpd.config import RLTrainConfig
 from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
 from acrlpd.runs.checkpoint_layout import CheckpointError, load_checkpoint_metadata
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints import items as checkpoint_items
 from acrlpd.training.checkpoints import manager as checkpoint_manager
-from acrlpd.training.checkpoints.items import agent_from_items, agent_items
 from acrlpd.training.checkpoints.manager import (
     CheckpointWriter,
     SaveFailedError,
+    agent_from_items,
+    agent_items,
     load_checkpoint_agent,
 )
 from acrlpd.training.sharding import abstract_train_state, create_sharding
@@ -39,6 +42,14 @@ def make_agent(config: RLTrainConfig) -> Agent:
         return jax.device_put(random.normal(size=x.shape).astype(x.dtype), x.sharding)
 
     return jax.tree.map(draw, abstract)
+
+
+def flip_bytes(path: pathlib.Path) -> None:
+    """Flips 8 bytes in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 8] = bytes(byte ^ 0xFF for byte in content[middle : middle + 8])
+    path.write_bytes(content)
 
 
 def save(config: RLTrainConfig, agent: Agent, directory: pathlib.Path, *steps: int, scores: dict = {}) -> None:  # noqa: B006
@@ -132,7 +143,7 @@ def test_a_state_larger_than_what_travels_at_once(tmp_path: pathlib.Path, monkey
 def test_no_array_is_stored_twice(saved: tuple[RLTrainConfig, Agent, pathlib.Path]) -> None:
     _, agent, directory = saved
     stored = 0
-    for item in ("params", "train_state"):
+    for item in ("params", "critic", "train_state"):
         stored += len(json.loads((directory / item / "_METADATA").read_text())["tree_metadata"])
     assert stored == len(jax.tree.leaves(agent))
 
@@ -190,31 +201,75 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path: pathlib.Path
     save(config, make_agent(config), tmp_path, 10)
     wider = state_config(tmp_path, critic__hidden_dims=(32, 64))
     with pytest.raises(
-        CheckpointError, match=r"mu/hidden/0/bias: shape \(2, 32\) in the checkpoint, \(2, 64\) in this"
+        CheckpointError, match=r"mu/hidden/0/bias: shape \(2, 32\) in the checkpoint, \(2, 64\) in the model"
     ):
         load_checkpoint_agent(tmp_path, wider)
     with pytest.raises(CheckpointError, match=r"set acrlpd\.ema_decay"):
         load_checkpoint_agent(tmp_path, state_config(tmp_path, acrlpd__ema_decay=None))
 
 
-def test_a_damaged_checkpoint_is_called_damaged(tmp_path: pathlib.Path) -> None:
-    config = state_config(tmp_path)
-    save(config, make_agent(config), tmp_path, 10)
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A checkpoint to copy and to damage."""
+    directory = tmp_path_factory.mktemp("small")
+    config = state_config(directory)
+    save(config, make_agent(config), directory, 10)
+    return directory / "10"
+
+
+@pytest.mark.parametrize("item", ["params", "critic", "train_state"])
+def test_flipped_bytes_are_found_in_every_array_file(item: str, small: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Uncompressed arrays have no check of their own: without checksums, the flipped bytes would be read as numbers."""
+    shutil.copytree(small, tmp_path / "10")
+    largest = max((tmp_path / "10" / item).rglob("d/*"), key=lambda path: path.stat().st_size)
+    flip_bytes(largest)
+    with pytest.raises(
+        ChecksumError, match=rf"{largest} has changed since it was written: expected the XXH3-128"
+    ) as error:
+        load_checkpoint_agent(tmp_path)
+    assert "Copy the directory again" in str(error.value) and "an earlier checkpoint" in str(error.value)
+
+
+def test_a_damaged_checkpoint_is_called_damaged(small: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(small, tmp_path / "10")
     state = tmp_path / "10" / "train_state"
     largest = max((path for path in state.rglob("d/*") if path.is_file()), key=lambda path: path.stat().st_size)
     content = largest.read_bytes()
     largest.write_bytes(content[:1000])
-    with pytest.raises(CheckpointError, match="train_state is damaged or incomplete"):
+    with pytest.raises(ChecksumError, match=rf"{largest} has changed .*expected {len(content)} bytes, found 1000"):
         load_checkpoint_agent(tmp_path)
     largest.write_bytes(content)
-    (state / "_METADATA").unlink()
-    with pytest.raises(CheckpointError, match="train_state"):
+    (state / "_METADATA").rename(tmp_path / "_METADATA")
+    with pytest.raises(ChecksumError, match="train_state/_METADATA is missing"):
         load_checkpoint_agent(tmp_path)
-    (tmp_path / "10" / "run" / "run.json").write_text("")
-    with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
+    (tmp_path / "_METADATA").rename(state / "_METADATA")
+    (state / "checksums.json").unlink()
+    with pytest.raises(ChecksumError, match=r"train_state/checksums\.json is missing"):
         load_checkpoint_agent(tmp_path)
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         load_checkpoint_agent(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "JSONDecodeError"),
+        ("[]", "expected a JSON object, found list"),
+        ("{}", "it lacks format, step, config, assets, params_hold_average, rng"),
+        ('{"format": 1}', "has format 1; this version of acrlpd reads format 2"),
+        ("config", "config must be dict; found NoneType"),
+        ("step", "has changed since it was written: expected the XXH3-128"),
+    ],
+)
+def test_a_damaged_run_file_is_called_damaged(
+    content: str, problem: str, small: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    shutil.copytree(small / "run", tmp_path / "10" / "run")
+    file = tmp_path / "10" / "run" / "run.json"
+    changes: dict[str, Any] = {"config": {"config": None}, "step": {"step": 11}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes[content]) if content in changes else content)
+    with pytest.raises(CheckpointError, match=r"run\.json .*" + problem):
+        load_checkpoint_agent(tmp_path)
 
 
 def test_the_writer_gives_up_after_failures_in_a_row(tmp_path: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ from training_helpers import (
     assert_equal_arrays,
     metrics_of,
     pi0_config,
+    problems_in,
     state_config,
 )
 
@@ -66,6 +67,7 @@ def test_killed_during_a_save(uninterrupted: pathlib.Path, processes: Processes,
     killed = processes.run(config, order={"kill_in_save_of_step": 20})
     assert killed.returncode == -9 and list(directory.glob("20*tmp*/*/*")), killed.output
     assert saved_steps(directory) == [10]
+    assert problems_in(directory) == []  # a checkpoint has all of its checksums, or is absent
     resumed = processes.run(config, resume=True)
     assert resumed.returncode == 0 and "after step 10" in resumed.output, resumed.output
     assert_same_run(directory, uninterrupted)

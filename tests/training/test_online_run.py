@@ -13,6 +13,7 @@ from training_helpers import (
     assert_equal_arrays,
     metrics_of,
     online_config,
+    problems_in,
 )
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides
@@ -79,6 +80,10 @@ def test_the_summary_says_how_both_phases_ended(straight: pathlib.Path) -> None:
         "successes": sum(sum(record["successes"]) for record in records),
         "lost_episodes": 1,
     }
+
+
+def test_every_file_of_the_run_is_intact(straight: pathlib.Path) -> None:
+    assert problems_in(straight) == []
 
 
 def test_every_update_has_the_data_it_asks_for(straight: pathlib.Path) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import pathlib
+from typing import Any
 
 import jax
 import pytest
 from training_helpers import Processes, metrics_of, state_config
 
+from acrlpd.checksums import write_checksums
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.runs.checkpoint_layout import CheckpointError
 from acrlpd.runs.directory import run_directory
@@ -18,10 +20,18 @@ STATS = {"robot/norm_stats.json": b"{}"}
 @pytest.fixture
 def saved(tmp_path: pathlib.Path) -> tuple[pathlib.Path, RLTrainConfig]:
     config = state_config(tmp_path)
-    metadata = create_checkpoint_metadata(config, 10, rng=jax.random.key(3), average=True, assets=STATS)
-    (tmp_path / "10" / "run").mkdir(parents=True)
-    (tmp_path / "10" / "run" / "run.json").write_text(json.dumps(metadata))
+    metadata = create_checkpoint_metadata(config, 10, average=True, assets=STATS)
+    write_run_file(tmp_path / "10", metadata | {"rng": {"impl": "threefry2x32", "data": [0, 3]}})
+    (tmp_path / "10" / "assets" / "robot").mkdir(parents=True)
+    (tmp_path / "10" / "assets" / "robot" / "norm_stats.json").write_bytes(STATS["robot/norm_stats.json"])
     return tmp_path / "10", config
+
+
+def write_run_file(directory: pathlib.Path, metadata: dict[str, Any]) -> None:
+    """A run.json as it was saved: its checksum is right."""
+    (directory / "run").mkdir(parents=True, exist_ok=True)
+    (directory / "run" / "run.json").write_text(json.dumps(metadata))
+    write_checksums(directory / "run")
 
 
 def changed(directory: pathlib.Path, **overrides: object) -> RLTrainConfig:
@@ -37,7 +47,7 @@ def test_a_checkpoint_that_is_older_than_a_field(saved: tuple[pathlib.Path, RLTr
     path = directory / "run" / "run.json"
     metadata = json.loads(path.read_text())
     del metadata["config"]["online"]["episodes_per_round"]
-    path.write_text(json.dumps(metadata))
+    write_run_file(directory, metadata)
     assert check_resume(directory, config, STATS) == {}
     other = changed(directory, online__episodes_per_round=3)
     assert set(check_resume(directory, other, STATS, ["online"])) == {"online.episodes_per_round"}
@@ -80,6 +90,18 @@ def test_placement_and_speed_are_free_to_change(saved: tuple[pathlib.Path, RLTra
 def test_other_norm_statistics_are_refused(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
     with pytest.raises(ConfigError, match=r"robot/norm_stats.json is not what .* was trained with"):
         check_resume(*saved, {"robot/norm_stats.json": b"{ }"})
+
+
+def test_norm_statistics_of_the_checkpoint_itself_are_verified(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    """A later `acrlpd serve` would act with the statistics of the checkpoint, not with those of the run."""
+    own = saved[0] / "assets" / "robot" / "norm_stats.json"
+    own.write_bytes(b"{ }")
+    expected = r"expected the SHA-256 [0-9a-f]{64}, found [0-9a-f]{64}\nCopy the file from another checkpoint"
+    with pytest.raises(CheckpointError, match=rf"{own} has changed since it was written: {expected}"):
+        check_resume(*saved, STATS)
+    own.unlink()
+    with pytest.raises(CheckpointError, match=f"{own} is missing"):
+        check_resume(*saved, STATS)
 
 
 def test_the_random_key_comes_back(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:

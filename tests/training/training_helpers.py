@@ -19,6 +19,7 @@ from acrlpd.monitoring.run_monitor import MEMORY
 from acrlpd.runs.directory import run_directory
 from acrlpd.runs.metrics_log import TIMING
 from acrlpd.training.checkpoints.manager import load_checkpoint_agent
+from acrlpd.training.verification import parts_to_verify
 
 HERE = pathlib.Path(__file__).parent
 PROCESS = HERE / "train_process.py"
@@ -155,6 +156,11 @@ def metrics_of(directory: pathlib.Path) -> list[dict[str, Any]]:
     measured = (TIMING, MEMORY)
     lines = read_json_lines(directory / "metrics.jsonl")
     return [{k: v for k, v in line.items() if not k.startswith(measured)} for line in lines]
+
+
+def problems_in(directory: pathlib.Path) -> list[str]:
+    """What `acrlpd runs verify` would report."""
+    return [problem for part in parts_to_verify(directory) for problem in part.problems(lambda _: None)]
 
 
 def assert_equal_arrays(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:

@@ -51,6 +51,8 @@ class EvalOptions:
     videos: Annotated[int, Ge(0)] = 0
     # Directory for evaluation.json and videos.
     output: Path | None = None
+    # Act without norm statistics; by default missing or changed statistics are refused.
+    no_norm_stats: Flag = False
     # Print JSON instead of tables.
     json: Flag = False
 
@@ -67,7 +69,7 @@ def main(args: Sequence[str]) -> int:
 
     setup_logging()
     config = None if options.config is None else find_config(options.config)
-    checkpoints = open_checkpoints(options.checkpoints, config)
+    checkpoints = open_checkpoints(options.checkpoints, config, no_norm_stats=options.no_norm_stats)
     # Run and step name a checkpoint in the table; the whole path does where run and step are not unique.
     short = [f"{checkpoint.directory.parent.name} {checkpoint.directory.name}" for checkpoint in checkpoints]
     named: dict[str, Evaluation] = {}

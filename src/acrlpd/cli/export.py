@@ -30,6 +30,8 @@ class ExportOptions:
     critics: Literal["level", "all", "none"] = "level"
     # Replace an earlier export.
     overwrite: Flag = False
+    # Export without norm statistics; by default missing or changed statistics are refused.
+    no_norm_stats: Flag = False
 
 
 def main(args: Sequence[str]) -> int:
@@ -45,6 +47,7 @@ def main(args: Sequence[str]) -> int:
         dtype=options.dtype,
         critics=options.critics,
         overwrite=options.overwrite,
+        no_norm_stats=options.no_norm_stats,
     )
     print(f"exported to {options.output}; its README.md says how to serve it")
     print(

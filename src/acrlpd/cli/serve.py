@@ -11,7 +11,7 @@ import tyro
 from annotated_types import Ge
 
 from acrlpd.config.bounds import check_bounds
-from acrlpd.config.command_line import find_config
+from acrlpd.config.command_line import Flag, find_config
 
 if TYPE_CHECKING:
     from acrlpd.policies.checkpoint import Checkpoint
@@ -44,6 +44,8 @@ class ServeOptions:
     follow: Path | None = None
     # Preset or YAML file that describes an openpi checkpoint.
     config: str | None = None
+    # Act without norm statistics; by default missing or changed statistics are refused.
+    no_norm_stats: Flag = False
     # File that holds the key that clients must send. Other users of the machine must not be able to read it.
     api_key_file: Path | None = None
     # Certificate for encrypted connections (wss://), a PEM file.
@@ -128,7 +130,11 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
         run = options.follow.expanduser().absolute()
         served = server.policy  # later checkpoints must keep what clients were told
         same = dataclasses.replace(options, best_of_n=served.policy.best_of_n, num_steps=served.num_steps)
-        follower = asyncio.create_task(follow_run(server, run, lambda path: _load(open_checkpoint(path), same)))
+
+        def load(path: Path) -> "ServingPolicy":
+            return _load(open_checkpoint(path, no_norm_stats=options.no_norm_stats), same)
+
+        follower = asyncio.create_task(follow_run(server, run, load))
     await stop.wait()
     logger.info("stopping: answering the requests that have arrived")
     if follower is not None:
@@ -140,7 +146,7 @@ def _open(options: ServeOptions) -> "Checkpoint":
     from acrlpd.policies.checkpoint import open_checkpoints
 
     config = None if options.config is None else find_config(options.config)
-    return open_checkpoints([options.checkpoint], config)[0]
+    return open_checkpoints([options.checkpoint], config, no_norm_stats=options.no_norm_stats)[0]
 
 
 def load_present(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":

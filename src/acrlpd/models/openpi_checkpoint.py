@@ -5,7 +5,9 @@ writes each leaf under one more key, "value". Both forms are read; the form with
 from the files straight into the sharding of the model that receives them.
 """
 
+import contextlib
 import logging
+import pathlib
 import re
 import zipfile
 import zlib
@@ -20,6 +22,7 @@ from etils import epath
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from acrlpd.checksums import CHECKSUMS_FILE, verified
 from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
@@ -42,9 +45,16 @@ def load_pi0_weights_from_openpi(
     matches `missing_regex` (by default LoRA adapters); any other missing leaf is an error.
     """
     directory = find_params_directory(path)
-    stored, targets = _stored_leaves(directory), _flatten(params)
-    _refuse_mismatches(directory, {name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex)
-    wanted = {stored[name][0]: leaf for name, leaf in targets.items() if name in stored}
+    with _verified(directory):
+        stored, targets = _stored_leaves(directory), _flatten(params)
+        _refuse_mismatches(directory, {name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex)
+        wanted = {stored[name][0]: leaf for name, leaf in targets.items() if name in stored}
+        restored = _restore(directory, wanted)
+    return _fill(params, {name: restored[stored[name][0]] for name in targets if name in stored}, directory)
+
+
+def _restore(directory: epath.Path, wanted: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], jax.Array]:
+    """Reads arrays by their key paths, into the dtypes and shardings of the leaves of `wanted`."""
     arguments = ocp.args.PyTreeRestore(
         item=unflatten_dict(dict.fromkeys(wanted, 0)),
         restore_args=unflatten_dict(
@@ -54,11 +64,21 @@ def load_pi0_weights_from_openpi(
     )
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
-            restored = flatten_dict(checkpointer.restore(directory, arguments))
+            return flatten_dict(checkpointer.restore(directory, arguments))
     except Exception as error:  # Orbax raises plain Exception around what tensorstore found
         reason = str(error).splitlines()[0]
         raise OpenPICheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
-    return _fill(params, {name: restored[stored[name][0]] for name in targets if name in stored}, directory)
+
+
+def _verified(directory: epath.Path) -> contextlib.AbstractContextManager[None]:
+    """Checks the files of a directory while they are read, if the directory is on this machine and has checksums.
+
+    acrlpd writes checksums, openpi does not. To check the files of a remote directory would be to fetch them twice.
+    """
+    local = pathlib.Path(directory)
+    if not (local / CHECKSUMS_FILE).exists():
+        return contextlib.nullcontext()
+    return verified(local, share=(jax.process_index(), jax.process_count()))
 
 
 def load_paligemma_weights(path: epath.PathLike, params: nnx.State) -> nnx.State:
@@ -123,8 +143,12 @@ def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: PolicyC
         stored = _stored_leaves(find_params_directory(path))
     except OpenPICheckpointError as error:
         return [str(error)]
-    targets = _flatten(abstract)
-    problems = _mismatches({name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex=None)
+    return shape_differences({name: meta.shape for name, (_, meta) in stored.items()}, _flatten(abstract))
+
+
+def shape_differences(stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any]) -> list[str]:
+    """What differs between the arrays of a checkpoint and those of a model, by name and shape."""
+    problems = _mismatches(stored, targets, missing_regex=None)
     return problems + [f"{name}: the model has no such parameter" for name in sorted(set(stored) - set(targets))]
 
 

@@ -1,18 +1,21 @@
 """Opening any checkpoint: exported directories, runs, checkpoints of runs, and plain openpi checkpoints.
 
 All of them have `params/` and `assets/` as openpi has them. An export adds acrlpd.json and, unless it was made without
-critics, `critic/`. A run's checkpoint has its config in `run/` and its critics in `train_state/`.
+critics, `critic/`. A run's checkpoint has `run/` and `critic/`. What the two say about themselves is verified: their
+checksums when arrays are read, the SHA-256 of the norm statistics before. A plain openpi checkpoint says nothing.
 """
 
 import dataclasses
+import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from acrlpd.checksums import read_checksums, verified
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.tree import from_dict
 from acrlpd.data.pipeline.dataset import norm_stats_dir
@@ -25,17 +28,31 @@ from acrlpd.policies.acting_model import ActingCritics, ActingModel, abstract_mo
 from acrlpd.policies.levels import trained_level
 from acrlpd.policies.policy import Policy, create_policy
 from acrlpd.robots.base import ServingLevel
-from acrlpd.runs.checkpoint_layout import ASSETS, PARAMS, RUN, RUN_FILE, TRAIN_STATE, CheckpointError, read_description
+from acrlpd.runs.checkpoint_layout import (
+    ASSETS,
+    CRITIC,
+    EXPORT_FILE,
+    NORM_STATS_FILE,
+    PARAMS,
+    RUN,
+    RUN_FILE,
+    CheckpointError,
+    load_checkpoint_metadata,
+    load_export_metadata,
+    verify_assets,
+)
 from acrlpd.runs.directory import saved_steps
 
-EXPORT_FILE = "acrlpd.json"
-CRITIC = "critic"
-# Fields of `ActingCritics` -> their branches within `critic/` and within `train_state/`.
-_BRANCHES = {
+logger = logging.getLogger(__name__)
+
+# Fields of `ActingCritics` -> their branches within `critic/`, which are named as the fields of the agent.
+CRITIC_BRANCHES = {
     "online": ("critics", "online"),
     "temperature": ("temperature_params",),
     "improvement": ("improvement_params",),
 }
+
+_WITHOUT = "--no_norm_stats acts without norm statistics: on a robot, unscaled actions can do harm"
 
 Kind = Literal["export", "run", "openpi"]
 
@@ -50,14 +67,18 @@ class Checkpoint:
     level: ServingLevel
     step: int | None
     has_critics: bool
+    # The files of assets/ with their SHA-256, as they were saved; None where nothing was written down (openpi).
+    assets: Mapping[str, str] | None = None
     # Where the rewards of the training data came from (`StepRewards.origin`); None where nobody knows.
     reward_origin: RewardOrigin | None = None
+    # Whether to act without norm statistics, whatever the directory has.
+    no_norm_stats: bool = False
 
     @property
     def norm_stats_directory(self) -> pathlib.Path | None:
-        """The directory of the norm statistics; None for a policy that was trained without them (on fake data)."""
+        """The directory of the norm statistics; None for a policy that acts without norm statistics."""
         assets = self.directory / ASSETS
-        found = sorted(path.parent for path in assets.rglob("norm_stats.json"))
+        found = [] if self.no_norm_stats else sorted(path.parent for path in assets.rglob(NORM_STATS_FILE))
         if len(found) <= 1:
             return found[0] if found else None
         asset_id = norm_stats_dir(self.rl_config.data).relative_to(self.rl_config.data.assets_dir)
@@ -67,14 +88,23 @@ class Checkpoint:
         return assets / asset_id
 
     def load_norm_stats(self) -> dict[str, NormStats] | None:
-        """The norm statistics that the policy was trained with."""
+        """The norm statistics that the policy was trained with, verified.
+
+        None for a policy that was trained without norm statistics (on fake data), and with `no_norm_stats`.
+        """
+        if self.assets is not None and not self.no_norm_stats:
+            verify_assets(self.directory, self.assets, f"Copy the file from another checkpoint of the run. {_WITHOUT}")
         directory = self.norm_stats_directory
-        if directory is None and self.kind == "openpi":
+        if directory is not None:
+            return load_norm_stats(directory)
+        if self.assets is None and not self.no_norm_stats:
             raise CheckpointError(
-                f"{self.directory} has no {ASSETS}/<asset_id>/norm_stats.json: the actions could not be turned "
-                "into the robot's units. Copy the statistics that the policy was trained with to this place"
+                f"{self.directory} has no {ASSETS}/<asset_id>/{NORM_STATS_FILE}: the actions could not be turned "
+                "into the robot's units. Copy the statistics that the policy was trained with to this place. "
+                f"{_WITHOUT}"
             )
-        return None if directory is None else load_norm_stats(directory)
+        logger.warning("%s acts without norm statistics: states and actions are not scaled", self.directory)
+        return None
 
     def abstract_model(self) -> ActingModel:
         """The model as shapes and dtypes, with critics only if the directory has critics."""
@@ -85,11 +115,12 @@ class Checkpoint:
         """Reads the arrays to the first device; policy parameters in `dtype`, None: as they were trained."""
         model = self.abstract_model()
         params = _on_first_device(model.params, dtype)
+        if self.kind != "openpi":
+            read_checksums(self.directory / PARAMS)  # openpi writes no checksums, but these checkpoints must have them
         params = load_pi0_weights_from_openpi(self.directory, params, missing_regex=None)
         critics = model.critics
         if critics is not None:
-            item = CRITIC if self.kind == "export" else TRAIN_STATE
-            critics = _restore_critics(self.directory / item, _on_first_device(critics))
+            critics = _restore_critics(self.directory / CRITIC, _on_first_device(critics))
         return model.replace(params=params, critics=critics)
 
 
@@ -109,11 +140,13 @@ def load_policy(checkpoint: Checkpoint, *, best_of_n: int | None = None, long_pr
     return dataclasses.replace(policy, model=model, num_steps=checkpoint.level.num_steps)
 
 
-def open_checkpoint(path: str | pathlib.Path, rl_config: RLTrainConfig | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: str | pathlib.Path, rl_config: RLTrainConfig | None = None, *, no_norm_stats: bool = False
+) -> Checkpoint:
     """Finds out what `path` is. Of a run directory the newest checkpoint is taken.
 
     `rl_config` describes a plain openpi checkpoint, which does not say for which model and robot it is. Everything else
-    has a config of its own.
+    has a config of its own. With `no_norm_stats` the policy acts without norm statistics.
     """
     directory = pathlib.Path(path).expanduser().absolute()
     if not directory.is_dir():
@@ -121,9 +154,9 @@ def open_checkpoint(path: str | pathlib.Path, rl_config: RLTrainConfig | None = 
             f"{directory} is not a directory: expected an export, a run or a checkpoint, on this machine"
         )
     if (directory / EXPORT_FILE).is_file():
-        return _open_described(directory, "export", directory / EXPORT_FILE)
+        return _open_described(directory, "export", no_norm_stats)
     if (directory / RUN / RUN_FILE).is_file():
-        return _open_described(directory, "run", directory / RUN / RUN_FILE)
+        return _open_described(directory, "run", no_norm_stats)
     if (directory / PARAMS / "_METADATA").is_file():
         if rl_config is None:
             raise CheckpointError(
@@ -132,48 +165,55 @@ def open_checkpoint(path: str | pathlib.Path, rl_config: RLTrainConfig | None = 
             )
         level = ServingLevel(rl_config.acrlpd.sampling_steps, best_of_n=1, num_critics=0)
         step = int(directory.name) if is_whole_number(directory.name) else None
-        return Checkpoint(directory, "openpi", rl_config, level, step, has_critics=False)
+        return Checkpoint(directory, "openpi", rl_config, level, step, has_critics=False, no_norm_stats=no_norm_stats)
     steps = saved_steps(directory)
     if not steps:
         raise CheckpointError(
             f"{directory} is neither an exported directory ({EXPORT_FILE}), nor a run (numbered checkpoints), nor "
             f"a checkpoint of acrlpd ({RUN}/{RUN_FILE}) or openpi ({PARAMS}/_METADATA)"
         )
-    return open_checkpoint(directory / str(steps[-1]), rl_config)
+    return open_checkpoint(directory / str(steps[-1]), rl_config, no_norm_stats=no_norm_stats)
 
 
-def open_checkpoints(paths: Sequence[pathlib.Path], rl_config: RLTrainConfig | None = None) -> list[Checkpoint]:
+def open_checkpoints(
+    paths: Sequence[pathlib.Path], rl_config: RLTrainConfig | None = None, *, no_norm_stats: bool = False
+) -> list[Checkpoint]:
     """Opens all checkpoints; a checkpoint that is named twice is opened once."""
-    opened = {checkpoint.directory: checkpoint for checkpoint in (open_checkpoint(path, rl_config) for path in paths)}
+    checkpoints = [open_checkpoint(path, rl_config, no_norm_stats=no_norm_stats) for path in paths]
+    opened = {checkpoint.directory: checkpoint for checkpoint in checkpoints}
     if rl_config is not None and all(checkpoint.kind != "openpi" for checkpoint in opened.values()):
         raise CheckpointError(f"--config is for checkpoints of openpi; found none among {', '.join(map(str, paths))}")
     return list(opened.values())
 
 
-def _open_described(directory: pathlib.Path, kind: Kind, file: pathlib.Path) -> Checkpoint:
-    """An export, or a checkpoint of a run: `file` says what the directory holds."""
-    content = read_description(file)
+def _open_described(directory: pathlib.Path, kind: Kind, no_norm_stats: bool) -> Checkpoint:
+    """An export, or a checkpoint of a run: both say what the directory holds."""
+    content = load_export_metadata(directory) if kind == "export" else load_checkpoint_metadata(directory)
+    rl_config = from_dict(RLTrainConfig, content["config"])
     try:
-        rl_config = from_dict(RLTrainConfig, content["config"])
         if kind == "export":
             level, has_critics = ServingLevel(**content["serving"]), content["critics"] is not None
         else:  # cloning alone leaves the critics as they were initialised, so they must not choose
             level, has_critics = trained_level(rl_config), rl_config.acrlpd.loss_weights.critic_weight > 0
-        if not has_critics:
-            level = dataclasses.replace(level, best_of_n=1, num_critics=0)
         name = content.get("reward_origin")
         origin = None if name is None else RewardOrigin[name]
-        return Checkpoint(directory, kind, rl_config, level, content["step"], has_critics, origin)
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} is damaged or of another version: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"{directory} is damaged or of another version: {type(error).__name__}: {error}"
+        ) from error
+    if not has_critics:
+        level = dataclasses.replace(level, best_of_n=1, num_critics=0)
+    return Checkpoint(
+        directory, kind, rl_config, level, content["step"], has_critics, content["assets"], origin, no_norm_stats
+    )
 
 
 def critic_arrays(critics: ActingCritics) -> dict[tuple[str, ...], Any]:
-    """The leaves of the critics, in their order, by their paths within `critic/` and within `train_state/`."""
+    """The leaves of the critics, in their order, by their paths within `critic/`."""
     arrays = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(critics)[0]:
         field, *names, _ = (jax.tree_util.keystr((key,), simple=True) for key in path)  # the last key is "value"
-        arrays[(*_BRANCHES[field], *names)] = leaf
+        arrays[(*CRITIC_BRANCHES[field], *names)] = leaf
     return arrays
 
 
@@ -189,10 +229,11 @@ def _restore_critics(directory: pathlib.Path, abstract: ActingCritics) -> Acting
     request = ocp.args.PyTreeRestore(
         item=unflatten_dict(dict.fromkeys(wanted, 0)), restore_args=unflatten_dict(args), partial_restore=True
     )
-    try:
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            restored = flatten_dict(checkpointer.restore(directory, request))
-    except Exception as error:  # Orbax raises plain Exception around what tensorstore found
-        reason = str(error).splitlines()[0].partition(" [tensorstore_spec")[0]
-        raise CheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
+    with verified(directory):
+        try:
+            with ocp.PyTreeCheckpointer() as checkpointer:
+                restored = flatten_dict(checkpointer.restore(directory, request))
+        except Exception as error:  # Orbax raises plain Exception around what tensorstore found
+            reason = str(error).splitlines()[0].partition(" [tensorstore_spec")[0]
+            raise CheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
     return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])

@@ -1,48 +1,84 @@
-"""What a checkpoint of a run holds, by name, and reading what it says about its run.
+"""What a checkpoint of a run holds, by name, and reading and verifying what a checkpoint says about itself.
 
 params/       the policy as stock openpi loads it: the moving average where there is one
 assets/       <asset_id>/norm_stats.json, where openpi looks for it
+critic/       the critics, and the other arrays by which a policy chooses among candidates
 train_state/  every other array of the agent
-run/          run.json: config, data cursor, random key, open metrics, versions
+run/          run.json: config, data cursor, random key, open metrics, versions, the SHA-256 of the assets
+
+Each of them but assets/ has a checksums.json. An export has params/, assets/, critic/, and acrlpd.json for run/.
 """
 
+import hashlib
 import json
 import pathlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from acrlpd.checksums import file_problem, read_checksums
 from acrlpd.runs.directory import saved_steps
 
 PARAMS = "params"
 ASSETS = "assets"
+CRITIC = "critic"
 TRAIN_STATE = "train_state"
 RUN = "run"
 RUN_FILE = "run.json"
-FORMAT = 1  # of run.json, and of the acrlpd.json of an export
+EXPORT_FILE = "acrlpd.json"
+NORM_STATS_FILE = "norm_stats.json"
+FORMAT = 2  # of run.json, and of the acrlpd.json of an export
+
+Types = type | tuple[type, ...]
+# What both descriptions hold, and what each of them adds.
+_KEYS: dict[str, Types] = {"format": int, "step": int, "config": dict, "assets": dict}
+_RUN_KEYS: dict[str, Types] = {"params_hold_average": bool, "rng": dict}
+_EXPORT_KEYS: dict[str, Types] = {"serving": dict, "critics": (list, type(None))}
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used; the message says why."""
 
 
-def load_checkpoint_metadata(step_directory: pathlib.Path) -> dict[str, Any]:
-    """The content of run.json."""
+def load_checkpoint_metadata(step_directory: pathlib.Path, also: Mapping[str, Types] | None = None) -> dict[str, Any]:
+    """The content of run.json; `also` are keys, with their types, that the caller needs beside the usual keys."""
     path = step_directory / RUN / RUN_FILE
     if not path.exists():
         raise CheckpointError(f"{step_directory} is not a checkpoint of a run: it has no {RUN}/{RUN_FILE}")
-    return read_description(path)
+    return _read_description(path, _RUN_KEYS | dict(also or {}))
 
 
-def read_description(path: pathlib.Path) -> dict[str, Any]:
-    """The content of a run.json or of an export's acrlpd.json."""
+def load_export_metadata(directory: pathlib.Path) -> dict[str, Any]:
+    """The content of the acrlpd.json of an export."""
+    return _read_description(directory / EXPORT_FILE, _EXPORT_KEYS)
+
+
+def _read_description(path: pathlib.Path, keys: Mapping[str, Types]) -> dict[str, Any]:
+    """The content of a file that describes a checkpoint, if the file is as it was written."""
+    fix = f"Copy {path.name} again from a place where it is intact, or use another checkpoint"
     try:
         content = json.loads(path.read_text())
-        found = content["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    if found != FORMAT:
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}. {fix}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged: expected a JSON object, found {type(content).__name__}. {fix}")
+    if content.get("format", FORMAT) != FORMAT:
         raise CheckpointError(
-            f"{path} has format {found}; this version of acrlpd reads format {FORMAT}. Train or export again"
+            f"{path} has format {content['format']}; this version of acrlpd reads format {FORMAT}. Train or export "
+            "again"
         )
+    keys = _KEYS | dict(keys)
+    if missing := [key for key in keys if key not in content]:
+        raise CheckpointError(f"{path} is damaged: it lacks {', '.join(missing)}. {fix}")
+    for key, types in keys.items():
+        if not isinstance(content[key], types):
+            names = " or ".join(kind.__name__ for kind in (types if isinstance(types, tuple) else (types,)))
+            raise CheckpointError(
+                f"{path} is damaged: {key} must be {names}; found {type(content[key]).__name__}. {fix}"
+            )
+    checksums = read_checksums(path.parent)
+    problem = file_problem(path, checksums[path]) if path in checksums else f"{path} has no checksum"
+    if problem is not None:
+        raise CheckpointError(f"{problem}. {fix}")
     return content
 
 
@@ -54,3 +90,28 @@ def newest_step_directory(path: pathlib.Path) -> pathlib.Path:
     if not steps:
         raise CheckpointError(f"{path} has no complete checkpoint: expected a run directory or one of its steps")
     return path / str(steps[-1])
+
+
+def describe_assets(files: Mapping[str, bytes]) -> dict[str, str]:
+    """What a description says about the files of assets/: their names and SHA-256."""
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def asset_problems(directory: pathlib.Path, recorded: Mapping[str, str]) -> Iterator[str]:
+    """What differs between the assets of a checkpoint and those that its description names."""
+    assets = directory / ASSETS
+    for name, expected in recorded.items():
+        path = assets / name
+        if not path.is_file():
+            yield f"{path} is missing; expected a file with the SHA-256 {expected}"
+        elif (found := hashlib.sha256(path.read_bytes()).hexdigest()) != expected:
+            yield f"{path} has changed since it was written: expected the SHA-256 {expected}, found {found}"
+    for path in sorted(assets.rglob(NORM_STATS_FILE)):
+        if path.relative_to(assets).as_posix() not in recorded:
+            yield f"{path} was added later: the policy was trained without these norm statistics"
+
+
+def verify_assets(directory: pathlib.Path, recorded: Mapping[str, str], fix: str) -> None:
+    """Refuses assets that are not those that the checkpoint was saved with."""
+    if problems := list(asset_problems(directory, recorded)):
+        raise CheckpointError("\n".join(problems) + f"\n{fix}")

@@ -12,15 +12,24 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
+from acrlpd.checksums import write_checksums
 from acrlpd.config import RLTrainConfig, to_dict
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.models.families.pi0 import DType
 from acrlpd.models.observation import Observation
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
 from acrlpd.policies.acting_model import ActingModel, candidate_noise, candidates_and_values, choose_actions
-from acrlpd.policies.checkpoint import CRITIC, EXPORT_FILE, Checkpoint, critic_arrays, open_checkpoint
+from acrlpd.policies.checkpoint import Checkpoint, critic_arrays, open_checkpoint
 from acrlpd.policies.levels import Level, serving_level
-from acrlpd.runs.checkpoint_layout import FORMAT, CheckpointError
+from acrlpd.runs.checkpoint_layout import (
+    ASSETS,
+    CRITIC,
+    EXPORT_FILE,
+    FORMAT,
+    PARAMS,
+    CheckpointError,
+    describe_assets,
+)
 from acrlpd.serving.export_readme import write_readme
 
 Critics = Literal["level", "all", "none"]
@@ -55,13 +64,14 @@ def export_policy(
     dtype: DType | None = None,
     critics: Critics = "level",
     overwrite: bool = False,
+    no_norm_stats: bool = False,
 ) -> Verification:
     """Exports a run (its newest checkpoint) or one checkpoint, and compares the result with the source.
 
-    `dtype` None keeps every parameter as it was trained. The directory appears when it is complete and its
-    actions are right, or not at all.
+    `dtype` None keeps every parameter as it was trained. With `no_norm_stats` the export has no norm statistics. The
+    directory appears when it is complete and its actions are right, or not at all.
     """
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, no_norm_stats=no_norm_stats)
     if checkpoint.kind != "run":
         raise CheckpointError(f"{checkpoint.directory} is not a checkpoint of a run: there is nothing to export")
     target = pathlib.Path(output).expanduser().resolve()  # of a link, the directory that it points to is replaced
@@ -69,6 +79,7 @@ def export_policy(
         raise CheckpointError(f"{target} exists; choose another --output or replace it with --overwrite")
     if target.exists() and not (target / EXPORT_FILE).is_file():
         raise CheckpointError(f"--overwrite: {target} is not an exported directory; move it away")
+    checkpoint.load_norm_stats()  # refused here if they are not those of the training
     temporary = target.with_name(f".{target.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -109,6 +120,7 @@ def _write(
         chosen = jax.tree.map(lambda x: x[members], model.critics.online)  # every array has the ensemble axis first
         with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
             checkpointer.save(directory / CRITIC, unflatten_dict(critic_arrays(model.critics.replace(online=chosen))))
+        write_checksums(directory / CRITIC)
         # The config describes what the directory holds; random subsets of critics are for training.
         critic_config = dataclasses.replace(rl_config.critic, num_critics=len(members), target_subset_size=None)
         rl_config = dataclasses.replace(rl_config, critic=critic_config)
@@ -119,9 +131,11 @@ def _write(
     if dtype is not None:
         params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
     save_openpi_pi0_checkpoint(params, directory)
-    stats = checkpoint.norm_stats_directory
+    write_checksums(directory / PARAMS)
+    stats, assets = checkpoint.norm_stats_directory, directory / ASSETS
     if stats is not None:
         shutil.copytree(stats, directory / stats.relative_to(checkpoint.directory))
+    files = {path.relative_to(assets).as_posix(): path.read_bytes() for path in assets.rglob("*") if path.is_file()}
     content = {
         "format": FORMAT,
         "source": str(checkpoint.directory),
@@ -130,10 +144,12 @@ def _write(
         "serving": dataclasses.asdict(serving),
         "critics": None if members is None else members.tolist(),
         "params_dtype": dtype or "as trained",
+        "assets": describe_assets(files),
         "reward_origin": checkpoint.reward_origin and checkpoint.reward_origin.name,
         "config": to_dict(rl_config),
     }
     (directory / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
+    write_checksums(directory, [directory / EXPORT_FILE])  # the README may be changed; the others have their own
     write_readme(directory, open_checkpoint(directory), level)
     if rl_config.model.in_openpi:
         problems = verify_openpi_checkpoint_compatibility(directory, rl_config.model)

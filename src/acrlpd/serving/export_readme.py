@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.transforms import delta_action_mask
-from acrlpd.policies.checkpoint import EXPORT_FILE, Checkpoint
+from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.policies.levels import Level
+from acrlpd.runs.checkpoint_layout import EXPORT_FILE
 
 _README = """\
 # {name}, step {step}

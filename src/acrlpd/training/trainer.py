@@ -44,6 +44,18 @@ OFFLINE, ONLINE = "offline", "online"
 
 EvalFn = Callable[[Agent, int], Mapping[str, float]]
 
+# What a run.json must hold to be resumed from, beside what every run.json holds.
+_RESUMED_STATE: dict[str, type | tuple[type, ...]] = {
+    "data": dict,
+    "metrics": dict,
+    "monitor": (dict, type(None)),
+    "evaluation": dict,
+    "phase": str,
+    "online_start": (int, type(None)),
+    "online": (dict, type(None)),
+    "wall_time_s": (int, float),
+}
+
 
 class Trainer:
     """Trains one agent in one run directory.
@@ -112,7 +124,7 @@ class Trainer:
 
     def load_checkpoint(self, step_directory: pathlib.Path) -> None:
         """Puts the run into the state in which this checkpoint was written."""
-        metadata = load_checkpoint_metadata(step_directory)
+        metadata = load_checkpoint_metadata(step_directory, _RESUMED_STATE)
         abstract = abstract_train_state(self.rl_config, self._sharding)
         self.agent = follow_config(restore_agent(step_directory, abstract), self.rl_config)
         self.step = self.writer.newest_step = metadata["step"]

@@ -1,7 +1,4 @@
-"""How an agent's arrays are named in a step directory (`runs.checkpoint_layout`), and how Orbax reads and writes it.
-
-No array is stored twice: what is in params/ is not in train_state/.
-"""
+"""How Orbax reads and writes the items of a step directory (`runs.checkpoint_layout`)."""
 
 import dataclasses
 import pathlib
@@ -11,60 +8,27 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from flax import traverse_util
 from orbax.checkpoint import checkpoint_managers as policies
 
 # Private, because Orbax has no public name for the order in which arrays are copied to the host.
 from orbax.checkpoint._src.serialization import types as serialization
 
-from acrlpd.agents import Agent
+from acrlpd.checksums import write_checksums
 from acrlpd.config import CheckpointConfig
-from acrlpd.runs.checkpoint_layout import ASSETS, PARAMS, RUN, RUN_FILE, TRAIN_STATE
+from acrlpd.runs.checkpoint_layout import ASSETS, CRITIC, PARAMS, RUN, TRAIN_STATE
 
 SCORE = "score"
 # So many GB of arrays may be on their way between devices and disk at the same time. Without this bound, the restore
 # of a full-size state ran out of host memory.
 _CONCURRENT_GB = 16
-# A save copies so many GB to the host at once, for params/ and for train_state/ each. The first save allocates this
+# A save copies so many GB to the host at once, for each item. The first save allocates this
 # memory, which is slower than the disk in a virtual machine, and later saves use it again.
 _TRANSFER_GB = 8
 # Large arrays are stored in pieces and in files of this size, so that all processors read and write them.
-_PIECE_BYTES = 256 * 2**20
+PIECE_BYTES = 256 * 2**20
 # Devices that have the same array each write a part of it. A part has at least this size, because each cut of an
 # array has to be compiled.
 _PART_BYTES = 2**16
-
-
-def agent_items(agent: Agent, *, average: bool) -> dict[str, Any]:
-    """The arrays of an agent (or their shapes) as the items params/ and train_state/: nested dicts by name.
-
-    With `average`, params/ holds the moving average of the policy.
-    """
-    return traverse_util.unflatten_dict(_stored_leaves(agent, average))
-
-
-def agent_from_items(template: Agent, items: Mapping[str, Any], *, average: bool) -> Agent:
-    """The agent with the structure of `template` and the arrays of a checkpoint."""
-    arrays = traverse_util.flatten_dict(items)
-    leaves = [arrays[name] for name in _stored_leaves(template, average)]
-    return jax.tree.unflatten(jax.tree.structure(template), leaves)
-
-
-def _stored_leaves(agent: Agent, average: bool) -> dict[tuple[str, ...], Any]:
-    """Every leaf of an agent by its item and its names within the item, in the order of the agent's leaves.
-
-    Everything but the policy lies in train_state/ under the names of the agent's fields, so a new field of the
-    agent is stored without a change here.
-    """
-    policy_fields = ("ema_params" if average else "policy_params", "frozen_params")
-    stored: dict[tuple[str, ...], Any] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(agent)[0]:
-        name = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-        if name[0] in policy_fields:
-            stored[PARAMS, "params", *name[1:]] = leaf  # openpi's tree, in which each array is called "value"
-        else:
-            stored[TRAIN_STATE, *(name[:-1] if name[-1] == "value" else name)] = leaf
-    return stored
 
 
 def create_manager(directory: pathlib.Path, config: CheckpointConfig, num_failures: int = 0) -> ocp.CheckpointManager:
@@ -97,9 +61,10 @@ def create_manager(directory: pathlib.Path, config: CheckpointConfig, num_failur
     )
     handlers = {
         PARAMS: array_handler(),
+        CRITIC: array_handler(),
         TRAIN_STATE: array_handler(),
-        RUN: ocp.JsonCheckpointHandler(filename=RUN_FILE),
-        ASSETS: _AssetsHandler(),
+        RUN: _FilesHandler(),
+        ASSETS: _FilesHandler(),
     }
     return ocp.CheckpointManager(directory, options=options, item_handlers=handlers)
 
@@ -111,13 +76,38 @@ class _CopiedInTurn(serialization.DefaultSerializationStatusCallback):
         return serialization.TransferPriority.ASYNCHRONOUS_PRIORITIZED
 
 
+class _ArrayHandler(ocp.PyTreeCheckpointHandler):
+    """Adds the checksums of all files of an item before the item gets its name."""
+
+    def finalize(self, directory: epath.Path) -> None:
+        """Orbax calls this on one process, in the writer's thread, after all processes have written their files.
+
+        The step directory gets its name later, so a checkpoint has all of its checksums or is absent.
+        """
+        super().finalize(directory)
+        write_checksums(pathlib.Path(directory))
+
+
+# Orbax finds the handler of an item by the class of the arguments.
+@ocp.args.register_with_handler(_ArrayHandler, for_save=True)
+@dataclasses.dataclass
+class SaveArrays(ocp.args.PyTreeSave):
+    """The arrays of an item."""
+
+
+@ocp.args.register_with_handler(_ArrayHandler, for_restore=True)
+@dataclasses.dataclass
+class RestoreArrays(ocp.args.PyTreeRestore):
+    """The arrays to read of an item, as shapes."""
+
+
 def array_handler() -> ocp.PyTreeCheckpointHandler:
     """Reads and writes a tree of arrays as Zarr 2 in OCDBT, which openpi's Orbax reads.
 
     Arrays are not compressed: weights shrink by a few per cent only, for half of the processor time of a save.
     """
     arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_PART_BYTES, callback=_CopiedInTurn())
-    return ocp.PyTreeCheckpointHandler(
+    return _ArrayHandler(
         type_handler_registry=ocp.type_handlers.create_type_handler_registry((jax.Array, arrays)),
         use_ocdbt=True,
         use_zarr3=False,
@@ -128,29 +118,27 @@ def array_handler() -> ocp.PyTreeCheckpointHandler:
     )
 
 
-def save_arrays(tree: Any) -> ocp.args.PyTreeSave:
-    pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_PIECE_BYTES), tree)
-    return ocp.args.PyTreeSave(tree, save_args=pieces, ocdbt_target_data_file_size=_PIECE_BYTES)
-
-
-class _AssetsHandler(ocp.CheckpointHandler):
+class _FilesHandler(ocp.CheckpointHandler):
     """Writes small files into an item of a step directory."""
 
-    def save(self, directory: epath.Path, args: "SaveAssets") -> None:
+    def save(self, directory: epath.Path, args: "SaveFiles") -> None:
         if jax.process_index() != 0:
             return
         for name, content in args.files.items():
             path = pathlib.Path(directory) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+        if args.checksums:
+            write_checksums(pathlib.Path(directory))
 
     def restore(self, directory: epath.Path, args: ocp.args.CheckpointArgs) -> None:
         raise NotImplementedError(f"{directory} holds plain files: read them without Orbax")
 
 
-@ocp.args.register_with_handler(_AssetsHandler, for_save=True, for_restore=True)  # Orbax wants both.
+@ocp.args.register_with_handler(_FilesHandler, for_save=True, for_restore=True)  # Orbax wants both.
 @dataclasses.dataclass
-class SaveAssets(ocp.args.CheckpointArgs):
-    """The files of assets/: relative path -> content."""
+class SaveFiles(ocp.args.CheckpointArgs):
+    """The files of an item: relative path -> content."""
 
     files: Mapping[str, bytes]
+    checksums: bool = False  # assets/ has the SHA-256 in run.json instead

@@ -8,6 +8,7 @@ in it; only then are older ones removed.
 import concurrent.futures
 import contextlib
 import copy
+import json
 import logging
 import math
 import pathlib
@@ -24,25 +25,31 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from acrlpd.agents import Agent
+from acrlpd.checksums import verified
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.tree import from_dict
-from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
+from acrlpd.models.openpi_checkpoint import shape_differences, verify_openpi_checkpoint_compatibility
+from acrlpd.policies.checkpoint import CRITIC_BRANCHES
 from acrlpd.runs.checkpoint_layout import (
     ASSETS,
+    CRITIC,
+    PARAMS,
     RUN,
+    RUN_FILE,
+    TRAIN_STATE,
     CheckpointError,
     load_checkpoint_metadata,
     newest_step_directory,
 )
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints.items import (
+    PIECE_BYTES,
     SCORE,
-    SaveAssets,
-    agent_from_items,
-    agent_items,
+    RestoreArrays,
+    SaveArrays,
+    SaveFiles,
     array_handler,
     create_manager,
-    save_arrays,
 )
 from acrlpd.training.checkpoints.metadata import create_checkpoint_metadata
 from acrlpd.training.distributed import problems_elsewhere
@@ -102,8 +109,9 @@ class CheckpointWriter:
         """
         self.wait()
         average = self._rl_config.acts_with_average
-        run = create_checkpoint_metadata(self._rl_config, step, rng=rng, average=average, assets=self._assets)
-        metadata = run | copy.deepcopy(dict(state))
+        run = create_checkpoint_metadata(self._rl_config, step, average=average, assets=self._assets)
+        key = {"impl": str(jax.random.key_impl(rng)), "data": np.asarray(jax.random.key_data(rng)).tolist()}
+        metadata = run | {"rng": key} | copy.deepcopy(dict(state))
         copied = self._copy(agent)
         self._num_saves += 1
         self._running = step, self._thread.submit(self._write, step, copied, metadata, score)
@@ -165,10 +173,10 @@ class CheckpointWriter:
                 old = self._manager
                 self._manager = create_manager(self.directory, self._rl_config.checkpoints, self.num_failures)
                 old.close()
-            items: dict[str, Any] = {name: save_arrays(tree) for name, tree in arrays.items()}
-            items[RUN] = ocp.args.JsonSave(metadata)
+            items: dict[str, Any] = {name: _save_arrays(tree) for name, tree in arrays.items()}
+            items[RUN] = SaveFiles({RUN_FILE: json.dumps(metadata).encode()}, checksums=True)
             if self._assets:
-                items[ASSETS] = SaveAssets(self._assets)
+                items[ASSETS] = SaveFiles(self._assets)
             metrics = None if score is None else {SCORE: score}
             self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
             if self._verify and self._rl_config.model.in_openpi:
@@ -212,6 +220,11 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {_DETAILS.sub('', str(error))}"
 
 
+def _save_arrays(tree: Any) -> SaveArrays:
+    pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=PIECE_BYTES), tree)
+    return SaveArrays(tree, save_args=pieces, ocdbt_target_data_file_size=PIECE_BYTES)
+
+
 @contextlib.contextmanager
 def _one_outcome(name: str) -> Iterator[None]:
     """Makes a save that fails on one process fail on all: they must agree on which checkpoints exist."""
@@ -234,6 +247,39 @@ def _fits_beside_a_step(tree: Any) -> bool:
     shards = (x.addressable_shards for x in jax.tree.leaves(tree))
     needed = sum(shard.data.nbytes for leaf in shards for shard in leaf if shard.device == device)
     return stats["bytes_limit"] - stats["peak_bytes_in_use"] > needed
+
+
+def agent_items(agent: Agent, *, average: bool) -> dict[str, Any]:
+    """The arrays of an agent (or their shapes) as the items params/, critic/ and train_state/: nested dicts by name.
+
+    With `average`, params/ holds the moving average of the policy.
+    """
+    return traverse_util.unflatten_dict(_stored_leaves(agent, average))
+
+
+def agent_from_items(template: Agent, items: Mapping[str, Any], *, average: bool) -> Agent:
+    """The agent with the structure of `template` and the arrays of a checkpoint."""
+    arrays = traverse_util.flatten_dict(items)
+    leaves = [arrays[name] for name in _stored_leaves(template, average)]
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def _stored_leaves(agent: Agent, average: bool) -> dict[tuple[str, ...], Any]:
+    """Every leaf of an agent by its item and its names within the item, in the order of the agent's leaves.
+
+    No array is stored twice. What is neither of the policy nor needed to choose among candidates lies in train_state/,
+    under the names of the agent's fields, so a new field of the agent is stored without a change here.
+    """
+    policy_fields = ("ema_params" if average else "policy_params", "frozen_params")
+    stored: dict[tuple[str, ...], Any] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(agent)[0]:
+        name = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+        if name[0] in policy_fields:
+            stored[PARAMS, "params", *name[1:]] = leaf  # openpi's tree, in which each array is called "value"
+            continue
+        item = CRITIC if any(name[: len(branch)] == branch for branch in CRITIC_BRANCHES.values()) else TRAIN_STATE
+        stored[item, *(name[:-1] if name[-1] == "value" else name)] = leaf
+    return stored
 
 
 def load_checkpoint_agent(
@@ -264,7 +310,8 @@ def restore_agent(step_directory: pathlib.Path, abstract_agent: Agent) -> Agent:
             f"acrlpd.ema_decay"
         )
     wanted = agent_items(abstract_agent, average=average)
-    items = {name: _restore_item(step_directory / name, tree) for name, tree in wanted.items()}
+    with verified(*(step_directory / name for name in wanted), share=(jax.process_index(), jax.process_count())):
+        items = {name: _restore_item(step_directory / name, tree) for name, tree in wanted.items()}
     return agent_from_items(abstract_agent, items, average=average)
 
 
@@ -276,7 +323,7 @@ def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, 
                 raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
             _check_shapes(directory, metadata.tree, wanted)
             restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
-            return checkpointer.restore(directory, ocp.args.PyTreeRestore(wanted, restore_args))
+            return checkpointer.restore(directory, RestoreArrays(wanted, restore_args))
         except (CheckpointError, jax.errors.JaxRuntimeError):  # The arrays do not fit the config, or the devices.
             raise
         except Exception as error:  # Orbax raises plain Exception around the errors of tensorstore.
@@ -288,17 +335,8 @@ def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, 
 
 
 def _check_shapes(directory: pathlib.Path, stored_tree: Any, wanted_tree: Any) -> None:
-    stored, wanted = (
-        {name: tuple(leaf.shape) for name, leaf in sorted(traverse_util.flatten_dict(tree, sep="/").items())}
-        for tree in (stored_tree, wanted_tree)
-    )
-    problems = [f"{name}: not in the checkpoint" for name in wanted if name not in stored]
-    problems += [f"{name}: no place for it in this run" for name in stored if name not in wanted]
-    problems += [
-        f"{name}: shape {stored[name]} in the checkpoint, {shape} in this run"
-        for name, shape in wanted.items()
-        if stored.get(name, shape) != shape
-    ]
+    stored, wanted = (traverse_util.flatten_dict(tree, sep="/") for tree in (stored_tree, wanted_tree))
+    problems = shape_differences({name: leaf.shape for name, leaf in stored.items()}, dict(sorted(wanted.items())))
     if problems:
         shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else [])
         raise CheckpointError(f"{directory} does not fit this config:\n  " + "\n  ".join(shown))

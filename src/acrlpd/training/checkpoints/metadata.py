@@ -1,19 +1,23 @@
 """What a checkpoint says about its run, and whether a config may continue the run."""
 
 import datetime
-import hashlib
 import importlib.metadata
+import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from etils import epath
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.tree import flatten, from_dict
-from acrlpd.runs.checkpoint_layout import FORMAT, load_checkpoint_metadata
+from acrlpd.runs.checkpoint_layout import (
+    FORMAT,
+    NORM_STATS_FILE,
+    describe_assets,
+    load_checkpoint_metadata,
+    verify_assets,
+)
 
 # Fields and sections that may differ between save and resume: they decide where things lie, how fast the run is and
 # what is shown. Placement and micro-batches change results by rounding only.
@@ -39,17 +43,16 @@ Changes = dict[str, tuple[Any, Any]]  # dotted name -> (in the checkpoint, now)
 
 
 def create_checkpoint_metadata(
-    rl_config: RLTrainConfig, step: int, *, rng: jax.Array, average: bool, assets: Mapping[str, bytes]
+    rl_config: RLTrainConfig, step: int, *, average: bool, assets: Mapping[str, bytes]
 ) -> dict[str, Any]:
-    """The content of run.json, without the state that the trainer adds (cursor, metrics, time)."""
+    """The content of run.json, without the random key and the state that the trainer adds (cursor, metrics, time)."""
     return {
         "format": FORMAT,
         "step": step,
         "config": to_dict(rl_config),
         "config_hash": config_hash(rl_config),
         "params_hold_average": average,
-        "rng": {"impl": str(jax.random.key_impl(rng)), "data": np.asarray(jax.random.key_data(rng)).tolist()},
-        "assets": {name: hashlib.sha256(content).hexdigest() for name, content in assets.items()},
+        "assets": describe_assets(assets),
         "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {name: importlib.metadata.version(name) for name in ("acrlpd", "jax", "flax", "orbax-checkpoint")},
         "devices": jax.device_count(),
@@ -63,7 +66,7 @@ def restore_rng(metadata: Mapping[str, Any]) -> jax.Array:
 
 
 def check_resume(
-    step_directory: epath.PathLike,
+    step_directory: pathlib.Path,
     rl_config: RLTrainConfig,
     assets: Mapping[str, bytes],
     allow_changed: Iterable[str] = (),
@@ -86,8 +89,10 @@ def check_resume(
             f"Resume with the config of the run (its config.yaml), or allow the changes by name: "
             f"--allow_changed {' '.join(refused)}"
         )
-    for name, content in assets.items():
-        if name.endswith("norm_stats.json") and metadata["assets"].get(name) != hashlib.sha256(content).hexdigest():
+    recorded = metadata["assets"]
+    verify_assets(step_directory, recorded, "Copy the file from another checkpoint of the run")
+    for name, digest in describe_assets(assets).items():
+        if name.endswith(NORM_STATS_FILE) and recorded.get(name) != digest:
             raise ConfigError(
                 f"{name} is not what {step_directory} was trained with: the policy would see differently "
                 f"scaled data. Restore it from {step_directory}/assets/{name}"

@@ -1,0 +1,134 @@
+"""Checksums of files: written beside the files when these are saved, and checked while these are read.
+
+A checksum finds bytes that changed by accident, on a disk or in a copy. The file checksums.json of a directory names
+the files below the directory with their sizes and their XXH3-128, which is computed as fast as memory is read.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+CHECKSUMS_FILE = "checksums.json"
+# Files up to this size are checked before others are read: they take no time, and tell how to read the others.
+_SMALL_BYTES = 2**20
+_NUM_THREADS = min(8, os.cpu_count() or 1)
+_FIX = "Copy the directory again from a place where it is intact, or use an earlier checkpoint"
+
+
+class ChecksumError(ValueError):
+    """Files are missing or have changed since they were written; the message names the files."""
+
+
+def file_checksum(path: Path) -> str:
+    """The XXH3-128 of a file, in hexadecimal digits."""
+    checksum = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > _SMALL_BYTES:
+            # To copy the pages of a large file would take longer than the checksum itself.
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                checksum.update(content)
+        else:
+            checksum.update(file.read())
+    return checksum.hexdigest()
+
+
+class Recorded(NamedTuple):
+    """What checksums.json says about a file."""
+
+    size: int  # bytes
+    checksum: str
+
+
+def write_checksums(directory: Path, files: Iterable[Path] | None = None) -> None:
+    """Writes the checksums of `files`, by default of every file below the directory."""
+    if files is None:
+        files = (path for path in directory.rglob("*") if path.is_file() and path.name != CHECKSUMS_FILE)
+    files = sorted(files)
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        checksums = pool.map(file_checksum, files)
+        content = {
+            path.relative_to(directory).as_posix(): Recorded(path.stat().st_size, checksum)
+            for path, checksum in zip(files, checksums, strict=True)
+        }
+    (directory / CHECKSUMS_FILE).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_checksums(directory: Path) -> dict[Path, Recorded]:
+    """What the checksums.json of a directory says about the files below the directory."""
+    path = directory / CHECKSUMS_FILE
+    try:
+        content = json.loads(path.read_text())
+        return {directory / name: Recorded(int(size), str(checksum)) for name, (size, checksum) in content.items()}
+    except FileNotFoundError:
+        raise ChecksumError(f"{path} is missing, so the files of the directory cannot be checked. {_FIX}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ChecksumError(f"{path} is damaged: {type(error).__name__}: {error}. {_FIX}") from error
+
+
+def file_problem(path: Path, recorded: Recorded, *, only_size: bool = False) -> str | None:
+    """How a file differs from what was written; None if the file is the same."""
+    try:
+        size = path.stat().st_size
+        found = recorded.checksum if only_size or size != recorded.size else file_checksum(path)
+    except FileNotFoundError:
+        return f"{path} is missing; expected a file of {recorded.size} bytes"
+    except OSError as error:
+        return f"{path} cannot be read: {error}"
+    if size != recorded.size:
+        return f"{path} has changed since it was written: expected {recorded.size} bytes, found {size}"
+    if found != recorded.checksum:
+        return f"{path} has changed since it was written: expected the XXH3-128 {recorded.checksum}, found {found}"
+    return None
+
+
+def directory_problems(directory: Path, advance: Callable[[int], object]) -> Iterator[str]:
+    """What is wrong with the files of a directory; `advance` is called with the bytes that have been checked."""
+    try:
+        files = read_checksums(directory)
+    except ChecksumError as error:
+        yield str(error)
+        return
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        results = pool.map(file_problem, files.keys(), files.values())
+        for recorded, problem in zip(files.values(), results, strict=True):
+            advance(recorded.size)
+            if problem is not None:
+                yield problem
+
+
+@contextlib.contextmanager
+def verified(*directories: Path, share: tuple[int, int] = (0, 1)) -> Iterator[None]:
+    """Checks the files of directories, the large files in threads while the body of the `with` statement reads them.
+
+    Raises `ChecksumError` if a file is damaged: before the body where a small file or the size of a file shows the
+    damage, otherwise at the end of the body. An error of the body is replaced, because the damaged file is its likely
+    reason. Of several processes that read the same files, process i of n checks its `share` (i, n).
+    """
+    first, step = share
+    files = [entry for directory in directories for entry in read_checksums(directory).items()][first::step]
+    large = [(path, recorded) for path, recorded in files if recorded.size > _SMALL_BYTES]
+    _refuse([file_problem(path, recorded, only_size=recorded.size > _SMALL_BYTES) for path, recorded in files])
+    pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="acrlpd-checksums")
+    try:
+        checks = [pool.submit(file_problem, path, recorded) for path, recorded in large]
+        try:
+            yield
+        except Exception as error:
+            _refuse([check.result() for check in checks], error)
+            raise
+        _refuse([check.result() for check in checks])
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _refuse(results: Sequence[str | None], cause: Exception | None = None) -> None:
+    if problems := [problem for problem in results if problem is not None]:
+        more = f"\n... and {len(problems) - 5} more files" if len(problems) > 5 else ""
+        raise ChecksumError("\n".join(problems[:5]) + f"{more}\n{_FIX}") from cause

@@ -1,0 +1,55 @@
+"""The commands of `acrlpd runs`: typed functions whose signatures become the command line."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def verify(
+    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
+    json_: Annotated[bool, tyro.conf.arg(name="json", help="Print JSON."), tyro.conf.FlagCreatePairsOff] = False,
+) -> int:
+    """Check that every file of a run, a checkpoint or an export is as it was written; exit code 1 if one is not.
+
+    Args:
+        directory: A run, one of its checkpoints, or an export.
+    """
+    import json
+
+    from rich.filesize import decimal
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Table
+    from rich.text import Text
+
+    from acrlpd.console import Console
+    from acrlpd.text import print
+    from acrlpd.training.verification import parts_to_verify
+
+    parts = parts_to_verify(directory)
+    found: dict[str, list[str]] = {}
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task, checked = progress.add_task("", total=sum(part.num_bytes for part in parts)), 0
+        for part in parts:
+            progress.update(task, description=part.name, completed=checked)
+            found[part.name] = list(part.problems(lambda size: progress.advance(task, size)))
+            checked += part.num_bytes
+    problems = [" ".join(problem.split()) for part in parts for problem in found[part.name]]
+    if json_:
+        print(json.dumps({"checked": {part.name: part.num_bytes for part in parts}, "problems": problems}, indent=2))
+        return 1 if problems else 0
+    table = Table(box=None, show_header=False)
+    for part in parts:
+        count = len(found[part.name])
+        result = Text(f"{count} problem{'s' if count > 1 else ''}", "red") if count else Text("ok", "green")
+        table.add_row(part.name, decimal(part.num_bytes) if part.num_bytes else "", result)
+    console = Console()
+    console.print(table)
+    for problem in problems:
+        console.print(Text.assemble(("damaged", "red"), f" {problem}"), soft_wrap=True)
+    console.print(f"{directory}: {len(parts)} parts, {len(problems)} problems", soft_wrap=True)
+    return 1 if problems else 0
+
+
+COMMANDS = {"verify": verify}
