@@ -5,8 +5,8 @@ the files below the directory with their sizes and their XXH3-128, which is comp
 """
 
 import contextlib
+import hashlib
 import json
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,15 +28,8 @@ class ChecksumError(ValueError):
 
 def file_checksum(path: Path) -> str:
     """The XXH3-128 of a file, in hexadecimal digits."""
-    checksum = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size > _SMALL_BYTES:
-            # To copy the pages of a large file would take longer than the checksum itself.
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                checksum.update(content)
-        else:
-            checksum.update(file.read())
-    return checksum.hexdigest()
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 class Recorded(NamedTuple):
