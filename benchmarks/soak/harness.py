@@ -159,10 +159,10 @@ class Process:
             ) from None
 
     def end(self) -> None:
-        """Ends whatever is left of the process and its children."""
-        with contextlib.suppress(ProcessLookupError):
+        """Ends the process and its children if it still runs; the number of one that has ended may be another's."""
+        if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+            self._process.wait()
 
     def kill(self) -> None:
         """kill -9 for the process, and nothing for its children; they have to notice within a minute."""
@@ -170,7 +170,9 @@ class Process:
         self._process.wait()
         deadline = time.monotonic() + 60
         while self._group_exists():
-            check(time.monotonic() < deadline, f"children of {self.pid} still run a minute after it was killed")
+            if time.monotonic() > deadline:
+                os.killpg(self.pid, signal.SIGKILL)
+                raise ViolationError(f"children of {self.pid} still ran a minute after it was killed")
             time.sleep(0.05)
 
     def _group_exists(self) -> bool:
