@@ -36,8 +36,10 @@ class ExportOptions:
 
 def main(args: Sequence[str]) -> int:
     options = tyro.cli(ExportOptions, args=args, prog="acrlpd export")
+    from acrlpd.process import setup_logging
     from acrlpd.serving.export import export_policy
 
+    setup_logging()
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
     verification = export_policy(
         options.checkpoint,

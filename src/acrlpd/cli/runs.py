@@ -48,7 +48,7 @@ def verify(
     console.print(table)
     for problem in problems:
         console.print(Text.assemble(("damaged", "red"), f" {problem}"), soft_wrap=True)
-    console.print(f"{directory}: {len(parts)} parts, {len(problems)} problems", soft_wrap=True)
+    console.print(f"{directory}: {len(parts)} parts checked; problems: {len(problems)}", soft_wrap=True)
     return 1 if problems else 0
 
 

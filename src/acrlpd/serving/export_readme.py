@@ -10,6 +10,7 @@ from acrlpd.data.pipeline.transforms import delta_action_mask
 from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.policies.levels import Level
 from acrlpd.runs.checkpoint_layout import EXPORT_FILE
+from acrlpd.text import escape_markdown
 
 _README = """\
 # {name}, step {step}
@@ -56,7 +57,7 @@ def write_readme(directory: pathlib.Path, checkpoint: Checkpoint, level: Level) 
     if checkpoint.has_critics:
         files["critic/"] = "the critics that choose among candidates; openpi does not look at them"
     text = _README.format(
-        name=checkpoint.rl_config.name,
+        name=escape_markdown(checkpoint.rl_config.name),
         step=checkpoint.step,
         level=level,
         num_steps=serving.num_steps,
