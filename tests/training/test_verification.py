@@ -152,7 +152,7 @@ def test_every_problem_has_a_line(copied: pathlib.Path, capsys: pytest.CaptureFi
     assert sum("1 problem" in line for line in lines) == 3
     assert [line for line in lines if line.startswith("damaged ")] == [line for line in lines if "damaged" in line]
     assert len([line for line in lines if line.startswith("damaged ")]) == 3
-    assert lines[-1] == f"{copied / 'run'}: 17 parts, 3 problems"
+    assert lines[-1] == f"{copied / 'run'}: 17 parts checked; problems: 3"
 
 
 def test_an_export_that_lost_its_critics(copied: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
