@@ -11,10 +11,10 @@ BIN := $(VENV)/bin
 LOCK := .ci/requirements.lock
 EXTRAS := sim serve hub tensorboard wandb dev
 
-.PHONY: help install install-dev lock quickstart test test-slow lint types clean
+.PHONY: help install install-dev lock quickstart test test-slow soak lint types clean
 
 help:
-	@echo "make quickstart | test | install | lint | types | lock | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
+	@echo "make quickstart | test | soak | install | lint | types | lock | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
 
 # pip comes last: an environment that was interrupted, or lacks python3-venv, has none and is made again.
 $(BIN)/pip:
@@ -66,6 +66,11 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m slow
+
+# TRIALS="kills disk" runs some of the trials.
+soak: $(VENV)/installed-dev
+	@echo "==> running the soak, which takes about an hour"
+	@$(BIN)/python benchmarks/soak/run.py $(TRIALS)
 
 lint: $(VENV)/installed-dev
 	@echo "==> ruff"

@@ -1,5 +1,6 @@
 """Settings of a process: where its messages go, where its compiled programs are kept, how it frees memory."""
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -21,7 +22,8 @@ _MIB = 2**20
 
 def setup_logging() -> None:
     """Shows the messages of acrlpd on stderr; processes other than the first show warnings and errors only."""
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step it takes.
+    # Orbax reports every step that it takes, and every error that it raises, with its traceback.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     package = logging.getLogger("acrlpd")
     package.setLevel(logging.INFO if jax.process_index() == 0 else logging.WARNING)
     if not package.handlers:
@@ -30,21 +32,23 @@ def setup_logging() -> None:
         handler.setFormatter(PrintableFormatter(f"{prefix}%(message)s"))
         package.addHandler(handler)
         package.propagate = False
-        sys.unraisablehook = _without_late_reads(sys.unraisablehook)
+        sys.unraisablehook = _without_late_arrays(sys.unraisablehook)
 
 
 class _StderrHandler(logging.Handler):
     """Writes to the current `sys.stderr`, which a progress bar replaces so that messages appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        # stderr may be a file on a disk that is full, or a terminal that is gone. The run goes on without its messages.
+        with contextlib.suppress(OSError):
+            print(self.format(record), file=sys.stderr)
 
 
-def _without_late_reads(report: Callable[[Any], object]) -> Callable[[Any], object]:
-    """Leaves out what tensorstore says of reads that end after Orbax has given up on a damaged checkpoint.
+def _without_late_arrays(report: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Leaves out what tensorstore says of arrays that end after Orbax has given up on a checkpoint or a full disk.
 
-    Orbax closes its event loop with the first error. tensorstore prints a traceback for each read that finds the loop
-    closed, and the message that names the damaged file would stand among dozens of them.
+    Orbax closes its event loop with the first error. tensorstore prints a traceback for each array that finds the loop
+    closed, and the message that names the file would stand among dozens of them.
     """
 
     def hook(unraisable: Any) -> None:

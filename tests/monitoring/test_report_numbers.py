@@ -105,6 +105,14 @@ def test_a_run_that_did_not_end_or_was_in_trouble_says_so(record: RunRecord) -> 
     assert any("stopped by SIGTERM at step 2,500" in sentence for sentence in stopped.sentences)
 
 
+def test_a_checkpoint_that_training_removes_while_the_run_is_read_is_left_out(tmp_path: Path) -> None:
+    """A link that leads nowhere is in the list of the directory and is gone when it is looked at."""
+    run = make_run(tmp_path / "run")
+    there = read_run(run).checkpoints
+    (run / "7").symlink_to(run / "removed")
+    assert there and read_run(run).checkpoints == there
+
+
 def test_a_resumed_run_is_under_way_until_it_writes_another_summary(tmp_path: Path) -> None:
     run = make_run(tmp_path / "resumed", anomalies=False)
     assert read_run(run).status == "finished"

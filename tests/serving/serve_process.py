@@ -24,6 +24,7 @@ class ServeProcess:
 
     def __enter__(self) -> "ServeProcess":
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, env=self._environment)
+        self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         line = self.wait_for_line(r"serving on wss?://127\.0\.0\.1:(\d+)", seconds=300)

@@ -95,26 +95,30 @@ async def good_client(url: str, expected: np.ndarray, stop: asyncio.Event) -> in
     return count
 
 
-def test_hostile_messages_never_take_the_server_down(policy: ServingPolicy) -> None:
+def attack(policy: ServingPolicy, num_messages: int, seed: int) -> None:
+    """Sends so many messages from several clients, beside a client that is honest; every one has to be answered."""
     [expected] = policy.infer([policy.prepare(state_observation(7) | {"seed": 7})])
     assert isinstance(expected, dict)
     answers = {"accepted": 0, "refused": 0}
 
-    async def attack(url: str) -> int:
+    async def all_clients(url: str) -> int:
         stop = asyncio.Event()
         good = asyncio.create_task(good_client(url, expected["actions"], stop))
-        share = NUM_MESSAGES // NUM_CLIENTS
-        await asyncio.gather(
-            *(hostile_client(url, random.Random(number), share, answers) for number in range(NUM_CLIENTS))
-        )
+        share = num_messages // NUM_CLIENTS
+        rngs = [random.Random(f"{seed} {number}") for number in range(NUM_CLIENTS)]
+        await asyncio.gather(*(hostile_client(url, rng, share, answers) for rng in rngs))
         stop.set()
         return await good
 
     with RunningServer(policy, max_wait_ms=0.0) as server:
-        undisturbed = asyncio.run(attack(server.url))
+        undisturbed = asyncio.run(all_clients(server.url))
         values = server.scrape()
         assert server.get("/healthz") == (200, "OK\n")
-    assert sum(answers.values()) == NUM_MESSAGES
-    assert answers["refused"] > 1000 and answers["accepted"] > 100 and undisturbed > 10
+    assert sum(answers.values()) == num_messages
+    assert answers["refused"] > num_messages / 10 and answers["accepted"] > num_messages / 100 and undisturbed > 10
     assert values['acrlpd_requests_total{result="error"}'] == values['acrlpd_requests_total{result="timeout"}'] == 0
     assert values['acrlpd_requests_total{result="bad_request"}'] == answers["refused"]
+
+
+def test_hostile_messages_never_take_the_server_down(policy: ServingPolicy) -> None:
+    attack(policy, NUM_MESSAGES, seed=0)

@@ -19,6 +19,7 @@ from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibili
 from acrlpd.runs.checkpoint_layout import CheckpointError, load_checkpoint_metadata
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints import items as checkpoint_items
+from acrlpd.training.checkpoints import manager as checkpoint_manager
 from acrlpd.training.checkpoints.manager import (
     CheckpointWriter,
     SaveFailedError,
@@ -58,6 +59,17 @@ def save(config: RLTrainConfig, agent: Agent, directory: pathlib.Path, *steps: i
         writer.save(agent, step, rng=jax.random.key(0), state={}, score=scores.get(step))
     writer.wait()
     writer.close()
+
+
+def test_waiting_long_for_a_save_is_not_silent(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(checkpoint_manager, "SLOW_SAVE_S", 0.001)
+    config = state_config(tmp_path)
+    with caplog.at_level("WARNING"):
+        save(config, make_agent(config), tmp_path / "run", 1)
+    assert "the checkpoint of step 1 is still being written" in caplog.text
+    assert saved_steps(tmp_path / "run") == [1]
 
 
 @pytest.fixture(scope="module", params=["ema", "no ema", "ema not served", "frozen"])

@@ -3,6 +3,7 @@
 A subcommand is imported when it runs, so that `acrlpd --help` is instant.
 """
 
+import contextlib
 import importlib
 import sys
 import traceback
@@ -49,10 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except USER_ERRORS as error:
-        if debug:
-            print(traceback.format_exc(), end="", file=sys.stderr)
-        else:
-            print(f"acrlpd: {_message(error)}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # stderr may be a file on the disk that is full
+            text = traceback.format_exc().rstrip() if debug else f"acrlpd: {_message(error)}"
+            print(text, file=sys.stderr)
         return 2
 
 

@@ -12,10 +12,10 @@ from acrlpd.config.validation import validate_config
 from acrlpd.text import print
 from acrlpd.training.distributed import (
     DistributedOptions,
-    PeerError,
     expect_abort,
     initialize_distributed,
     is_primary,
+    peer_error,
 )
 from acrlpd.training.options import RunOptions
 
@@ -44,9 +44,9 @@ def main(args: Sequence[str]) -> int:
         collect_missing_demonstrations(config, dry_run=options.dry_run)
         check(config, ignore_plan=options.ignore_plan)
         return run_experiment(config, options)
-    except PeerError as error:  # This process is not at fault: the user gets a message, no traceback.
-        raise ConnectionError(str(error)) from error
-    except BaseException:  # Ctrl-C too
+    except BaseException as error:  # Ctrl-C too
+        if (lost := peer_error(error)) is not None:  # This process is not at fault: a message, no traceback.
+            raise ConnectionError(str(lost)) from error
         expect_abort()
         raise
 

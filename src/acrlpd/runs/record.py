@@ -8,7 +8,7 @@ counted in `problems`.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ def read_run(directory: Path) -> RunRecord:
         preset_diff=_preset_diff(progress.config),
         stages=_read_stages(directory, progress.summary),
         evaluations=_read_evaluations(directory / EVALUATIONS),
-        checkpoints={step: _read_checkpoint(directory / str(step)) for step in progress.saved_steps},
+        checkpoints=_read_checkpoints(directory, progress.saved_steps),
         profile=read_json_object(directory / PROFILE_FILE),
     )
 
@@ -279,10 +279,12 @@ def _read_stages(directory: Path, summary: Mapping[str, Any]) -> dict[str, Outco
     return {stage: outcome for stage, outcome in outcomes.items() if outcome is not None}
 
 
-def _read_checkpoint(path: Path) -> tuple[int, float]:
-    """Its bytes on disk, and when it was written."""
-    num_bytes = 0
-    for file in path.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # a running training removes old checkpoints
-            num_bytes += file.stat().st_size if file.is_file() else 0
-    return num_bytes, path.stat().st_mtime
+def _read_checkpoints(directory: Path, steps: Iterable[int]) -> dict[int, tuple[int, float]]:
+    """Their bytes on disk, and when they were written. A training that runs removes old checkpoints meanwhile."""
+    found = {}
+    for step in steps:
+        with contextlib.suppress(FileNotFoundError):
+            path = directory / str(step)
+            num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            found[step] = num_bytes, path.stat().st_mtime
+    return found

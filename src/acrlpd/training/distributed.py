@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import os
+import re
 import signal
 import sys
 from typing import Any
@@ -20,6 +21,9 @@ BARRIER_TIMEOUT_S = 600.0
 # Seconds that a process waits to hear how a save ended on the others: a save may take long, and fail late.
 OUTCOME_TIMEOUT_S = 3600.0
 _SUCCESS = "success"
+# What errors of JAX name when an exchange with another process has failed: the library of the exchange, or gRPC's word
+# for a coordinator that does not answer.
+_EXCHANGE_FAILED = re.compile("gloo|nccl|UNAVAILABLE", re.IGNORECASE)
 
 
 class PeerError(RuntimeError):
@@ -117,6 +121,16 @@ def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
             f"process {jax.process_index()} of {jax.process_count()} waited {timeout_s:.0f} s at {name!r} for "
             f"processes that did not come: {error}"
         ) from error
+
+
+def peer_error(error: BaseException) -> PeerError | None:
+    """The error to show if another process was lost in an exchange of arrays; None if `error` is of this process."""
+    if isinstance(error, PeerError):
+        return error
+    if not isinstance(error, jax.errors.JaxRuntimeError) or not _EXCHANGE_FAILED.search(str(error)):
+        return None
+    who = f"process {jax.process_index()} of {jax.process_count()}"
+    return PeerError(f"{who} lost the connection to another process: {error}")
 
 
 def problems_elsewhere(name: str, problem: str | None) -> dict[int, str]:

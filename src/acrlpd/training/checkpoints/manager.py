@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,6 +57,11 @@ from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_
 
 logger = logging.getLogger(__name__)
 
+# What tensorstore adds to the message of an error, pages of it.
+_DETAILS = re.compile(r" \[(os_error_code|tensorstore_spec|source locations)=.*", re.DOTALL)
+# Seconds of waiting for a save after which a warning says so, again and again.
+SLOW_SAVE_S = 120.0
+
 
 class SaveFailedError(OSError):
     """Checkpoints could not be written too many times in a row."""
@@ -76,6 +82,7 @@ class CheckpointWriter:
         self._rl_config = rl_config
         self._assets = assets
         self._verify = rl_config.openpi_compatibility.validate_openpi_compatibility
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # Orbax leaves errors of single arrays unread
         self._manager = create_manager(directory, rl_config.checkpoints)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-checkpoint")
         self._num_saves = 0
@@ -128,7 +135,7 @@ class CheckpointWriter:
         self._remove_leftovers()
         steps = saved_steps(self.directory)
         kept = f"the checkpoint of step {steps[-1]} stays" if steps else "there is no earlier checkpoint"
-        message = f"the checkpoint of step {step} could not be written ({type(error).__name__}: {error}); {kept}"
+        message = f"the checkpoint of step {step} could not be written ({_reason(error)}); {kept}"
         max_failures = self._rl_config.checkpoints.max_failures
         if self._failures_in_a_row >= max_failures:
             raise SaveFailedError(
@@ -138,10 +145,17 @@ class CheckpointWriter:
         logger.error("%s; training goes on", message)
 
     def wait(self) -> None:
-        """Waits for a save that is under way; raises as `poll`."""
-        if self._running is not None:
-            concurrent.futures.wait([self._running[1]])
-            self.poll()
+        """Waits for a save that is under way, and says so if the wait is long; raises as `poll`."""
+        if self._running is None:
+            return
+        step, future = self._running
+        while not concurrent.futures.wait([future], SLOW_SAVE_S).done:
+            logger.warning(
+                "the checkpoint of step %d is still being written, and training waits for it. The disk is slow, or the "
+                "clock of this machine was set back: tensorstore then waits until the clock has caught up",
+                step,
+            )
+        self.poll()
 
     def close(self) -> None:
         """Waits for a save that is under way and ends the thread; an error of that save is logged."""
@@ -202,6 +216,10 @@ class CheckpointWriter:
                 shutil.rmtree(path, ignore_errors=True)  # What is still being written goes the next time.
 
 
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_DETAILS.sub('', str(error))}"
+
+
 def _save_arrays(tree: Any) -> SaveArrays:
     pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=PIECE_BYTES), tree)
     return SaveArrays(tree, save_args=pieces, ocdbt_target_data_file_size=PIECE_BYTES)
@@ -213,7 +231,7 @@ def _one_outcome(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        problems_elsewhere(name, f"{type(error).__name__}: {error}")
+        problems_elsewhere(name, _reason(error))
         raise
     if problems := problems_elsewhere(name, None):
         process, problem = next(iter(problems.items()))
