@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from acrlpd.checksums import ChecksumError, read_checksums, verified, write_checksums
+from acrlpd.checksums import (
+    ChecksumError,
+    read_checksums,
+    read_json_with_checksum,
+    read_with_checksum,
+    verified,
+    write_checksums,
+    write_json_with_checksum,
+    write_with_checksum,
+)
 
 
 @pytest.fixture
@@ -103,3 +112,20 @@ def test_only_named_files_are_covered(directory: Path) -> None:
     flip_bit(directory / "d" / "7")
     with verified(directory):
         pass
+
+
+def test_checked_files_are_read_as_they_were_written(tmp_path: Path) -> None:
+    for content in (b"", b"x", bytes(range(256)) * 5):
+        write_with_checksum(tmp_path / "file", content)
+        assert read_with_checksum(tmp_path / "file") == content
+    write_json_with_checksum(tmp_path / "json", entry := {"a": [1, 2.5, None], "b": {"c": "ü"}})
+    assert read_json_with_checksum(tmp_path / "json") == entry
+    assert json.loads((tmp_path / "json").read_text()).items() > entry.items()  # other programs read it, too
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"{}", b"x" * 60])
+def test_files_without_a_checksum_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    for read in (read_with_checksum, read_json_with_checksum):
+        with pytest.raises(ValueError, match="do not match the checksum"):
+            read(tmp_path / "file")

@@ -1,29 +1,85 @@
-"""Checksums of files: written beside the files when these are saved, and checked while these are read.
+"""Checksums of files: written with the files or beside the files, and checked when the files are read.
 
-A checksum finds bytes that changed by accident, on a disk or in a copy. The file checksums.json of a directory names
-the files below the directory with their sizes and their XXH3-128, which is computed as fast as memory is read.
+A checksum finds bytes that changed by accident, on a disk or in a copy. A small file holds its own checksum. The file
+checksums.json of a directory names the files below the directory with their sizes and their XXH3-128, which is computed
+as fast as memory is read.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
+
+from acrlpd.files import write_atomically, write_text_atomically
 
 CHECKSUMS_FILE = "checksums.json"
 # Files up to this size are checked before others are read: they take no time, and tell how to read the others.
 _SMALL_BYTES = 2**20
 _NUM_THREADS = min(8, os.cpu_count() or 1)
+_DIGEST_BYTES = 16  # of an XXH3-128
+_DAMAGED = "the bytes of the file do not match the checksum that was written with them"
 _FIX = "Copy the directory again from a place where it is intact, or use an earlier checkpoint"
 
 
 class ChecksumError(ValueError):
     """Files are missing or have changed since they were written; the message names the files."""
+
+
+def checksum(content: bytes) -> str:
+    """The XXH3-128 of bytes, in hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def short_checksum(content: bytes | memoryview) -> int:
+    """The XXH3-64 of bytes as a number, for the frames of a file, of which each has a checksum."""
+    return xxhash.xxh3_64_intdigest(content)
+
+
+# -- files that hold their own checksum --------------------------------------------------------------------------
+
+
+def write_with_checksum(path: Path, content: bytes) -> None:
+    """Writes the content and, behind it, its checksum. Other programs read a zip file all the same."""
+    write_atomically(path, lambda file: file.write(content + xxhash.xxh3_128_digest(content)))
+
+
+def read_with_checksum(path: Path) -> bytes:
+    """The content that `write_with_checksum` wrote; raises ValueError if a byte of the file has changed."""
+    data = path.read_bytes()
+    content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if digest != xxhash.xxh3_128_digest(content):
+        raise ValueError(_DAMAGED)
+    return content
+
+
+def write_json_with_checksum(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes an object whose first key is the checksum of all the text behind this key."""
+    text = json.dumps(content, indent=1).removeprefix("{")
+    write_text_atomically(path, _checksum_key(text.encode()) + text)
+
+
+def read_json_with_checksum(path: Path) -> dict[str, Any]:
+    """The object that `write_json_with_checksum` wrote; raises ValueError if a byte of the file has changed."""
+    data = path.read_bytes()
+    text = data[len(_checksum_key(b"")) :]
+    if data != _checksum_key(text).encode() + text:
+        raise ValueError(_DAMAGED)
+    content: dict[str, Any] = json.loads(data)
+    del content["checksum"]
+    return content
+
+
+def _checksum_key(text: bytes) -> str:
+    return f'{{"checksum": "{checksum(text)}",'
+
+
+# -- directories with a checksums.json ---------------------------------------------------------------------------
 
 
 def file_checksum(path: Path) -> str:

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from small_checkpoints import make_agent, openpi_checkpoint, quick_compiles, save_run, state_config
 
-from acrlpd.checksums import write_checksums
+from acrlpd.checksums import write_checksums, write_json_with_checksum
 from acrlpd.cli.main import main
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.sources.source import Feature
-from acrlpd.files import write_json_with_checksum
 from acrlpd.runs.directory import write_run_config
 from acrlpd.serving.export import export_policy
 from acrlpd.training.online.rounds import Round
