@@ -54,6 +54,11 @@ def is_whole_number(text: str) -> bool:
     return re.fullmatch("0|[1-9][0-9]{0,17}", text) is not None
 
 
+def cache_directory() -> Path:
+    """Where acrlpd keeps what it can make or fetch again: acrlpd/ in $XDG_CACHE_HOME, or else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "acrlpd"
+
+
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Gives a file its name only when all of its content is on disk; what is left of a failed write is removed."""
     temporary = path.with_name(path.name + ".tmp")

@@ -1,7 +1,6 @@
 """`acrlpd export`: makes a directory that openpi and acrlpd serve."""
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -40,7 +39,6 @@ def main(args: Sequence[str]) -> int:
     from acrlpd.serving.export import export_policy
 
     setup_logging()
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
     verification = export_policy(
         options.checkpoint,
         options.output,

@@ -11,6 +11,7 @@ from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_to_yaml
 from acrlpd.files import LOCK, is_whole_number, only_one, path_within, write_text_atomically
+from acrlpd.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -124,10 +125,10 @@ def warn_about_space(directory: pathlib.Path, checkpoint_bytes: int, max_to_keep
     free = shutil.disk_usage(directory).free
     if free < needed:
         logger.warning(
-            "%s has %.1f GiB free; checkpoints of %.1f GiB, %d kept and one being written, need %.1f GiB",
+            "%s has %s free; checkpoints of %s, %d kept and one being written, need %s",
             directory,
-            free / 2**30,
-            checkpoint_bytes / 2**30,
+            format_bytes(free),
+            format_bytes(checkpoint_bytes),
             max_to_keep,
-            needed / 2**30,
+            format_bytes(needed),
         )

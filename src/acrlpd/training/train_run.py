@@ -161,11 +161,10 @@ def _create_online_phase(
 
 
 def _write_summary(trainer: Trainer) -> None:
-    training = trainer.rl_config.training
     status = runs.FINISHED
     if trainer.stopped_by is not None:
         status = f"stopped by {signal.Signals(trainer.stopped_by).name}"
-    elif trainer.step < training.offline_steps + training.online_steps:
+    elif trainer.step < trainer.rl_config.num_train_steps:
         status = f"{runs.FINISHED} early: no improvement"
     if is_primary():
         plan = planned_costs(trainer.rl_config)
