@@ -17,6 +17,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from acrlpd.checksums import read_checksums, verified
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import from_dict
 from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
@@ -32,7 +33,6 @@ from acrlpd.runs.checkpoint_layout import (
     ASSETS,
     CRITIC,
     EXPORT_FILE,
-    NORM_STATS_FILE,
     PARAMS,
     RUN,
     RUN_FILE,

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from acrlpd.checksums import file_problem, read_checksums
+from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.runs.directory import saved_steps
 
 PARAMS = "params"
@@ -25,7 +26,6 @@ TRAIN_STATE = "train_state"
 RUN = "run"
 RUN_FILE = "run.json"
 EXPORT_FILE = "acrlpd.json"
-NORM_STATS_FILE = "norm_stats.json"
 FORMAT = 2  # of run.json, and of the acrlpd.json of an export
 
 Types = type | tuple[type, ...]

@@ -17,6 +17,7 @@ import yaml
 from acrlpd.config import ConfigError, get_config, to_dict
 from acrlpd.config.tree import flatten
 from acrlpd.files import is_whole_number
+from acrlpd.runs.checkpoint_layout import RUN, RUN_FILE
 from acrlpd.runs.directory import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -191,7 +192,7 @@ def check_run_directory(directory: Path) -> Path:
         raise RunError(f"there is no run in {directory}: no such directory")
     if not directory.is_dir():
         raise RunError(f"{directory} is a file; expected a run directory, <checkpoints>/<config>/<exp_name>")
-    if (directory / "run" / "run.json").exists() and (directory.parent / CONFIG_FILE).exists():
+    if (directory / RUN / RUN_FILE).exists() and (directory.parent / CONFIG_FILE).exists():
         raise RunError(f"{directory} is a checkpoint; give its run: {directory.parent}")
     if not (directory / CONFIG_FILE).exists() and not (directory / METRICS_FILE).exists():
         below = sorted(path.parent for pattern in ("*", "*/*") for path in directory.glob(f"{pattern}/{CONFIG_FILE}"))

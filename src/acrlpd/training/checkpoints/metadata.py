@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
+from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import flatten, from_dict
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,
-    NORM_STATS_FILE,
     describe_assets,
     load_checkpoint_metadata,
     verify_assets,
