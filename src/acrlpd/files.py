@@ -77,6 +77,17 @@ def write_text_atomically(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises ValueError if the file holds anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a JSON object, found {type(content).__name__}")
+    return content
+
+
 def copy_directory(source: Path, target: Path) -> None:
     """Copies a directory so that `target` is complete or absent, also after a kill; an earlier `target` is replaced."""
     temporary = target.with_name(target.name + ".copy")

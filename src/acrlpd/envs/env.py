@@ -40,7 +40,7 @@ class EnvSpec:
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        return tuple(name for name, feature in self.features.items() if feature.dtype == "video")
+        return tuple(name for name, feature in self.features.items() if feature.is_camera)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from acrlpd.runs.directory import (
     METRICS_FILE,
     SUMMARY_FILE,
     RunError,
-    read_json_object,
+    read_run_file,
     read_summary,
     saved_steps,
 )
@@ -181,7 +181,7 @@ def read_run(directory: Path) -> RunRecord:
         stages=_read_stages(directory, progress.summary),
         evaluations=_read_evaluations(directory / EVALUATIONS),
         checkpoints=_read_checkpoints(directory, progress.saved_steps),
-        profile=read_json_object(directory / PROFILE_FILE),
+        profile=read_run_file(directory / PROFILE_FILE),
     )
 
 
@@ -266,7 +266,7 @@ def _read_anomalies(path: Path) -> tuple[Anomaly, ...]:
 def _read_evaluations(directory: Path) -> dict[int, dict[str, Any]]:
     """By step, in order."""
     names = [path.parent.name for path in directory.glob(f"*/{EVALUATION_FILE}") if is_whole_number(path.parent.name)]
-    found = {name: read_json_object(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
+    found = {name: read_run_file(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
     return {int(name): content for name, content in found.items() if content is not None}
 
 
@@ -274,7 +274,7 @@ def _read_stages(directory: Path, summary: Mapping[str, Any]) -> dict[str, Outco
     """The run's own table; until the table is complete, also what the baselines have reached by themselves."""
     entries = dict(summary.get("evaluation") or {})
     for path in (directory / BASELINES).glob(f"*/{SUMMARY_FILE}"):
-        reached = (read_json_object(path) or {}).get("evaluation") or {}
+        reached = (read_run_file(path) or {}).get("evaluation") or {}
         entries.setdefault(path.parent.name, reached.get("offline"))
     outcomes = {stage: read_outcome(entries[stage]) for stage in STAGES if stage in entries}
     return {stage: outcome for stage, outcome in outcomes.items() if outcome is not None}

@@ -80,7 +80,7 @@ class Replay(EpisodeSource):
         self.root = root
         self.fps = fps
         self.features = dict(features)
-        self.cameras = tuple(name for name, feature in features.items() if feature.dtype in ("video", "image"))
+        self.cameras = tuple(name for name, feature in features.items() if feature.is_camera)
         self.indices = ()
         for camera in self.cameras:
             self._frames(0, camera)  # refuses a name that leads elsewhere before an episode is played
@@ -104,7 +104,7 @@ class Replay(EpisodeSource):
         """Makes a finished episode permanent: columns [L, ...] and cameras uint8 [L, h, w, 3]."""
         length = self._check_features(columns)
         arrays: dict[str, Any] = {_PROMPT: prompt}
-        arrays |= {f"{_COLUMN}{name}": columns[name] for name in self.features if name not in self.cameras}
+        arrays |= {f"{_COLUMN}{name}": columns[name] for name in self.column_names}
         try:
             for camera in self.cameras:
                 offsets, checksums = self._write_frames(number, camera, columns[camera])
@@ -140,7 +140,7 @@ class Replay(EpisodeSource):
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
         length = self._lengths[index]
         path = self._shard(index, length)
-        wanted = [name for name in self.features if name not in self.cameras and (names is None or name in names)]
+        wanted = [name for name in self.column_names if names is None or name in names]
         with locating(path, index):
             shard = _read_shard(path, length, wanted)
             check_columns(shard.columns)

@@ -59,7 +59,7 @@ class LeRobotSource(EpisodeSource):
         # Text columns are left out: the policy gets its text as the task.
         specs = {name: spec for name, spec in info["features"].items() if spec["dtype"] not in _TEXT}
         self.features = {name: _feature(spec) for name, spec in specs.items()}
-        self.cameras = tuple(n for n, f in self.features.items() if f.dtype in ("video", "image"))
+        self.cameras = tuple(name for name, feature in self.features.items() if feature.is_camera)
         self.tasks = self._read_tasks()
         self._videos = VideoPool()
         self._parquet = functools.lru_cache(maxsize=256)(_read_layout)
@@ -123,7 +123,7 @@ class LeRobotSource(EpisodeSource):
         self._image_block.cache_clear()
 
     def _column_names(self, names: Sequence[str] | None) -> list[str]:
-        wanted = names if names is not None else [n for n in self.features if n not in self.cameras]
+        wanted = self.column_names if names is None else names
         return list(dict.fromkeys([*wanted, *_BOOKKEEPING]))
 
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
