@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import orbax.checkpoint as ocp
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from acrlpd.checksums import read_checksums, verified
 from acrlpd.config import RLTrainConfig
@@ -24,7 +22,7 @@ from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts
 from acrlpd.files import is_whole_number
-from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi
+from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi, restore_arrays
 from acrlpd.policies.acting_model import ActingCritics, ActingModel, abstract_model
 from acrlpd.policies.levels import trained_level
 from acrlpd.policies.policy import Policy, create_policy
@@ -225,15 +223,6 @@ def _on_first_device(tree: Any, dtype: str | None = None) -> Any:
 def _restore_critics(directory: pathlib.Path, abstract: ActingCritics) -> ActingCritics:
     """Reads what critics need to choose, and nothing else of the stored tree."""
     wanted = critic_arrays(abstract)
-    args = {name: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype) for name, x in wanted.items()}
-    request = ocp.args.PyTreeRestore(
-        item=unflatten_dict(dict.fromkeys(wanted, 0)), restore_args=unflatten_dict(args), partial_restore=True
-    )
     with verified(directory):
-        try:
-            with ocp.PyTreeCheckpointer() as checkpointer:
-                restored = flatten_dict(checkpointer.restore(directory, request))
-        except Exception as error:  # Orbax raises plain Exception around what tensorstore found
-            reason = str(error).splitlines()[0].partition(" [tensorstore_spec")[0]
-            raise CheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
+        restored = restore_arrays(directory, wanted)
     return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])
