@@ -41,9 +41,6 @@ def short_checksum(content: bytes | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(content)
 
 
-# -- files that hold their own checksum --------------------------------------------------------------------------
-
-
 def write_with_checksum(path: Path, content: bytes) -> None:
     """Writes the content and, behind it, its checksum. Other programs read a zip file all the same."""
     write_atomically(path, lambda file: file.write(content + xxhash.xxh3_128_digest(content)))
@@ -77,9 +74,6 @@ def read_json_with_checksum(path: Path) -> dict[str, Any]:
 
 def _checksum_key(text: bytes) -> str:
     return f'{{"checksum": "{checksum(text)}",'
-
-
-# -- directories with a checksums.json ---------------------------------------------------------------------------
 
 
 def file_checksum(path: Path) -> str:
