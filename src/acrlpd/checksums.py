@@ -19,6 +19,8 @@ import xxhash
 from acrlpd.files import write_atomically, write_text_atomically
 
 CHECKSUMS_FILE = "checksums.json"
+# Orbax marks a complete directory with the second file after the checksums were written. The mark holds no data.
+_WITHOUT_CHECKSUM = (CHECKSUMS_FILE, "commit_success.txt")
 # Files up to this size are checked before others are read: they take no time, and tell how to read the others.
 _SMALL_BYTES = 2**20
 _NUM_THREADS = min(8, os.cpu_count() or 1)
@@ -91,9 +93,7 @@ class Recorded(NamedTuple):
 
 def write_checksums(directory: Path, files: Iterable[Path] | None = None) -> None:
     """Writes the checksums of `files`, by default of every file below the directory."""
-    if files is None:
-        files = (path for path in directory.rglob("*") if path.is_file() and path.name != CHECKSUMS_FILE)
-    files = sorted(files)
+    files = sorted(_files(directory) if files is None else files)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         checksums = pool.map(file_checksum, files)
         content = {
@@ -101,6 +101,10 @@ def write_checksums(directory: Path, files: Iterable[Path] | None = None) -> Non
             for path, checksum in zip(files, checksums, strict=True)
         }
     (directory / CHECKSUMS_FILE).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in directory.rglob("*") if path.name not in _WITHOUT_CHECKSUM and path.is_file())
 
 
 def read_checksums(directory: Path) -> dict[Path, Recorded]:
@@ -111,7 +115,7 @@ def read_checksums(directory: Path) -> dict[Path, Recorded]:
         return {directory / name: Recorded(int(size), str(checksum)) for name, (size, checksum) in content.items()}
     except FileNotFoundError:
         raise ChecksumError(f"{path} is missing, so the files of the directory cannot be checked. {_FIX}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ChecksumError(f"{path} is damaged: {type(error).__name__}: {error}. {_FIX}") from error
 
 
@@ -131,6 +135,15 @@ def file_problem(path: Path, recorded: Recorded, *, only_size: bool = False) -> 
     return None
 
 
+def _unknown_files(directory: Path, recorded: Mapping[Path, Recorded]) -> list[str]:
+    """What is wrong with files that have no checksum: a reader of the directory would read them unchecked."""
+    return [
+        f"{path} has no checksum in {directory / CHECKSUMS_FILE}: the file was added later (remove it), or the "
+        "checksums have changed"
+        for path in sorted(set(_files(directory)) - recorded.keys())
+    ]
+
+
 def directory_problems(directory: Path, advance: Callable[[int], object]) -> Iterator[str]:
     """What is wrong with the files of a directory; `advance` is called with the bytes that have been checked."""
     try:
@@ -138,6 +151,7 @@ def directory_problems(directory: Path, advance: Callable[[int], object]) -> Ite
     except ChecksumError as error:
         yield str(error)
         return
+    yield from _unknown_files(directory, files)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         results = pool.map(file_problem, files.keys(), files.values())
         for recorded, problem in zip(files.values(), results, strict=True):
@@ -155,7 +169,9 @@ def verified(*directories: Path, share: tuple[int, int] = (0, 1)) -> Iterator[No
     reason. Of several processes that read the same files, process i of n checks its `share` (i, n).
     """
     first, step = share
-    files = [entry for directory in directories for entry in read_checksums(directory).items()][first::step]
+    recorded = {directory: read_checksums(directory) for directory in directories}
+    _refuse([problem for directory, files in recorded.items() for problem in _unknown_files(directory, files)])
+    files = [entry for files in recorded.values() for entry in files.items()][first::step]
     large = [(path, recorded) for path, recorded in files if recorded.size > _SMALL_BYTES]
     _refuse([file_problem(path, recorded, only_size=recorded.size > _SMALL_BYTES) for path, recorded in files])
     pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="acrlpd-checksums")

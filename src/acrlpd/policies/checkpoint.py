@@ -18,7 +18,7 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import from_dict
 from acrlpd.data.pipeline.dataset import norm_stats_dir
-from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
+from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats, require_complete
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts
 from acrlpd.files import is_whole_number
@@ -76,7 +76,13 @@ class Checkpoint:
     def norm_stats_directory(self) -> pathlib.Path | None:
         """The directory of the norm statistics; None for a policy that acts without norm statistics."""
         assets = self.directory / ASSETS
-        found = [] if self.no_norm_stats else sorted(path.parent for path in assets.rglob(NORM_STATS_FILE))
+        if self.no_norm_stats:
+            return None
+        if self.assets is None:
+            files = list(assets.rglob(NORM_STATS_FILE))
+        else:  # Whatever happened to the directory since, the policy never acts without the statistics of its record.
+            files = [assets / name for name in self.assets if pathlib.PurePath(name).name == NORM_STATS_FILE]
+        found = sorted(path.parent for path in files)
         if len(found) <= 1:
             return found[0] if found else None
         asset_id = norm_stats_dir(self.rl_config.data).relative_to(self.rl_config.data.assets_dir)
@@ -94,7 +100,9 @@ class Checkpoint:
             verify_assets(self.directory, self.assets, f"Copy the file from another checkpoint of the run. {_WITHOUT}")
         directory = self.norm_stats_directory
         if directory is not None:
-            return load_norm_stats(directory)
+            norm_stats = load_norm_stats(directory)
+            require_complete(norm_stats, self.rl_config.qchunking.action_dim, directory)
+            return norm_stats
         if self.assets is None and not self.no_norm_stats:
             raise CheckpointError(
                 f"{self.directory} has no {ASSETS}/<asset_id>/{NORM_STATS_FILE}: the actions could not be turned "

@@ -217,6 +217,19 @@ def load_norm_stats(directory: str | Path) -> dict[str, NormStats]:
         ) from error
 
 
+def require_complete(norm_stats: Mapping[str, NormStats], action_dim: int, directory: Path) -> None:
+    """Refuses statistics that leave the state or a part of the actions unscaled."""
+    path = directory / NORM_STATS_FILE
+    for key in STATISTICS_KEYS:
+        if key not in norm_stats:
+            raise NormStatsError(f"{path} has no statistics of {key!r}, only {sorted(norm_stats)}; {_FIX}")
+    if norm_stats["actions"].dim < action_dim:
+        raise NormStatsError(
+            f"{path}: the statistics of 'actions' have {norm_stats['actions'].dim} dims, the policy's actions have "
+            f"{action_dim}; {_FIX}"
+        )
+
+
 def _parse_stats(path: Path, key: str, fields: Mapping[str, Any]) -> NormStats:
     names = [name for name in ("mean", "std", "q01", "q99") if fields.get(name) is not None]
     arrays = {name: np.asarray(fields[name], np.float64) for name in names}

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -304,10 +305,10 @@ def read_info(root: Path) -> dict[str, Any]:
     missing = [k for k in ("codebase_version", "fps", "features", "data_path") if k not in info]
     if missing:
         raise DatasetError(f"{path}: the key {missing[0]!r} is missing; is this a LeRobot dataset?")
-    for key in ("fps", "chunks_size"):
-        value = info.get(key, 1000)
-        if not isinstance(value, int | float) or value <= 0:
-            raise DatasetError(f"{path}: {key} is {value!r}, expected a number above 0")
+    if not isinstance(fps := info["fps"], int | float) or not 0 < fps < math.inf:
+        raise DatasetError(f"{path}: fps is {fps!r}, expected a number above 0")
+    if not isinstance(size := info.get("chunks_size", 1000), int) or size <= 0:
+        raise DatasetError(f"{path}: chunks_size is {size!r}, expected a whole number above 0")
     if not isinstance(info["features"], dict):
         raise DatasetError(f"{path}: features is {type(info['features']).__name__}, expected name: dtype and shape")
     for name, spec in info["features"].items():

@@ -91,8 +91,9 @@ def check_resume(
         )
     recorded = metadata["assets"]
     verify_assets(step_directory, recorded, "Copy the file from another checkpoint of the run")
-    for name, digest in describe_assets(assets).items():
-        if name.endswith(NORM_STATS_FILE) and recorded.get(name) != digest:
+    now = describe_assets(assets)
+    for name in sorted({*recorded, *now}):
+        if name.endswith(NORM_STATS_FILE) and recorded.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is not what {step_directory} was trained with: the policy would see differently "
                 f"scaled data. Restore it from {step_directory}/assets/{name}"
