@@ -108,8 +108,10 @@ def test_without_statistics_a_policy_acts_only_when_told(
     if told.kind == "run":
         with quick_compiles():
             export_policy(checkpoint, tmp_path / "out", critics="all", no_norm_stats=True)
-        assert open_checkpoint(tmp_path / "out").load_norm_stats() is None  # which its own description says
         assert not (tmp_path / "out" / "assets").exists()
+        assert open_checkpoint(tmp_path / "out", no_norm_stats=True).load_norm_stats() is None
+        with pytest.raises(CheckpointError, match=r"norm_stats\.json is missing"):  # an export has to be told as well
+            open_checkpoint(tmp_path / "out").load_norm_stats()
 
 
 def test_the_commands_can_be_told(intact: dict[str, Path], tmp_path: Path) -> None:
