@@ -50,6 +50,16 @@ def test_what_did_not_fit_is_written_when_there_is_room(tmp_path: pathlib.Path) 
     assert done.stderr.count("cannot be written") == 1
 
 
+def test_the_last_lines_are_written_when_there_is_space_again(tmp_path: pathlib.Path) -> None:
+    """No later line takes them along, so the one who writes has to ask for it."""
+    folder = tmp_path / "gone for a while"
+    file = JsonLinesFile(folder / "metrics.jsonl")
+    file.append({"step": 1})
+    folder.mkdir()
+    file.flush()
+    assert file.read() == [{"step": 1}]
+
+
 def test_a_full_disk_is_reported_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "lines.jsonl"
     path.symlink_to("/dev/full")

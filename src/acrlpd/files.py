@@ -130,6 +130,12 @@ class JsonLinesFile:
         if self._path is None:
             return
         self._backlog.append(_dump(entry))
+        self.flush()
+
+    def flush(self) -> None:
+        """Tries again to write the lines that could not be written, if there are any."""
+        if self._path is None or not self._backlog:
+            return
         try:
             _append_all(self._path, "".join(self._backlog).encode())
         except OSError as error:

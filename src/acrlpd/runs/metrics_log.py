@@ -70,6 +70,10 @@ class MetricsLog:
         self._file.append(line)
         return line
 
+    def flush(self) -> None:
+        """Tries again to write lines for which the disk had no space."""
+        self._file.flush()
+
     @property
     def has_open_line(self) -> bool:
         return bool(self._window)

@@ -234,6 +234,7 @@ class Trainer:
         while True:
             with self.clock.measure("checkpoint"):
                 self.writer.wait()
+            self.metrics_log.flush()  # no later line would take along those for which there was no space
             if self.step in (0, self.writer.newest_step):
                 return
             self.save_checkpoint()
