@@ -1,5 +1,5 @@
 # On a fresh machine that has python3 (3.11 or newer) and make:
-#   make quickstart   makes the environment and runs the embedded main job
+#   make quickstart   makes the environment and trains the quickstart preset
 #   make test         makes the environment with the dev extra and runs the tests
 # Another interpreter: make test PYTHON=python3.12 (it gets an environment of its own).
 

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from acrlpd.checksums import ChecksumError, read_checksums, verified, write_checksums
+from acrlpd.checksums import (
+    ChecksumError,
+    directory_problems,
+    read_checksums,
+    read_json_with_checksum,
+    read_with_checksum,
+    verified,
+    write_checksums,
+    write_json_with_checksum,
+    write_with_checksum,
+)
 
 
 @pytest.fixture
@@ -98,8 +108,41 @@ def test_checksums_that_cannot_be_read(directory: Path, content: str | None, pro
 
 
 def test_only_named_files_are_covered(directory: Path) -> None:
+    """The README of an export may be changed."""
     write_checksums(directory, [directory / "empty"])
-    assert list(json.loads((directory / "checksums.json").read_text())) == ["empty"]
-    flip_bit(directory / "d" / "7")
-    with verified(directory):
-        pass
+    assert list(read_checksums(directory)) == [directory / "empty"]
+
+
+def test_a_file_without_a_checksum_is_refused(directory: Path) -> None:
+    """Otherwise a file of checksums that lost its entries would let every damage pass."""
+    path = directory / "checksums.json"
+    content = json.loads(path.read_text())
+    del content["d/18"]
+    for text in (json.dumps(content), "{}"):
+        path.write_text(text)
+        with pytest.raises(ChecksumError, match=r"d/\d+ has no checksum in .*/checksums\.json"), verified(directory):
+            pytest.fail("was read")
+        assert any("d/18 has no checksum" in problem for problem in directory_problems(directory, lambda _: None))
+
+
+def test_a_size_that_is_no_number_is_damage(directory: Path) -> None:
+    (directory / "checksums.json").write_text('{"empty": [Infinity, ""]}')
+    with pytest.raises(ChecksumError, match="is damaged: OverflowError"):
+        read_checksums(directory)
+
+
+def test_checked_files_are_read_as_they_were_written(tmp_path: Path) -> None:
+    for content in (b"", b"x", bytes(range(256)) * 5):
+        write_with_checksum(tmp_path / "file", content)
+        assert read_with_checksum(tmp_path / "file") == content
+    write_json_with_checksum(tmp_path / "json", entry := {"a": [1, 2.5, None], "b": {"c": "ü"}})
+    assert read_json_with_checksum(tmp_path / "json") == entry
+    assert json.loads((tmp_path / "json").read_text()).items() > entry.items()  # other programs read it, too
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"{}", b"x" * 60])
+def test_files_without_a_checksum_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    for read in (read_with_checksum, read_json_with_checksum):
+        with pytest.raises(ValueError, match="do not match the checksum"):
+            read(tmp_path / "file")

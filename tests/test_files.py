@@ -1,4 +1,3 @@
-import json
 import logging
 import os
 import pathlib
@@ -16,10 +15,6 @@ from acrlpd.files import (
     is_whole_number,
     path_within,
     read_json_lines,
-    read_json_with_checksum,
-    read_with_checksum,
-    write_json_with_checksum,
-    write_with_checksum,
 )
 
 PROCESS = """
@@ -122,20 +117,3 @@ def test_a_path_lies_within_or_is_refused(names: str) -> None:
     else:
         with pytest.raises(ValueError, match=r"x is .*, expected plain names"):
             path_within(root, names, "x")
-
-
-def test_checked_files_are_read_as_they_were_written(tmp_path: pathlib.Path) -> None:
-    for content in (b"", b"x", bytes(range(256)) * 5):
-        write_with_checksum(tmp_path / "file", content)
-        assert read_with_checksum(tmp_path / "file") == content
-    write_json_with_checksum(tmp_path / "json", entry := {"a": [1, 2.5, None], "b": {"c": "ü"}})
-    assert read_json_with_checksum(tmp_path / "json") == entry
-    assert json.loads((tmp_path / "json").read_text()).items() > entry.items()  # other programs read it, too
-
-
-@pytest.mark.parametrize("content", [b"", b"short", b"{}", b"x" * 60])
-def test_files_without_a_checksum_are_refused(tmp_path: pathlib.Path, content: bytes) -> None:
-    (tmp_path / "file").write_bytes(content)
-    for read in (read_with_checksum, read_json_with_checksum):
-        with pytest.raises(ValueError, match="do not match the checksum"):
-            read(tmp_path / "file")

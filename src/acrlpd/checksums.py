@@ -1,29 +1,81 @@
-"""Checksums of files: written beside the files when these are saved, and checked while these are read.
+"""Checksums of files: written with the files or beside the files, and checked when the files are read.
 
-A checksum finds bytes that changed by accident, on a disk or in a copy. The file checksums.json of a directory names
-the files below the directory with their sizes and their XXH3-128, which is computed as fast as memory is read.
+A checksum finds bytes that changed by accident, on a disk or in a copy. A small file holds its own checksum. The file
+checksums.json of a directory names the files below the directory with their sizes and their XXH3-128, which is computed
+as fast as memory is read.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
+from acrlpd.files import write_atomically, write_text_atomically
+
 CHECKSUMS_FILE = "checksums.json"
+# Orbax marks a complete directory with the second file after the checksums were written. The mark holds no data.
+_WITHOUT_CHECKSUM = (CHECKSUMS_FILE, "commit_success.txt")
 # Files up to this size are checked before others are read: they take no time, and tell how to read the others.
 _SMALL_BYTES = 2**20
 _NUM_THREADS = min(8, os.cpu_count() or 1)
+_DIGEST_BYTES = 16  # of an XXH3-128
+_DAMAGED = "the bytes of the file do not match the checksum that was written with them"
 _FIX = "Copy the directory again from a place where it is intact, or use an earlier checkpoint"
 
 
 class ChecksumError(ValueError):
     """Files are missing or have changed since they were written; the message names the files."""
+
+
+def checksum(content: bytes) -> str:
+    """The XXH3-128 of bytes, in hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def short_checksum(content: bytes | memoryview) -> int:
+    """The XXH3-64 of bytes as a number, for the frames of a file, of which each has a checksum."""
+    return xxhash.xxh3_64_intdigest(content)
+
+
+def write_with_checksum(path: Path, content: bytes) -> None:
+    """Writes the content and, behind it, its checksum. Other programs read a zip file all the same."""
+    write_atomically(path, lambda file: file.write(content + xxhash.xxh3_128_digest(content)))
+
+
+def read_with_checksum(path: Path) -> bytes:
+    """The content that `write_with_checksum` wrote; raises ValueError if a byte of the file has changed."""
+    data = path.read_bytes()
+    content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if digest != xxhash.xxh3_128_digest(content):
+        raise ValueError(_DAMAGED)
+    return content
+
+
+def write_json_with_checksum(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes an object whose first key is the checksum of all the text behind this key."""
+    text = json.dumps(content, indent=1).removeprefix("{")
+    write_text_atomically(path, _checksum_key(text.encode()) + text)
+
+
+def read_json_with_checksum(path: Path) -> dict[str, Any]:
+    """The object that `write_json_with_checksum` wrote; raises ValueError if a byte of the file has changed."""
+    data = path.read_bytes()
+    text = data[len(_checksum_key(b"")) :]
+    if data != _checksum_key(text).encode() + text:
+        raise ValueError(_DAMAGED)
+    content: dict[str, Any] = json.loads(data)
+    del content["checksum"]
+    return content
+
+
+def _checksum_key(text: bytes) -> str:
+    return f'{{"checksum": "{checksum(text)}",'
 
 
 def file_checksum(path: Path) -> str:
@@ -41,9 +93,7 @@ class Recorded(NamedTuple):
 
 def write_checksums(directory: Path, files: Iterable[Path] | None = None) -> None:
     """Writes the checksums of `files`, by default of every file below the directory."""
-    if files is None:
-        files = (path for path in directory.rglob("*") if path.is_file() and path.name != CHECKSUMS_FILE)
-    files = sorted(files)
+    files = sorted(_files(directory) if files is None else files)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         checksums = pool.map(file_checksum, files)
         content = {
@@ -51,6 +101,10 @@ def write_checksums(directory: Path, files: Iterable[Path] | None = None) -> Non
             for path, checksum in zip(files, checksums, strict=True)
         }
     (directory / CHECKSUMS_FILE).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in directory.rglob("*") if path.name not in _WITHOUT_CHECKSUM and path.is_file())
 
 
 def read_checksums(directory: Path) -> dict[Path, Recorded]:
@@ -61,7 +115,7 @@ def read_checksums(directory: Path) -> dict[Path, Recorded]:
         return {directory / name: Recorded(int(size), str(checksum)) for name, (size, checksum) in content.items()}
     except FileNotFoundError:
         raise ChecksumError(f"{path} is missing, so the files of the directory cannot be checked. {_FIX}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ChecksumError(f"{path} is damaged: {type(error).__name__}: {error}. {_FIX}") from error
 
 
@@ -81,6 +135,15 @@ def file_problem(path: Path, recorded: Recorded, *, only_size: bool = False) -> 
     return None
 
 
+def _unknown_files(directory: Path, recorded: Mapping[Path, Recorded]) -> list[str]:
+    """What is wrong with files that have no checksum: a reader of the directory would read them unchecked."""
+    return [
+        f"{path} has no checksum in {directory / CHECKSUMS_FILE}: the file was added later (remove it), or the "
+        "checksums have changed"
+        for path in sorted(set(_files(directory)) - recorded.keys())
+    ]
+
+
 def directory_problems(directory: Path, advance: Callable[[int], object]) -> Iterator[str]:
     """What is wrong with the files of a directory; `advance` is called with the bytes that have been checked."""
     try:
@@ -88,6 +151,7 @@ def directory_problems(directory: Path, advance: Callable[[int], object]) -> Ite
     except ChecksumError as error:
         yield str(error)
         return
+    yield from _unknown_files(directory, files)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         results = pool.map(file_problem, files.keys(), files.values())
         for recorded, problem in zip(files.values(), results, strict=True):
@@ -105,7 +169,9 @@ def verified(*directories: Path, share: tuple[int, int] = (0, 1)) -> Iterator[No
     reason. Of several processes that read the same files, process i of n checks its `share` (i, n).
     """
     first, step = share
-    files = [entry for directory in directories for entry in read_checksums(directory).items()][first::step]
+    recorded = {directory: read_checksums(directory) for directory in directories}
+    _refuse([problem for directory, files in recorded.items() for problem in _unknown_files(directory, files)])
+    files = [entry for files in recorded.values() for entry in files.items()][first::step]
     large = [(path, recorded) for path, recorded in files if recorded.size > _SMALL_BYTES]
     _refuse([file_problem(path, recorded, only_size=recorded.size > _SMALL_BYTES) for path, recorded in files])
     pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="acrlpd-checksums")

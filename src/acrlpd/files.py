@@ -1,4 +1,4 @@
-"""How the project names and writes files: within a directory, whole or not at all, with checksums, line by line."""
+"""How the project names and writes files: within a directory, whole or not at all, line by line."""
 
 import contextlib
 import fcntl
@@ -11,14 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import xxhash
-
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
-_DIGEST_BYTES = 16
 _LONGEST_NAME = 255  # bytes; what Linux file systems allow
-_DAMAGED = "the bytes of the file do not match the checksum that was written with them"
 
 
 def is_plain_name(name: str) -> bool:
@@ -58,6 +54,11 @@ def is_whole_number(text: str) -> bool:
     return re.fullmatch("0|[1-9][0-9]{0,17}", text) is not None
 
 
+def cache_directory() -> Path:
+    """Where acrlpd keeps what it can make or fetch again: acrlpd/ in $XDG_CACHE_HOME, or else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "acrlpd"
+
+
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Gives a file its name only when all of its content is on disk; what is left of a failed write is removed."""
     temporary = path.with_name(path.name + ".tmp")
@@ -76,39 +77,15 @@ def write_text_atomically(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_with_checksum(path: Path, content: bytes) -> None:
-    """Writes the content and, behind it, its checksum. Other programs read a zip file all the same."""
-    write_atomically(path, lambda file: file.write(content + xxhash.xxh3_128_digest(content)))
-
-
-def read_with_checksum(path: Path) -> bytes:
-    """The content that `write_with_checksum` wrote; raises ValueError if a byte of the file has changed."""
-    data = path.read_bytes()
-    content, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if digest != xxhash.xxh3_128_digest(content):
-        raise ValueError(_DAMAGED)
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises ValueError if the file holds anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a JSON object, found {type(content).__name__}")
     return content
-
-
-def write_json_with_checksum(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes an object whose first key is the checksum of all the text behind this key."""
-    text = json.dumps(content, indent=1).removeprefix("{")
-    write_text_atomically(path, _checksum_key(text.encode()) + text)
-
-
-def read_json_with_checksum(path: Path) -> dict[str, Any]:
-    """The object that `write_json_with_checksum` wrote; raises ValueError if a byte of the file has changed."""
-    data = path.read_bytes()
-    text = data[len(_checksum_key(b"")) :]
-    if data != _checksum_key(text).encode() + text:
-        raise ValueError(_DAMAGED)
-    content: dict[str, Any] = json.loads(data)
-    del content["checksum"]
-    return content
-
-
-def _checksum_key(text: bytes) -> str:
-    return f'{{"checksum": "{xxhash.xxh3_128_hexdigest(text)}",'
 
 
 def copy_directory(source: Path, target: Path) -> None:

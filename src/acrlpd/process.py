@@ -1,9 +1,8 @@
-"""Settings of a process: where its messages go, where its compiled programs are kept, how it frees memory."""
+"""Settings of a process: where its messages go, how it compiles programs and keeps them, how it frees memory."""
 
 import contextlib
 import ctypes
 import logging
-import os
 import pathlib
 import platform
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 import jax
 
+from acrlpd.files import cache_directory
 from acrlpd.text import PrintableFormatter, print
 
 # Parameters of glibc's mallopt, from malloc.h.
@@ -61,10 +61,14 @@ def _without_late_arrays(report: Callable[[Any], object]) -> Callable[[Any], obj
 def enable_compilation_cache() -> None:
     """Keeps compiled programs on disk, so that the next process with the same program does not compile it again."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(cache / "acrlpd" / "xla" / _processor_name()))
+        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla" / _processor_name()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def compile_fast() -> dict[str, Any] | None:
+    """Compiler options for a program that runs a few times: on CPUs, its optimisation takes longer than its runs."""
+    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
 
 
 def _processor_name() -> str:

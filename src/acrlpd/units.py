@@ -1,5 +1,7 @@
 """Numbers with their units, short enough for a sentence or a cell."""
 
+from collections.abc import Sequence
+
 
 def short(value: float, digits: int = 3) -> str:
     """The number with so many digits; a large number keeps all digits before the point and never becomes 1e+04."""
@@ -24,3 +26,13 @@ def format_bytes(num_bytes: float) -> str:
         if num_bytes >= size:
             return f"{short(num_bytes / size)} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def format_percent(rate: float, digits: int = 0) -> str:
+    return f"{100 * rate:.{digits}f} %"
+
+
+def format_interval(ends: Sequence[float], digits: int = 0) -> str:
+    """The two ends of a range of rates."""
+    low, high = ends
+    return f"{100 * low:.{digits}f} to {format_percent(high, digits)}"

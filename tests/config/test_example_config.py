@@ -33,7 +33,7 @@ def test_it_is_valid_and_fits_one_gpu() -> None:
     gib = int(re.search(r"one GPU of (\d+) GB", EXAMPLE.read_text()).group(1))  # type: ignore[union-attr]
     found = validate_config(config, num_devices=1)
     assert found.errors == ()
-    assert found.warnings == (f"data.data_dir {config.data.data_dir} does not exist",)
+    assert found.warnings == (f"data.data_dir {config.data.data_dir} does not exist; name the directory of a dataset",)
     plan = make_plan(config, device_memory_gib=gib)
     assert plan.memory.peak < 0.95 * plan.usable_bytes
 
@@ -42,7 +42,7 @@ def test_the_small_one_is_valid_and_small() -> None:
     config = load_config(SMALL)
     found = validate_config(config, num_devices=1)
     assert found.errors == ()
-    assert found.warnings == (f"data.data_dir {config.data.data_dir} does not exist",)
+    assert found.warnings == (f"data.data_dir {config.data.data_dir} does not exist; name the directory of a dataset",)
     plan = make_plan(config, device_memory_gib=1)
     assert plan.memory.peak < 0.95 * plan.usable_bytes
 

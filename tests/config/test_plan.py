@@ -8,7 +8,7 @@ import pytest
 
 from acrlpd.cli.plan import plan_to_dict, print_plan
 from acrlpd.config import ConfigError, apply_config_overrides, get_config, list_configs
-from acrlpd.config.plan.chips import CHIPS, find_chip
+from acrlpd.config.plan.chips import CHIPS, find_chip, find_device_chip
 from acrlpd.config.plan.plan import make_plan
 from acrlpd.console import Console
 
@@ -95,3 +95,21 @@ def test_unknown_accelerators():
     assert dataclasses.replace(plan, device_memory_gib=10).fits is False
     with pytest.raises(ValueError, match="device_memory_gib"):
         make_plan(FULL, accelerator=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("TPU v5 lite", "TPU-v5e"),
+        ("cpu", None),
+        ("NVIDIA H1000", None),
+    ],
+)
+def test_devices_by_their_own_names(kind: str, name: str | None) -> None:
+    chip = find_device_chip(kind)
+    assert (chip and chip.name) == name

@@ -1,5 +1,6 @@
 """What a checkpoint says about itself is verified before a policy acts."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from acrlpd.checksums import ChecksumError
 from acrlpd.cli.main import main
 from acrlpd.cli.serve import ServeOptions
 from acrlpd.config import save_config
+from acrlpd.data.pipeline.norm_stats import NormStatsError
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.runs.checkpoint_layout import CheckpointError
 from acrlpd.serving.export import export_policy
@@ -73,6 +75,17 @@ def test_statistics_that_are_not_those_of_the_training_are_refused(
         assert not (tmp_path / "out").exists()
 
 
+def test_statistics_behind_a_link_are_the_statistics(checkpoint: Path, tmp_path: Path) -> None:
+    """A search of the directory does not follow links, and the policy would act without statistics."""
+    directory = (checkpoint / STATS).parent
+    directory.rename(tmp_path / "elsewhere")
+    directory.symlink_to(tmp_path / "elsewhere")
+    assert open_checkpoint(checkpoint).load_norm_stats() is not None
+    change(checkpoint / STATS)
+    with pytest.raises(CheckpointError, match="has changed since it was written"):
+        open_checkpoint(checkpoint).load_norm_stats()
+
+
 @pytest.mark.parametrize("command", ["serve", "eval", "export"])
 def test_every_command_refuses_a_checkpoint_without_its_statistics(
     command: str, intact: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -95,8 +108,10 @@ def test_without_statistics_a_policy_acts_only_when_told(
     if told.kind == "run":
         with quick_compiles():
             export_policy(checkpoint, tmp_path / "out", critics="all", no_norm_stats=True)
-        assert open_checkpoint(tmp_path / "out").load_norm_stats() is None  # which its own description says
         assert not (tmp_path / "out" / "assets").exists()
+        assert open_checkpoint(tmp_path / "out", no_norm_stats=True).load_norm_stats() is None
+        with pytest.raises(CheckpointError, match=r"norm_stats\.json is missing"):  # an export has to be told as well
+            open_checkpoint(tmp_path / "out").load_norm_stats()
 
 
 def test_the_commands_can_be_told(intact: dict[str, Path], tmp_path: Path) -> None:
@@ -133,6 +148,26 @@ def test_of_an_openpi_checkpoint_only_missing_statistics_can_be_noticed(tmp_path
     save_config(openpi_config(), tmp_path / "tiny.yaml")
     assert main(["eval", str(step), "--config", str(tmp_path / "tiny.yaml"), "--env", "toy"]) == 2
     assert open_checkpoint(step, openpi_config(), no_norm_stats=True).load_norm_stats() is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "problem"),
+    [
+        ({}, "has no statistics of 'state', only"),
+        ({"state": None}, "has no statistics of 'actions', only"),
+        ({"state": None, "actions": 1}, "the statistics of 'actions' have 1 dims, the policy's actions have"),
+    ],
+)
+def test_statistics_that_leave_actions_unscaled_are_refused(
+    kept: dict[str, int | None], problem: str, tmp_path: Path
+) -> None:
+    step = openpi_checkpoint(tmp_path)
+    [path] = (step / "assets").rglob("norm_stats.json")
+    stats = json.loads(path.read_text())["norm_stats"]
+    cut = {key: {name: x and x[:dims] for name, x in stats[key].items()} for key, dims in kept.items()}
+    path.write_text(json.dumps({"norm_stats": cut}))
+    with pytest.raises(NormStatsError, match=problem):
+        open_checkpoint(step, openpi_config()).load_norm_stats()
 
 
 def flip_bytes(path: Path) -> None:

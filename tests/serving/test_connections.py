@@ -131,6 +131,36 @@ def test_a_large_message_in_many_pieces_is_no_flood(policy: ServingPolicy) -> No
         assert isinstance(connection.recv(timeout=60), bytes)
 
 
+PING = b"\x89\xfd\0\0\0\0" + bytes(125)
+
+
+def client_that_receives_nothing(server: RunningServer, unsent: int) -> socket.socket:
+    """A client that sends pings, and does not receive the answers until `unsent` bytes wait in the server."""
+    deaf = socket.socket()
+    deaf.settimeout(60)
+    deaf.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)  # the system keeps little, so few pings are enough
+    deaf.connect(("127.0.0.1", server.server.port))
+    deaf.sendall(
+        b"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: MTIzNDU2Nzg5MDEyMzQ1Ng==\r\n\r\n"
+    )
+    wait_for(lambda: server.scrape()["acrlpd_clients"] == 1)
+    [client] = server.server._connections.clients
+    client.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
+    while client.transport.get_write_buffer_size() < unsent and server.scrape()["acrlpd_clients"] == 1:
+        with contextlib.suppress(ConnectionError):  # the server has ended the connection
+            deaf.sendall(20 * PING)  # few enough for one read; the page of metrics comes after the server has read them
+    return deaf
+
+
+def test_the_answers_to_pings_do_not_fill_the_memory(policy: ServingPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acrlpd.serving.connections._MAX_UNSENT_BYTES", 2**16)
+    with RunningServer(policy) as server, client_that_receives_nothing(server, 2**18) as deaf:
+        assert is_closed(deaf)
+        assert server.scrape()['acrlpd_closed_connections_total{reason="flood"}'] == 1
+
+
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_half_a_handshake_does_not_hold_up_the_end(
     policy: ServingPolicy, certificates: Certificates, encrypted: bool, caplog: pytest.LogCaptureFixture

@@ -5,6 +5,7 @@ import pathlib
 
 from training_helpers import Processes, metrics_of, state_config
 
+from acrlpd.checksums import write_checksums
 from acrlpd.runs.directory import run_directory, saved_steps
 
 SCORES = {"5": 0.1, "10": 0.2, "15": 0.9, "20": 0.3, "25": 0.5, "30": 0.8}
@@ -18,9 +19,9 @@ def test_evaluation_decides_what_is_kept_and_when_it_is_over(processes: Processe
     assert killed.returncode == -9, killed.output
     assert saved_steps(directory)[-1] in (20, 24)
     record = directory / str(saved_steps(directory)[-1]) / "run" / "run.json"
-    record.write_text(
-        json.dumps(json.loads(record.read_text()) | {"wall_time_s": 1e6})
-    )  # as if the first process had run for days
+    # As if the first process had run for days.
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"wall_time_s": 1e6}))
+    write_checksums(record.parent)
     resumed = processes.run(config, order={"scores": SCORES}, resume=True)
     assert resumed.returncode == 0, resumed.output
     summary = json.loads((directory / "summary.json").read_text())

@@ -7,7 +7,7 @@ import pytest
 
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.plan.flops import step_flops
-from acrlpd.training.progress import Clock, Progress, find_device_chip, model_flops_utilization, update_flops
+from acrlpd.training.progress import Clock, Progress, model_flops_utilization, update_flops
 
 LINE = {
     "step": 100,
@@ -83,24 +83,6 @@ def test_time_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         fake.pass_(1.0)
     expected = {"data_wait": 2.0, "checkpoint": 2.0, "evaluation": 3.0, "rollouts": 1.0, "step": 6.0}
     assert clock.totals() == expected
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
-        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
-        ("TPU v5 lite", "TPU-v5e"),
-        ("cpu", None),
-        ("NVIDIA H1000", None),
-    ],
-)
-def test_devices_by_their_own_names(kind: str, name: str | None) -> None:
-    chip = find_device_chip(kind)
-    assert (chip and chip.name) == name
 
 
 def test_utilisation_counts_useful_arithmetic() -> None:

@@ -87,6 +87,12 @@ def test_placement_and_speed_are_free_to_change(saved: tuple[pathlib.Path, RLTra
     assert set(check_resume(directory, config, STATS)) == free
 
 
+def test_a_run_with_norm_statistics_does_not_go_on_without(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
+    """Fake data, which a changed config may name, has no statistics."""
+    with pytest.raises(ConfigError, match=r"robot/norm_stats.json is not what .* was trained with"):
+        check_resume(*saved, {})
+
+
 def test_other_norm_statistics_are_refused(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
     with pytest.raises(ConfigError, match=r"robot/norm_stats.json is not what .* was trained with"):
         check_resume(*saved, {"robot/norm_stats.json": b"{ }"})

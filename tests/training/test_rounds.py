@@ -12,10 +12,10 @@ from pool_time import TIMEOUT_S, use_pool_time
 from toy_env import MAX_STEPS, Toy, ToyEnv, seeded_chunks
 from training_helpers import online_config
 
+from acrlpd.checksums import write_json_with_checksum
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.data.pipeline.replay import Replay, ReplayDataset, ReplayError
 from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
-from acrlpd.files import write_json_with_checksum
 from acrlpd.policies.policy import create_policy
 from acrlpd.training.online.rounds import (
     OnlinePhase,

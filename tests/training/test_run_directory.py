@@ -113,7 +113,7 @@ def test_too_little_space_is_said_before_it_is_missed(tmp_path: pathlib.Path, ca
         warn_about_space(tmp_path, free // 5, max_to_keep=2)
         assert not caplog.text
         warn_about_space(tmp_path, free // 3, max_to_keep=4)  # four that stay, and one before the oldest goes
-    assert "GiB free" in caplog.text
+    assert " free; checkpoints of " in caplog.text
 
 
 def test_a_damaged_summary_is_named(earlier: pathlib.Path) -> None:

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from small_checkpoints import make_agent, openpi_checkpoint, quick_compiles, save_run, state_config
 
-from acrlpd.checksums import write_checksums
+from acrlpd.checksums import write_checksums, write_json_with_checksum
 from acrlpd.cli.main import main
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.sources.source import Feature
-from acrlpd.files import write_json_with_checksum
 from acrlpd.runs.directory import write_run_config
 from acrlpd.serving.export import export_policy
 from acrlpd.training.online.rounds import Round
@@ -152,7 +151,7 @@ def test_every_problem_has_a_line(copied: pathlib.Path, capsys: pytest.CaptureFi
     assert sum("1 problem" in line for line in lines) == 3
     assert [line for line in lines if line.startswith("damaged ")] == [line for line in lines if "damaged" in line]
     assert len([line for line in lines if line.startswith("damaged ")]) == 3
-    assert lines[-1] == f"{copied / 'run'}: 17 parts, 3 problems"
+    assert lines[-1] == f"{copied / 'run'}: 17 parts checked; problems: 3"
 
 
 def test_an_export_that_lost_its_critics(copied: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

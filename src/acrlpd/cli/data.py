@@ -63,6 +63,7 @@ def stats(
         on_bad_episode: Stop at a broken episode, or leave it out; wins over the config's.
     """
     from acrlpd.config.command_line import find_config
+    from acrlpd.config.data import NORM_STATS_FILE
     from acrlpd.config.overrides import apply_config_overrides
     from acrlpd.data.pipeline.dataset import write_norm_stats
 
@@ -76,7 +77,7 @@ def stats(
     directory, norm_stats = write_norm_stats(apply_config_overrides(find_config(config), overrides))
     for name, values in norm_stats.items():
         print(f"{name}: {values.dim} dims")
-    print(f"wrote {directory / 'norm_stats.json'}")
+    print(f"wrote {directory / NORM_STATS_FILE}")
 
 
 def cache(

@@ -24,7 +24,9 @@ from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.chips import claim_device_memory, usable_device_bytes
 from acrlpd.console import Console
 from acrlpd.envs.simulators import SYSTEM_PACKAGES
+from acrlpd.process import compile_fast
 from acrlpd.text import print
+from acrlpd.units import format_bytes
 
 PACKAGES = ("acrlpd", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "av", "h5py", "tyro")
 # Package -> the extra of acrlpd that installs it.
@@ -99,7 +101,7 @@ def check_devices() -> Check:
     usable, devices = usable_device_bytes(), jax.local_devices()
     found = [{"id": d.id, "platform": d.platform, "kind": d.device_kind, "usable_bytes": usable} for d in devices]
     kinds = ", ".join(sorted({d.device_kind for d in devices}))
-    message = f"{len(devices)} x {kinds}, {usable / 2**30:.1f} GiB usable each"
+    message = f"{len(devices)} x {kinds}, {format_bytes(usable)} usable each"
     if devices[0].platform == "cpu":
         return Check("warning", f"{message}: small models only; GPUs need acrlpd[cuda]", {"devices": found})
     return Check("ok", message, {"devices": found})
@@ -124,10 +126,7 @@ def check_train_step() -> Check:
     with contextlib.closing(create_data_loader(config)) as loader:
         batches = [loader.sample_batch() for _ in range(2)]
     agent = jax.jit(lambda key: create_agent(config, key))(jax.random.key(0))
-    # To optimise the program would take longer than it saves in two small updates.
-    on_cpu = jax.default_backend() == "cpu"
-    options: dict[str, str | bool] = {"xla_backend_optimization_level": "0"} if on_cpu else {}
-    step = train_step.lower(agent, batches[0], jax.random.key(0)).compile(compiler_options=options)
+    step = train_step.lower(agent, batches[0], jax.random.key(0)).compile(compiler_options=compile_fast())
     before = float(optax.global_norm(agent.critics.online))
     losses: list[float] = []
     for batch in batches:

@@ -1,7 +1,6 @@
 """`acrlpd export`: makes a directory that openpi and acrlpd serve."""
 
 import dataclasses
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -36,9 +35,10 @@ class ExportOptions:
 
 def main(args: Sequence[str]) -> int:
     options = tyro.cli(ExportOptions, args=args, prog="acrlpd export")
+    from acrlpd.process import setup_logging
     from acrlpd.serving.export import export_policy
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax comments on every directory
+    setup_logging()
     verification = export_policy(
         options.checkpoint,
         options.output,

@@ -1,29 +1,28 @@
 """The commands of `acrlpd runs`: typed functions whose signatures become the command line."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from acrlpd.cli.data import JsonFlag
+from acrlpd.console import Console
+from acrlpd.text import print
+from acrlpd.units import format_bytes
 
 
 def verify(
-    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
-    json_: Annotated[bool, tyro.conf.arg(name="json", help="Print JSON."), tyro.conf.FlagCreatePairsOff] = False,
+    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")], json_: JsonFlag = False
 ) -> int:
     """Check that every file of a run, a checkpoint or an export is as it was written; exit code 1 if one is not.
 
     Args:
         directory: A run, one of its checkpoints, or an export.
     """
-    import json
-
-    from rich.filesize import decimal
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Table
-    from rich.text import Text
-
-    from acrlpd.console import Console
-    from acrlpd.text import print
     from acrlpd.training.verification import parts_to_verify
 
     parts = parts_to_verify(directory)
@@ -43,12 +42,12 @@ def verify(
     for part in parts:
         count = len(found[part.name])
         result = Text(f"{count} problem{'s' if count > 1 else ''}", "red") if count else Text("ok", "green")
-        table.add_row(part.name, decimal(part.num_bytes) if part.num_bytes else "", result)
+        table.add_row(part.name, format_bytes(part.num_bytes) if part.num_bytes else "", result)
     console = Console()
     console.print(table)
     for problem in problems:
         console.print(Text.assemble(("damaged", "red"), f" {problem}"), soft_wrap=True)
-    console.print(f"{directory}: {len(parts)} parts, {len(problems)} problems", soft_wrap=True)
+    console.print(f"{directory}: {len(parts)} parts checked; problems: {len(problems)}", soft_wrap=True)
     return 1 if problems else 0
 
 

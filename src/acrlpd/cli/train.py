@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from acrlpd.config.command_line import Flag, parse_config_args
-from acrlpd.config.plan.chips import MEMORY_FRACTION, claim_device_memory, usable_device_bytes
+from acrlpd.config.plan.chips import MEMORY_FRACTION, claim_device_memory, find_device_chip, usable_device_bytes
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
@@ -57,7 +57,6 @@ def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
 
     from acrlpd.cli.plan import print_plan
     from acrlpd.config.plan.plan import make_plan
-    from acrlpd.training.progress import find_device_chip
 
     num_devices = jax.device_count()
     validation = validate_config(config, num_devices=num_devices, ready_to_train=True)

@@ -179,7 +179,7 @@ def check_files(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
         yield Finding(level, "no dataset: give --lerobot_repo_id or --data_dir")
         return
     if data.data_dir is not None and not pathlib.Path(data.data_dir).exists():
-        yield Finding(level, f"data.data_dir {data.data_dir} does not exist")
+        yield Finding(level, f"data.data_dir {data.data_dir} does not exist; name the directory of a dataset")
         return
     if data.repo_id == "fake" and data.data_dir is None:
         return

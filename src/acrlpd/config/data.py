@@ -12,6 +12,9 @@ from acrlpd.files import path_within
 from acrlpd.robots.base import SLOTS, Robot
 from acrlpd.robots.generic import Generic
 
+# The name that openpi gives to the file of norm statistics.
+NORM_STATS_FILE = "norm_stats.json"
+
 OnBadEpisode = Literal["error", "skip"]
 RewardSource = Literal["auto", "reward_column", "success_column", "labels"]
 RewardKind = Literal["zero_one", "minus_one_zero"]
@@ -150,4 +153,4 @@ class DataConfig:
         name = self.asset_id or (pathlib.Path(self.data_dir).resolve().name if self.data_dir else self.repo_id)
         if name is None:
             return None
-        return path_within(pathlib.Path(self.assets_dir), name, "data.asset_id") / "norm_stats.json"
+        return path_within(pathlib.Path(self.assets_dir), name, "data.asset_id") / NORM_STATS_FILE

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from acrlpd.data.sources.source import Feature
+from acrlpd.execution.base import Columns
 
-Columns = dict[str, np.ndarray]
 # (reward, terminated, info) -> whether the task is done; None where the environment does not say.
 SuccessFn = Callable[[float, bool, Mapping[str, Any]], bool | None]
 
@@ -40,7 +40,7 @@ class EnvSpec:
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        return tuple(name for name, feature in self.features.items() if feature.dtype == "video")
+        return tuple(name for name, feature in self.features.items() if feature.is_camera)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from acrlpd.execution.base import ChunkPolicy
 from acrlpd.files import write_text_atomically
 from acrlpd.policies.acting_model import acting_model
 from acrlpd.policies.policy import Policy, create_policy
+from acrlpd.runs.record import EVALUATION_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ class EvaluationProtocol:
 def write_evaluations(directory: Path, content: Mapping[str, Any]) -> None:
     """Writes evaluation.json; a kill leaves either the old file or the new one."""
     directory.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(directory / "evaluation.json", json.dumps(content, indent=2) + "\n")
+    write_text_atomically(directory / EVALUATION_FILE, json.dumps(content, indent=2) + "\n")
 
 
 def write_film(directory: Path, rollout: Rollout, fps: float) -> str:

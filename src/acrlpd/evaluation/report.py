@@ -7,6 +7,7 @@ from rich.table import Table
 from acrlpd.console import Console
 from acrlpd.evaluation.protocol import Evaluation
 from acrlpd.evaluation.statistics import Summary
+from acrlpd.units import format_interval, format_percent
 
 _DISTURBANCES = {
     "obs_noise": "observation noise",
@@ -43,11 +44,10 @@ def summary_table(title: str, summaries: Mapping[str, Summary]) -> Table:
     for column in ("success", "95 %", "episodes", "return", "length", *(["lost"] if lost else [])):
         table.add_column(column, justify="right")
     for name, summary in summaries.items():
-        low, high = summary.interval
         table.add_row(
             name,
-            f"{100 * summary.success_rate:.1f} %",
-            f"{100 * low:.0f} to {100 * high:.0f} %",
+            format_percent(summary.success_rate, 1),
+            format_interval(summary.interval),
             f"{summary.successes}/{summary.episodes}",
             f"{summary.mean_return:.1f} ± {summary.std_return:.1f}",
             f"{summary.mean_length:.0f}",

@@ -18,9 +18,10 @@ from typing import IO, Annotated
 
 import numpy as np
 from annotated_types import Ge, Interval
-from rich.progress import Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from acrlpd.config.bounds import check_bounds
+from acrlpd.console import Console
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.envs.env import EnvError, EnvSpec
 from acrlpd.envs.episodes import Rollout, rollout_features
@@ -230,7 +231,8 @@ def _play(envs: EnvPool, expert: type[Expert], partial: _PartialCollection, show
     settings = partial.settings
     played = _candidates(envs, expert, settings, partial.next_candidate)
     numbers = TextColumn("{task.completed} episodes, {task.fields[successes]} successes, {task.fields[tried]} tried")
-    with Progress(*Progress.get_default_columns(), numbers, disable=not show_progress) as bar:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn(), numbers)
+    with Progress(*columns, console=Console(stderr=True), disable=not show_progress) as bar:
         task = bar.add_task(settings.env, total=settings.num_episodes, successes=0, tried=0)
         while not partial.complete:
             partial.add(*next(played))

@@ -49,12 +49,14 @@ def load_pi0_weights_from_openpi(
         stored, targets = _stored_leaves(directory), _flatten(params)
         _refuse_mismatches(directory, {name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex)
         wanted = {stored[name][0]: leaf for name, leaf in targets.items() if name in stored}
-        restored = _restore(directory, wanted)
+        restored = restore_arrays(directory, wanted)
     return _fill(params, {name: restored[stored[name][0]] for name in targets if name in stored}, directory)
 
 
-def _restore(directory: epath.Path, wanted: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], jax.Array]:
-    """Reads arrays by their key paths, into the dtypes and shardings of the leaves of `wanted`."""
+def restore_arrays(
+    directory: epath.PathLike, wanted: Mapping[tuple[str, ...], Any]
+) -> dict[tuple[str, ...], jax.Array]:
+    """Reads some arrays of a directory by their key paths, into the dtypes and shardings of the leaves of `wanted`."""
     arguments = ocp.args.PyTreeRestore(
         item=unflatten_dict(dict.fromkeys(wanted, 0)),
         restore_args=unflatten_dict(
@@ -66,7 +68,7 @@ def _restore(directory: epath.Path, wanted: Mapping[tuple[str, ...], Any]) -> di
         with ocp.PyTreeCheckpointer() as checkpointer:
             return flatten_dict(checkpointer.restore(directory, arguments))
     except Exception as error:  # Orbax raises plain Exception around what tensorstore found
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition(" [tensorstore_spec")[0]
         raise OpenPICheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
 
 

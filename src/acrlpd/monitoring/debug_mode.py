@@ -24,6 +24,7 @@ from acrlpd.agents.accumulation import split_batch
 from acrlpd.batch import Batch
 from acrlpd.models.policy import draw_noise
 from acrlpd.policies.acting_model import ChosenActions, acting_model, choose_actions
+from acrlpd.process import compile_fast
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +103,8 @@ def inspect_update(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
 
 @functools.cache
 def _compiled(sharding: jax.sharding.Sharding) -> Callable[[Agent, Batch, jax.Array], Inspection]:
-    """The compiled inspection. Every process gets the whole result.
-
-    On CPUs the compiler does not optimise: that would take longer than all inspections of a run.
-    """
-    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-    return jax.jit(_inspect, out_shardings=sharding, compiler_options=options)
+    """The compiled inspection. Every process gets the whole result."""
+    return jax.jit(_inspect, out_shardings=sharding, compiler_options=compile_fast())
 
 
 def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:

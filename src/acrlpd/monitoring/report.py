@@ -17,11 +17,10 @@ from markupsafe import Markup
 from acrlpd.files import write_text_atomically
 from acrlpd.monitoring import report_facts as facts
 from acrlpd.monitoring.report_curves import create_curves
-from acrlpd.monitoring.report_verdict import describe_interval, percent
 from acrlpd.runs.directory import RunError
 from acrlpd.runs.record import RunRecord, read_run
 from acrlpd.text import escape_markdown
-from acrlpd.units import format_bytes, format_seconds
+from acrlpd.units import format_bytes, format_interval, format_percent, format_seconds
 
 PAGE_FILE = "report.html"
 
@@ -90,8 +89,8 @@ def _create_environment(finalize: Callable[[Any], Any] | None = None) -> jinja2.
     environment.filters |= {
         "bytes": format_bytes,
         "count": lambda number: f"{number:,.0f}",
-        "interval": describe_interval,
-        "percent": percent,
+        "interval": format_interval,
+        "percent": format_percent,
         "seconds": format_seconds,
         "steps": facts.describe_steps,
         "time": lambda seconds: datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M"),

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from acrlpd.monitoring.report_curves import round_numbers
-from acrlpd.monitoring.report_verdict import critic_sentences, judge, percent
+from acrlpd.monitoring.report_verdict import critic_sentences, judge
 from acrlpd.runs.record import EVALUATIONS, STAGES, Anomaly, Outcome, RunRecord, read_outcome
-from acrlpd.units import format_bytes, format_seconds, short
+from acrlpd.units import format_bytes, format_percent, format_seconds, short
 
 UNKNOWN = "–"
 _MAX_EPISODES = 4  # per run
@@ -64,7 +64,7 @@ def overview(record: RunRecord) -> dict[str, str]:
     }
     best = record.summary.get("best_evaluation")
     if isinstance(best, dict) and "score" in best:
-        facts["best evaluation"] = f"{percent(best['score'])} at step {best['step']:,}"
+        facts["best evaluation"] = f"{format_percent(best['score'])} at step {best['step']:,}"
     return facts
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from acrlpd.runs.directory import FINISHED
 from acrlpd.runs.record import STAGES, Outcome, RunRecord
+from acrlpd.units import format_percent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ def judge(record: RunRecord) -> Verdict:
 def _against_imitation(record: RunRecord, final: str) -> Verdict:
     stages = record.stages
     gain = difference(stages[final], stages["bc"])
-    rates = f"{percent(stages[final].success_rate)} against {percent(stages['bc'].success_rate)}"
+    rates = f"{format_percent(stages[final].success_rate)} against {format_percent(stages['bc'].success_rate)}"
     if gain.is_clear and gain.value > 0:
         tone, headline = "good", f"RL beat imitation by {abs(100 * gain.value):.0f} points: {rates}"
         if rival := _rival(stages, final):
@@ -105,7 +106,7 @@ def _control_sentences(stages: dict[str, Outcome], final: str, explain: bool) ->
                 ending = f", not clearly different: {simpler} might do as well"
             elif explain:
                 ending = f": {simpler} does not explain the gain" if gap.value > 0 else f": {simpler} does better"
-            rate = percent(stages[stage].success_rate)
+            rate = format_percent(stages[stage].success_rate)
             sentences.append(f"Control: {reaches} {rate}. RL minus that: {gap}{ending}.")
     return sentences
 
@@ -121,17 +122,17 @@ def _over_steps(record: RunRecord) -> Verdict:
         )
         return Verdict("none", "This run was not evaluated", sentences + health)
     first, last, best = rates.values[0], rates.values[-1], rates.values.max()
-    headline = f"Success {percent(last)} at step {rates.steps[-1]:,}"
+    headline = f"Success {format_percent(last)} at step {rates.steps[-1]:,}"
     told = ["This run trains no critic: it is imitation."]
     if record.has_critic and "bc" in record.stages:
-        reached = percent(record.stages["bc"].success_rate)
+        reached = format_percent(record.stages["bc"].success_rate)
         told = [f"Imitation reached {reached}; whether RL beats it is judged at the end of the run."]
     elif record.has_critic:
         told = ["There is no imitation baseline in this run, so this does not say whether RL beat it."]
     if len(rates.steps) > 1:
-        headline += f", from {percent(first)} at step {rates.steps[0]:,}"
+        headline += f", from {format_percent(first)} at step {rates.steps[0]:,}"
         where = rates.steps[int(rates.values.argmax())]
-        told.insert(0, f"The best evaluation was {percent(best)} at step {where:,}.")
+        told.insert(0, f"The best evaluation was {format_percent(best)} at step {where:,}.")
     return Verdict("none", headline, (*told, *health))
 
 
@@ -176,14 +177,6 @@ def critic_sentences(evaluation: Mapping[str, Any]) -> tuple[str, ...]:
             f"(chance: 0.50)."
         )
     return tuple(sentences)
-
-
-def percent(rate: float, digits: int = 0) -> str:
-    return f"{100 * rate:.{digits}f} %"
-
-
-def describe_interval(ends: tuple[float, float], digits: int = 0) -> str:
-    return f"{100 * ends[0]:.{digits}f} to {percent(ends[1], digits)}"
 
 
 def points(value: float) -> str:

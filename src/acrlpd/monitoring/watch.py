@@ -20,7 +20,7 @@ from acrlpd.console import Console
 from acrlpd.monitoring.report_curves import downsample
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Anomaly, RunProgress, RunReader, running_baseline
-from acrlpd.units import format_bytes, format_seconds, short
+from acrlpd.units import format_bytes, format_interval, format_percent, format_seconds, short
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # Label -> metric. The view shows those that a run has.
@@ -147,8 +147,8 @@ def _evaluation(run: RunProgress) -> str | None:
     rate, low, high = (run.latest(f"eval/success_rate{end}") for end in ("", "_low", "_high"))
     if rate is None:
         return None
-    interval = "" if low is None or high is None else f" (95 %: {100 * low:.0f} to {100 * high:.0f} %)"
-    return f"{100 * rate:.0f} % success{interval} at step {run.series['eval/success_rate'].steps[-1]:,}"
+    interval = "" if low is None or high is None else f" (95 %: {format_interval((low, high))})"
+    return f"{format_percent(rate)} success{interval} at step {run.series['eval/success_rate'].steps[-1]:,}"
 
 
 def _curves(run: RunProgress, width: int) -> Table:

@@ -12,18 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import orbax.checkpoint as ocp
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from acrlpd.checksums import read_checksums, verified
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import from_dict
 from acrlpd.data.pipeline.dataset import norm_stats_dir
-from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
+from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats, require_complete
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts
 from acrlpd.files import is_whole_number
-from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi
+from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi, restore_arrays
 from acrlpd.policies.acting_model import ActingCritics, ActingModel, abstract_model
 from acrlpd.policies.levels import trained_level
 from acrlpd.policies.policy import Policy, create_policy
@@ -32,7 +31,6 @@ from acrlpd.runs.checkpoint_layout import (
     ASSETS,
     CRITIC,
     EXPORT_FILE,
-    NORM_STATS_FILE,
     PARAMS,
     RUN,
     RUN_FILE,
@@ -78,7 +76,13 @@ class Checkpoint:
     def norm_stats_directory(self) -> pathlib.Path | None:
         """The directory of the norm statistics; None for a policy that acts without norm statistics."""
         assets = self.directory / ASSETS
-        found = [] if self.no_norm_stats else sorted(path.parent for path in assets.rglob(NORM_STATS_FILE))
+        if self.no_norm_stats:
+            return None
+        if self.assets is None:
+            files = list(assets.rglob(NORM_STATS_FILE))
+        else:  # Whatever happened to the directory since, the policy never acts without the statistics of its record.
+            files = [assets / name for name in self.assets if pathlib.PurePath(name).name == NORM_STATS_FILE]
+        found = sorted(path.parent for path in files)
         if len(found) <= 1:
             return found[0] if found else None
         asset_id = norm_stats_dir(self.rl_config.data).relative_to(self.rl_config.data.assets_dir)
@@ -96,7 +100,9 @@ class Checkpoint:
             verify_assets(self.directory, self.assets, f"Copy the file from another checkpoint of the run. {_WITHOUT}")
         directory = self.norm_stats_directory
         if directory is not None:
-            return load_norm_stats(directory)
+            norm_stats = load_norm_stats(directory)
+            require_complete(norm_stats, self.rl_config.qchunking.action_dim, directory)
+            return norm_stats
         if self.assets is None and not self.no_norm_stats:
             raise CheckpointError(
                 f"{self.directory} has no {ASSETS}/<asset_id>/{NORM_STATS_FILE}: the actions could not be turned "
@@ -225,15 +231,6 @@ def _on_first_device(tree: Any, dtype: str | None = None) -> Any:
 def _restore_critics(directory: pathlib.Path, abstract: ActingCritics) -> ActingCritics:
     """Reads what critics need to choose, and nothing else of the stored tree."""
     wanted = critic_arrays(abstract)
-    args = {name: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype) for name, x in wanted.items()}
-    request = ocp.args.PyTreeRestore(
-        item=unflatten_dict(dict.fromkeys(wanted, 0)), restore_args=unflatten_dict(args), partial_restore=True
-    )
     with verified(directory):
-        try:
-            with ocp.PyTreeCheckpointer() as checkpointer:
-                restored = flatten_dict(checkpointer.restore(directory, request))
-        except Exception as error:  # Orbax raises plain Exception around what tensorstore found
-            reason = str(error).splitlines()[0].partition(" [tensorstore_spec")[0]
-            raise CheckpointError(f"{directory} is damaged or incomplete: {reason}") from error
+        restored = restore_arrays(directory, wanted)
     return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])

@@ -10,12 +10,13 @@ Each of them but assets/ has a checksums.json. An export has params/, assets/, c
 """
 
 import hashlib
-import json
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from acrlpd.checksums import file_problem, read_checksums
+from acrlpd.config.data import NORM_STATS_FILE
+from acrlpd.files import read_json_object
 from acrlpd.runs.directory import saved_steps
 
 PARAMS = "params"
@@ -25,7 +26,6 @@ TRAIN_STATE = "train_state"
 RUN = "run"
 RUN_FILE = "run.json"
 EXPORT_FILE = "acrlpd.json"
-NORM_STATS_FILE = "norm_stats.json"
 FORMAT = 2  # of run.json, and of the acrlpd.json of an export
 
 Types = type | tuple[type, ...]
@@ -56,11 +56,9 @@ def _read_description(path: pathlib.Path, keys: Mapping[str, Types]) -> dict[str
     """The content of a file that describes a checkpoint, if the file is as it was written."""
     fix = f"Copy {path.name} again from a place where it is intact, or use another checkpoint"
     try:
-        content = json.loads(path.read_text())
+        content = read_json_object(path)
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}. {fix}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is damaged: expected a JSON object, found {type(content).__name__}. {fix}")
+        raise CheckpointError(f"{path} is damaged: {error}. {fix}") from error
     if content.get("format", FORMAT) != FORMAT:
         raise CheckpointError(
             f"{path} has format {content['format']}; this version of acrlpd reads format {FORMAT}. Train or export "

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_to_yaml
-from acrlpd.files import LOCK, is_whole_number, only_one, path_within, write_text_atomically
+from acrlpd.files import LOCK, is_whole_number, only_one, path_within, read_json_object, write_text_atomically
+from acrlpd.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -95,22 +96,19 @@ def write_summary(directory: pathlib.Path, summary: Mapping[str, Any]) -> None:
     write_text_atomically(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
 
-def read_json_object(path: pathlib.Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if there is no such file."""
+def read_run_file(path: pathlib.Path) -> dict[str, Any] | None:
+    """The JSON object in a file of a run; None if there is no such file."""
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_json_object(path)
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}. Remove it, or take it from a backup") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged: expected a JSON object, found {type(content).__name__}")
-    return content
 
 
 def read_summary(directory: pathlib.Path) -> dict[str, Any]:
     """The summary of a run that has ended; empty for other runs."""
-    return read_json_object(directory / SUMMARY_FILE) or {}
+    return read_run_file(directory / SUMMARY_FILE) or {}
 
 
 def is_finished(directory: pathlib.Path) -> bool:
@@ -124,10 +122,10 @@ def warn_about_space(directory: pathlib.Path, checkpoint_bytes: int, max_to_keep
     free = shutil.disk_usage(directory).free
     if free < needed:
         logger.warning(
-            "%s has %.1f GiB free; checkpoints of %.1f GiB, %d kept and one being written, need %.1f GiB",
+            "%s has %s free; checkpoints of %s, %d kept and one being written, need %s",
             directory,
-            free / 2**30,
-            checkpoint_bytes / 2**30,
+            format_bytes(free),
+            format_bytes(checkpoint_bytes),
             max_to_keep,
-            needed / 2**30,
+            format_bytes(needed),
         )

@@ -17,12 +17,13 @@ import yaml
 from acrlpd.config import ConfigError, get_config, to_dict
 from acrlpd.config.tree import flatten
 from acrlpd.files import is_whole_number
+from acrlpd.runs.checkpoint_layout import RUN, RUN_FILE
 from acrlpd.runs.directory import (
     CONFIG_FILE,
     METRICS_FILE,
     SUMMARY_FILE,
     RunError,
-    read_json_object,
+    read_run_file,
     read_summary,
     saved_steps,
 )
@@ -180,7 +181,7 @@ def read_run(directory: Path) -> RunRecord:
         stages=_read_stages(directory, progress.summary),
         evaluations=_read_evaluations(directory / EVALUATIONS),
         checkpoints=_read_checkpoints(directory, progress.saved_steps),
-        profile=read_json_object(directory / PROFILE_FILE),
+        profile=read_run_file(directory / PROFILE_FILE),
     )
 
 
@@ -191,7 +192,7 @@ def check_run_directory(directory: Path) -> Path:
         raise RunError(f"there is no run in {directory}: no such directory")
     if not directory.is_dir():
         raise RunError(f"{directory} is a file; expected a run directory, <checkpoints>/<config>/<exp_name>")
-    if (directory / "run" / "run.json").exists() and (directory.parent / CONFIG_FILE).exists():
+    if (directory / RUN / RUN_FILE).exists() and (directory.parent / CONFIG_FILE).exists():
         raise RunError(f"{directory} is a checkpoint; give its run: {directory.parent}")
     if not (directory / CONFIG_FILE).exists() and not (directory / METRICS_FILE).exists():
         below = sorted(path.parent for pattern in ("*", "*/*") for path in directory.glob(f"{pattern}/{CONFIG_FILE}"))
@@ -265,7 +266,7 @@ def _read_anomalies(path: Path) -> tuple[Anomaly, ...]:
 def _read_evaluations(directory: Path) -> dict[int, dict[str, Any]]:
     """By step, in order."""
     names = [path.parent.name for path in directory.glob(f"*/{EVALUATION_FILE}") if is_whole_number(path.parent.name)]
-    found = {name: read_json_object(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
+    found = {name: read_run_file(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
     return {int(name): content for name, content in found.items() if content is not None}
 
 
@@ -273,7 +274,7 @@ def _read_stages(directory: Path, summary: Mapping[str, Any]) -> dict[str, Outco
     """The run's own table; until the table is complete, also what the baselines have reached by themselves."""
     entries = dict(summary.get("evaluation") or {})
     for path in (directory / BASELINES).glob(f"*/{SUMMARY_FILE}"):
-        reached = (read_json_object(path) or {}).get("evaluation") or {}
+        reached = (read_run_file(path) or {}).get("evaluation") or {}
         entries.setdefault(path.parent.name, reached.get("offline"))
     outcomes = {stage: read_outcome(entries[stage]) for stage in STAGES if stage in entries}
     return {stage: outcome for stage, outcome in outcomes.items() if outcome is not None}

@@ -15,6 +15,9 @@ from acrlpd.serving.metrics import ServerMetrics
 # client of openpi's protocol waits for each answer, so a read of its data holds a few frames.
 _PIECE = 8192
 _MAX_FRAMES_PER_READ = 64
+# The answers to pings are kept until the client receives them. A client that sends pings and receives nothing would
+# fill the memory. A reply is much smaller than this bound.
+_MAX_UNSENT_BYTES = 16 * 2**20
 
 
 class Connections:
@@ -72,7 +75,7 @@ class Connections:
 
 
 class _Connection(ServerConnection):
-    """Tells of its beginning and its end, and reads in pieces, so that a flood of tiny frames ends with a piece."""
+    """Tells of its beginning and its end, and reads in pieces, so that a flood of frames ends with a piece."""
 
     def __init__(self, connections: Connections, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -91,7 +94,8 @@ class _Connection(ServerConnection):
         self._frames = 0
         for start in range(0, len(data), _PIECE):
             super().data_received(data[start : start + _PIECE])
-            if self._frames > _MAX_FRAMES_PER_READ:
+            has_unsent = self.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES
+            if has_unsent or self._frames > _MAX_FRAMES_PER_READ:
                 self._connections.close_flooding(self)
                 return
 

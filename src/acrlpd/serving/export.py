@@ -136,6 +136,8 @@ def _write(
     if stats is not None:
         shutil.copytree(stats, directory / stats.relative_to(checkpoint.directory))
     files = {path.relative_to(assets).as_posix(): path.read_bytes() for path in assets.rglob("*") if path.is_file()}
+    # Without its statistics an export still names them, so that nobody serves the export by mistake.
+    recorded = checkpoint.assets if checkpoint.no_norm_stats else describe_assets(files)
     content = {
         "format": FORMAT,
         "source": str(checkpoint.directory),
@@ -144,13 +146,13 @@ def _write(
         "serving": dataclasses.asdict(serving),
         "critics": None if members is None else members.tolist(),
         "params_dtype": dtype or "as trained",
-        "assets": describe_assets(files),
+        "assets": recorded,
         "reward_origin": checkpoint.reward_origin and checkpoint.reward_origin.name,
         "config": to_dict(rl_config),
     }
     (directory / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
     write_checksums(directory, [directory / EXPORT_FILE])  # the README may be changed; the others have their own
-    write_readme(directory, open_checkpoint(directory), level)
+    write_readme(directory, open_checkpoint(directory, no_norm_stats=checkpoint.no_norm_stats), level)
     if rl_config.model.in_openpi:
         problems = verify_openpi_checkpoint_compatibility(directory, rl_config.model)
         if problems:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.data.pipeline.transforms import delta_action_mask
 from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.policies.levels import Level
 from acrlpd.runs.checkpoint_layout import EXPORT_FILE
+from acrlpd.text import escape_markdown
 
 _README = """\
 # {name}, step {step}
@@ -51,12 +53,12 @@ def write_readme(directory: pathlib.Path, checkpoint: Checkpoint, level: Level) 
     files = {"params/": "the policy's parameters in openpi's layout"}
     files[EXPORT_FILE] = "the complete config, for `acrlpd serve`"
     if stats is not None:
-        name = (stats / "norm_stats.json").relative_to(directory).as_posix()
+        name = (stats / NORM_STATS_FILE).relative_to(directory).as_posix()
         files[name] = "the statistics that scale states and actions"
     if checkpoint.has_critics:
         files["critic/"] = "the critics that choose among candidates; openpi does not look at them"
     text = _README.format(
-        name=checkpoint.rl_config.name,
+        name=escape_markdown(checkpoint.rl_config.name),
         step=checkpoint.step,
         level=level,
         num_steps=serving.num_steps,

@@ -144,10 +144,13 @@ class ServingPolicy:
                 "q_std": float(q_values.std()),
             }
         if request.options.return_candidates:
-            reply["candidates"] = [
+            candidates = [
                 self.policy.outputs({"state": state, "actions": candidate})["actions"]
                 for candidate in chosen.candidates[row, :n]
             ]
+            if not np.isfinite(candidates).all():
+                return RequestError("the actions of a candidate are not finite numbers; they were not sent")
+            reply["candidates"] = candidates
         if self.step is not None:
             reply["checkpoint_step"] = self.step
         return reply

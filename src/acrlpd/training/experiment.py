@@ -26,6 +26,7 @@ from acrlpd.training.options import RunOptions
 from acrlpd.training.out_of_memory import OutOfMemoryError
 from acrlpd.training.train_run import read_assets, train_run
 from acrlpd.training.trainer import EvalFn
+from acrlpd.units import format_interval, format_percent
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +162,6 @@ def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
     columns = [rich.table.Column(title, justify="right") for title in ("updates", "success", "95 % interval")]
     table = rich.table.Table("policy", *columns, title="success in the same episodes", title_justify="left")
     for name, result in summary["evaluation"].items():
-        low, high = result["interval"]
-        table.add_row(STAGES[name], f"{result['step']:,}", f"{result['success_rate']:.0%}", f"{low:.0%} to {high:.0%}")
+        success = format_percent(result["success_rate"]), format_interval(result["interval"])
+        table.add_row(STAGES[name], f"{result['step']:,}", *success)
     Console().print(table)

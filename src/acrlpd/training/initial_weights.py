@@ -16,7 +16,8 @@ from acrlpd.models.openpi_checkpoint import (
     load_paligemma_weights,
     load_pi0_weights_from_openpi,
 )
-from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_fast, init_fsdp_train_state
+from acrlpd.process import compile_fast
+from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import jax
 import rich.progress
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.plan.chips import CHIPS, Chip
+from acrlpd.config.plan.chips import find_device_chip
 from acrlpd.config.plan.flops import step_flops
 from acrlpd.config.plan.memory import estimate_memory
 from acrlpd.config.plan.plan import predict_step_seconds
@@ -23,8 +22,6 @@ logger = logging.getLogger(__name__)
 # The bar is drawn so often per second: enough for the eye, and little work for the interpreter.
 _REFRESH_RATE = 2.0
 _ACTIVITIES = ("data_wait", "checkpoint", "evaluation", "rollouts")
-# JAX's names of TPUs -> ours.
-_TPU_KINDS = {"TPU v5 lite": "TPU-v5e", "TPU v5": "TPU-v5p", "TPU v6 lite": "TPU-v6e"}
 
 
 class Progress(rich.progress.Progress):
@@ -115,15 +112,6 @@ class Clock:
     def totals(self) -> dict[str, float]:
         """Seconds per activity in this process; the seconds of updates up to the last reading."""
         return {name: round(total + self._spent.get(name, 0.0), 3) for name, total in self._totals.items()}
-
-
-def find_device_chip(device_kind: str) -> Chip | None:
-    """The chip behind JAX's name for a device, for example 'NVIDIA H200'; None if the chip is unknown."""
-    if device_kind in _TPU_KINDS:
-        return CHIPS[_TPU_KINDS[device_kind]]
-    words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
-    fitting = [chip for chip in CHIPS.values() if set(chip.name.upper().split("-")) <= words]
-    return max(fitting, key=lambda chip: len(chip.name), default=None)
 
 
 def planned_costs(rl_config: RLTrainConfig) -> dict[str, float | None]:

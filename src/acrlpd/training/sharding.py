@@ -18,6 +18,7 @@ from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.memory import split_axis
+from acrlpd.process import compile_fast
 from acrlpd.units import format_bytes
 
 BATCH_AXIS = "batch"
@@ -94,11 +95,6 @@ def init_fsdp_train_state(
     places = jax.tree.map(sharding.of_array, jax.eval_shape(create, rng, policy_params=policy_params))
     compiled = jax.jit(create, out_shardings=places, donate_argnames="policy_params", compiler_options=compile_fast())
     return compiled(rng, policy_params=policy_params)
-
-
-def compile_fast() -> dict[str, Any] | None:
-    """Compiler options for a program that runs once: on CPUs, its optimisation takes longer than its run."""
-    return {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
 
 
 def compile_train_step(

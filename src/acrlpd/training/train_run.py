@@ -10,8 +10,10 @@ from collections.abc import Mapping
 import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
+from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.data.pipeline.replay import ReplayDataset
 from acrlpd.data.sources.source import Feature
 from acrlpd.envs.env import EnvSpec
@@ -97,7 +99,7 @@ def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
     """The norm statistics as files for a checkpoint, by their path below assets/; fake data has no such files."""
     directory = norm_stats_dir(rl_config.data)
     asset_id = directory.relative_to(rl_config.data.assets_dir).as_posix()
-    names = ("norm_stats.json", "norm_stats_origin.json")
+    names = (NORM_STATS_FILE, ORIGIN_FILE)
     return {f"{asset_id}/{name}": (directory / name).read_bytes() for name in names if (directory / name).is_file()}
 
 
@@ -161,11 +163,10 @@ def _create_online_phase(
 
 
 def _write_summary(trainer: Trainer) -> None:
-    training = trainer.rl_config.training
     status = runs.FINISHED
     if trainer.stopped_by is not None:
         status = f"stopped by {signal.Signals(trainer.stopped_by).name}"
-    elif trainer.step < training.offline_steps + training.online_steps:
+    elif trainer.step < trainer.rl_config.num_train_steps:
         status = f"{runs.FINISHED} early: no improvement"
     if is_primary():
         plan = planned_costs(trainer.rl_config)

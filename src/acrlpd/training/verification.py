@@ -124,10 +124,19 @@ def _description_problems(directory: Path, is_export: bool) -> Iterator[str]:
 
 def _unless_removed(directory: Path, problems: Iterator[str]) -> Iterator[str]:
     """The problems of a checkpoint, unless a run that is under way has removed the checkpoint meanwhile."""
-    found = list(problems)
-    if directory.is_dir():
-        yield from found
+    try:
+        found = list(problems)
+    except FileNotFoundError:
+        if directory.is_dir():
+            raise
+    else:
+        if directory.is_dir():
+            yield from found
 
 
 def _size(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    """Bytes of a directory; 0 if a run that is under way removes the directory."""
+    try:
+        return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    except FileNotFoundError:
+        return 0

@@ -248,6 +248,8 @@ def edit_info(root: Path, edit: Callable[[dict], object]) -> None:
     [
         (lambda info: info.update(fps=None), "fps is None, expected a number above 0"),
         (lambda info: info.update(fps=0), "fps is 0, expected a number above 0"),
+        (lambda info: info.update(fps=float("nan")), "fps is nan, expected a number above 0"),
+        (lambda info: info.update(chunks_size=0.5), "chunks_size is 0.5, expected a whole number above 0"),
         (lambda info: info.update(chunks_size=0), "chunks_size is 0, expected"),
         (lambda info: info.update(features=[]), "features is list, expected"),
         (lambda info: info["features"].update(action=3), "'action' has dtype None and shape None"),

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from broken_copies import replace
 
+from acrlpd.checksums import read_json_with_checksum, write_json_with_checksum
 from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.frames.store import MANIFEST, FrameCache
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.sources.source import DatasetError, EpisodeError, Feature, open_source
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
-from acrlpd.files import read_json_with_checksum, write_json_with_checksum
 
 V21 = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 

@@ -146,6 +146,14 @@ def test_droid_language_annotations_win_over_the_category(copy_dataset, tmp_path
     assert source.episode(1).prompt == "Move object into or out of container"
 
 
+@pytest.mark.parametrize("content", ['{"PROBE+x+0": {"lang', "[]"])
+def test_damaged_droid_annotations_are_named(copy_dataset, content: str) -> None:
+    root = copy_dataset("droid_like")
+    (root / "aggregated-annotations-1.json").write_text(content)
+    with pytest.raises(DatasetError, match=r"aggregated-annotations-1\.json: not a JSON object, truncated or damaged"):
+        open_source(root).episode(0)
+
+
 def test_aloha_files_may_carry_rewards_a_success_a_task_and_a_rate(copy_dataset) -> None:
     root = copy_dataset("aloha_hdf5_sim_raw")
     for number, path in enumerate(sorted(root.iterdir())):

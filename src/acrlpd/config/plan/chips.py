@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 
 import jax
 
@@ -47,6 +48,8 @@ CHIPS = {
         Chip("TPU-v6e", 32, 918, 1_640, 450),
     )
 }
+# JAX's names of TPUs -> ours.
+_TPU_KINDS = {"TPU v5 lite": "TPU-v5e", "TPU v5": "TPU-v5p", "TPU v6 lite": "TPU-v6e"}
 
 
 def find_chip(name: str) -> Chip:
@@ -55,6 +58,15 @@ def find_chip(name: str) -> Chip:
     if name.lower() not in by_lower:
         raise ConfigError(f"unknown accelerator {name!r}{hint(name.lower(), by_lower)}\nknown: {', '.join(CHIPS)}")
     return by_lower[name.lower()]
+
+
+def find_device_chip(device_kind: str) -> Chip | None:
+    """The chip behind JAX's name for a device, for example 'NVIDIA H200'; None if the chip is unknown."""
+    if device_kind in _TPU_KINDS:
+        return CHIPS[_TPU_KINDS[device_kind]]
+    words = set(re.split(r"[^A-Z0-9]+", device_kind.upper()))
+    fitting = [chip for chip in CHIPS.values() if set(chip.name.upper().split("-")) <= words]
+    return max(fitting, key=lambda chip: len(chip.name), default=None)
 
 
 def claim_device_memory() -> None:

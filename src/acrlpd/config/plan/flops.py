@@ -10,11 +10,12 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxprs_in_params
 from jax.interpreters import partial_eval
 
 from acrlpd.batch import Batch
@@ -151,7 +152,7 @@ def _count(jaxpr: Any, scopes: str) -> collections.Counter[str]:
             counts.update(most)
         else:
             times = params["length"] if name == "scan" else 1
-            for inner in _inner_jaxprs(params):
+            for inner in jaxprs_in_params(params):
                 for key, flops in _count(inner, inside).items():
                     counts[key] += times * flops
     return counts
@@ -162,11 +163,3 @@ def _attention_flops(equation: Any) -> int:
     (b, t, heads, head_dim), (_, s, *_) = (x.aval.shape for x in equation.invars[:2])
     products = 4 if "bwd" in equation.primitive.name else 2
     return 2 * products * b * t * s * heads * head_dim
-
-
-def _inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    for value in params.values():
-        for item in value if isinstance(value, tuple | list) else [value]:
-            jaxpr = getattr(item, "jaxpr", item)
-            if hasattr(jaxpr, "eqns"):
-                yield jaxpr

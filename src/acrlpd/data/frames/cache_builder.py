@@ -16,20 +16,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import rich.progress
 import simplejpeg
-import xxhash
 
+from acrlpd.checksums import checksum, read_json_with_checksum, short_checksum, write_json_with_checksum
 from acrlpd.console import Console
-from acrlpd.data.frames.store import (
-    MANIFEST,
-    CacheSpec,
-    Encoding,
-    Shard,
-    frame_checksum,
-    read_manifest,
-    resize_with_pad,
-)
+from acrlpd.data.frames.store import MANIFEST, CacheSpec, Encoding, Shard, read_manifest, resize_with_pad
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, step_blocks
-from acrlpd.files import LOCK, only_one, path_within, read_json_with_checksum, write_json_with_checksum
+from acrlpd.files import LOCK, only_one, path_within
 
 # A shard has at least so many bytes, and more if there would be over MAX_SHARDS: a reader keeps all shards open.
 SHARD_BYTES = 256 << 20
@@ -188,7 +180,7 @@ class _Builder:
             stream.write(tables)
             stream.flush()
             os.fsync(stream.fileno())
-        shard = Shard(file, camera, episodes, partial.stat().st_size, xxhash.xxh3_128_hexdigest(tables))
+        shard = Shard(file, camera, episodes, partial.stat().st_size, checksum(tables))
         partial.replace(path)
         write_json_with_checksum(record, {"shard": dataclasses.asdict(shard), "skipped": skipped})
         return skipped
@@ -207,7 +199,7 @@ class _Builder:
                 for content in self._encoded_frames(camera, index):
                     stream.write(content)
                     ends.append((ends[-1] if ends else 0) + len(content))
-                    checksums.append(frame_checksum(content))
+                    checksums.append(short_checksum(content))
             except EpisodeError as error:
                 if self._source.on_bad_episode == "error":
                     raise

@@ -16,11 +16,11 @@ from typing import Literal
 
 import numpy as np
 import simplejpeg
-import xxhash
 from PIL import Image
 
+from acrlpd.checksums import checksum, read_json_with_checksum, short_checksum
 from acrlpd.data.sources.source import DatasetError, EpisodeSource
-from acrlpd.files import path_within, read_json_with_checksum
+from acrlpd.files import path_within
 
 Encoding = Literal["raw", "jpeg"]
 MANIFEST = "manifest.json"
@@ -125,10 +125,6 @@ class Shard:
     checksum: str  # of the tables behind the frames
 
 
-def frame_checksum(content: bytes | memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(content)
-
-
 class FrameCache(FrameStore):
     """The frames of a finished cache: shards stay open, a frame is one pread into the caller's buffer."""
 
@@ -198,7 +194,7 @@ class FrameCache(FrameStore):
             raise self._damaged(shard, f"truncated, it ends before the end of frame {frame}")
         if self._checked[shard][frame]:
             return
-        if frame_checksum(out) != self._tables[shard][1][frame]:
+        if short_checksum(out) != self._tables[shard][1][frame]:
             raise self._damaged(shard, f"damaged, frame {frame} does not match its checksum")
         self._checked[shard][frame] = True
 
@@ -208,7 +204,7 @@ class FrameCache(FrameStore):
         count = sum(length for _, _, length in shard.episodes)
         size = 8 * (count if is_raw else 2 * count + 1)
         tables = os.pread(self._files[k], size, shard.bytes - size)
-        if xxhash.xxh3_128_hexdigest(tables) != shard.checksum:
+        if checksum(tables) != shard.checksum:
             raise self._damaged(k, "damaged, the table behind the frames does not match its checksum")
         numbers = np.frombuffer(tables, np.uint64)
         starts = self.spec.frame_bytes * np.arange(count + 1) if is_raw else numbers[: count + 1].astype(np.int64)

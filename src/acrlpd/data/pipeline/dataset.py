@@ -148,7 +148,7 @@ def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) ->
     names = list(values)
     if rewards:
         named = (config.rewards.reward_column, config.rewards.success_column, config.rewards.done_column)
-        names += [name for name in named if name in source.features and name not in source.cameras]
+        names += [name for name in named if name in source.column_names]
     table = source.read_columns(list(dict.fromkeys(names)))
     columns = dict(table.columns)
     for name in values:

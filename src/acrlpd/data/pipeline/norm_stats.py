@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.files import write_text_atomically
 
-_STATS_FILE = "norm_stats.json"
-_ORIGIN_FILE = "norm_stats_origin.json"
+ORIGIN_FILE = "norm_stats_origin.json"
 STATISTICS_KEYS = ("state", "actions")
 _NUM_BINS = 5000
 # Windows per vectorised step: about 90 MB of float64 for 50 actions of 14 dims.
@@ -194,16 +194,16 @@ def save_norm_stats(
         key: {name: None if x is None else np.asarray(x).tolist() for name, x in vars(stats).items()}
         for key, stats in norm_stats.items()
     }
-    write_text_atomically(directory / _STATS_FILE, json.dumps({"norm_stats": stats}, indent=2))
+    write_text_atomically(directory / NORM_STATS_FILE, json.dumps({"norm_stats": stats}, indent=2))
     if origin is None:
-        (directory / _ORIGIN_FILE).unlink(missing_ok=True)  # the origin of older statistics would be wrong
+        (directory / ORIGIN_FILE).unlink(missing_ok=True)  # the origin of older statistics would be wrong
     else:
-        write_text_atomically(directory / _ORIGIN_FILE, json.dumps(dataclasses.asdict(origin), indent=2))
+        write_text_atomically(directory / ORIGIN_FILE, json.dumps(dataclasses.asdict(origin), indent=2))
 
 
 def load_norm_stats(directory: str | Path) -> dict[str, NormStats]:
     """Reads `norm_stats.json` as openpi or `save_norm_stats` wrote it."""
-    path = Path(directory) / _STATS_FILE
+    path = Path(directory) / NORM_STATS_FILE
     if not path.is_file():
         raise NormStatsError(f"there are no norm statistics at {path}; make them with `acrlpd data stats`")
     try:
@@ -215,6 +215,19 @@ def load_norm_stats(directory: str | Path) -> dict[str, NormStats]:
         raise NormStatsError(
             f"{path} is not a norm_stats.json ({type(error).__name__}: {error}); make it again with `acrlpd data stats`"
         ) from error
+
+
+def require_complete(norm_stats: Mapping[str, NormStats], action_dim: int, directory: Path) -> None:
+    """Refuses statistics that leave the state or a part of the actions unscaled."""
+    path = directory / NORM_STATS_FILE
+    for key in STATISTICS_KEYS:
+        if key not in norm_stats:
+            raise NormStatsError(f"{path} has no statistics of {key!r}, only {sorted(norm_stats)}; {_FIX}")
+    if norm_stats["actions"].dim < action_dim:
+        raise NormStatsError(
+            f"{path}: the statistics of 'actions' have {norm_stats['actions'].dim} dims, the policy's actions have "
+            f"{action_dim}; {_FIX}"
+        )
 
 
 def _parse_stats(path: Path, key: str, fields: Mapping[str, Any]) -> NormStats:
@@ -239,7 +252,7 @@ def _parse_stats(path: Path, key: str, fields: Mapping[str, Any]) -> NormStats:
 
 def load_norm_stats_origin(directory: str | Path) -> NormStatsOrigin | None:
     """What the statistics in the directory were made from; None if there is no such file (openpi writes none)."""
-    path = Path(directory) / _ORIGIN_FILE
+    path = Path(directory) / ORIGIN_FILE
     if not path.is_file():
         return None
     try:

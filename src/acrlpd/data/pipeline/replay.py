@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-import xxhash
 
+from acrlpd.checksums import read_with_checksum, short_checksum, write_with_checksum
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.frames.decoded import DecodedFrames
 from acrlpd.data.pipeline.dataset import Dataset, fill_prompts, read_columns
@@ -37,7 +37,7 @@ from acrlpd.data.sources.source import (
     concatenate_tables,
     locating,
 )
-from acrlpd.files import path_within, read_with_checksum, write_atomically, write_with_checksum
+from acrlpd.files import path_within, write_atomically
 
 _JPEG_QUALITY = 95
 _SHARD = re.compile(r"episode-(\d{8})-(\d+)\.npz")
@@ -80,7 +80,7 @@ class Replay(EpisodeSource):
         self.root = root
         self.fps = fps
         self.features = dict(features)
-        self.cameras = tuple(name for name, feature in features.items() if feature.dtype in ("video", "image"))
+        self.cameras = tuple(name for name, feature in features.items() if feature.is_camera)
         self.indices = ()
         for camera in self.cameras:
             self._frames(0, camera)  # refuses a name that leads elsewhere before an episode is played
@@ -104,7 +104,7 @@ class Replay(EpisodeSource):
         """Makes a finished episode permanent: columns [L, ...] and cameras uint8 [L, h, w, 3]."""
         length = self._check_features(columns)
         arrays: dict[str, Any] = {_PROMPT: prompt}
-        arrays |= {f"{_COLUMN}{name}": columns[name] for name in self.features if name not in self.cameras}
+        arrays |= {f"{_COLUMN}{name}": columns[name] for name in self.column_names}
         try:
             for camera in self.cameras:
                 offsets, checksums = self._write_frames(number, camera, columns[camera])
@@ -140,7 +140,7 @@ class Replay(EpisodeSource):
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
         length = self._lengths[index]
         path = self._shard(index, length)
-        wanted = [name for name in self.features if name not in self.cameras and (names is None or name in names)]
+        wanted = [name for name in self.column_names if names is None or name in names]
         with locating(path, index):
             shard = _read_shard(path, length, wanted)
             check_columns(shard.columns)
@@ -178,7 +178,7 @@ class Replay(EpisodeSource):
         jpegs = [simplejpeg.encode_jpeg(np.ascontiguousarray(frame), quality=_JPEG_QUALITY) for frame in frames]
         write_atomically(self._frames(number, camera), lambda file: file.writelines(jpegs))
         offsets = np.concatenate([[0], np.cumsum([len(jpeg) for jpeg in jpegs])]).astype(np.int64)
-        return offsets, np.array([xxhash.xxh3_64_intdigest(jpeg) for jpeg in jpegs], np.uint64)
+        return offsets, np.array([short_checksum(jpeg) for jpeg in jpegs], np.uint64)
 
     def _check_features(self, columns: Mapping[str, np.ndarray]) -> int:
         """The number of steps, which all columns must have."""
@@ -240,7 +240,7 @@ def _read_jpegs(path: Path, shard: _Shard, camera: str, ts: np.ndarray) -> Itera
         with path.open("rb", buffering=0) as file:
             for t in ts.tolist():
                 jpeg = os.pread(file.fileno(), int(offsets[t + 1] - offsets[t]), int(offsets[t]))
-                if xxhash.xxh3_64_intdigest(jpeg) != checksums[t]:
+                if short_checksum(jpeg) != checksums[t]:
                     raise BadDataError(f"the frame does not match its checksum; {RESTORE}", frame=t)
                 yield jpeg
     except OSError as error:

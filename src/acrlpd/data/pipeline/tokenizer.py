@@ -2,12 +2,13 @@
 
 import abc
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+
+from acrlpd.files import cache_directory
 
 logger = logging.getLogger(__name__)
 
@@ -127,9 +128,7 @@ def create_tokenizer(name: str, max_len: int, long_prompts: LongPrompts = "cut")
 
 
 def default_tokenizer_path() -> Path:
-    """<cache>/acrlpd/paligemma_tokenizer.model, with $XDG_CACHE_HOME or ~/.cache as <cache>."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "acrlpd" / "paligemma_tokenizer.model"
+    return cache_directory() / "paligemma_tokenizer.model"
 
 
 def discretize_state(state: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ gripper_position, actions); all other columns keep their HDF5 path. Cameras are 
 """
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import h5py
 import numpy as np
 
 from acrlpd.data.sources.hdf5_file import FIRST_EPISODE, Hdf5Source, identity_of_files, read_success
-from acrlpd.data.sources.source import BadDataError, Feature, check_frame_shape, locating
+from acrlpd.data.sources.source import BadDataError, DatasetError, Feature, check_frame_shape, locating
 from acrlpd.data.sources.video import VideoPool, read_video_frames
-from acrlpd.files import is_plain_name
+from acrlpd.files import is_plain_name, read_json_object
 
 _CAMERA_KEYS = {
     "exterior_image_1_left": "ext1_cam_serial",
@@ -105,16 +104,19 @@ class DroidSource(Hdf5Source):
             if len(found) != 1:
                 raise BadDataError(f"expected one {_METADATA} with the camera serials, found {len(found)}")
             try:
-                return json.loads(found[0].read_text())
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                raise BadDataError(f"not valid JSON, truncated or damaged ({error})") from None
+                return read_json_object(found[0])
+            except ValueError as error:
+                raise BadDataError(f"not a JSON object, truncated or damaged ({error})") from None
 
     @functools.cached_property
     def _annotations(self) -> dict[str, dict[str, str]]:
         """DROID's language annotations by episode uuid, if their file lies beside the episodes."""
         annotations: dict[str, dict[str, str]] = {}
         for path in sorted(self.root.glob("aggregated-annotations*.json")):
-            annotations |= json.loads(path.read_text())
+            try:
+                annotations |= read_json_object(path)
+            except ValueError as error:
+                raise DatasetError(f"{path}: not a JSON object, truncated or damaged ({error})") from None
         return annotations
 
     def _video(self, index: int, camera: str) -> Path:

@@ -41,7 +41,7 @@ class Hdf5Source(EpisodeSource):
         self._lengths: dict[int, int] = {}
         self._checked: set[int] = set()  # episodes whose file is known to lead nowhere else
         self.features = self._first_features()
-        self.cameras = tuple(name for name, f in self.features.items() if f.dtype in ("image", "video"))
+        self.cameras = tuple(name for name, feature in self.features.items() if feature.is_camera)
 
     @abc.abstractmethod
     def _features(self, file: h5py.File, index: int) -> dict[str, Feature]:
@@ -91,7 +91,7 @@ class Hdf5Source(EpisodeSource):
         return self._lengths[index]
 
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
-        wanted = [n for n in self.features if n not in self.cameras] if names is None else names
+        wanted = self.column_names if names is None else names
         with self._open(index) as file:
             length = len(file[self.steps])
             columns = {name: self._column(file, name) for name in wanted}

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,7 @@ class LeRobotSource(EpisodeSource):
         # Text columns are left out: the policy gets its text as the task.
         specs = {name: spec for name, spec in info["features"].items() if spec["dtype"] not in _TEXT}
         self.features = {name: _feature(spec) for name, spec in specs.items()}
-        self.cameras = tuple(n for n, f in self.features.items() if f.dtype in ("video", "image"))
+        self.cameras = tuple(name for name, feature in self.features.items() if feature.is_camera)
         self.tasks = self._read_tasks()
         self._videos = VideoPool()
         self._parquet = functools.lru_cache(maxsize=256)(_read_layout)
@@ -123,7 +124,7 @@ class LeRobotSource(EpisodeSource):
         self._image_block.cache_clear()
 
     def _column_names(self, names: Sequence[str] | None) -> list[str]:
-        wanted = names if names is not None else [n for n in self.features if n not in self.cameras]
+        wanted = self.column_names if names is None else names
         return list(dict.fromkeys([*wanted, *_BOOKKEEPING]))
 
     def _read_episode(self, index: int, names: Sequence[str] | None) -> ColumnTable:
@@ -304,10 +305,10 @@ def read_info(root: Path) -> dict[str, Any]:
     missing = [k for k in ("codebase_version", "fps", "features", "data_path") if k not in info]
     if missing:
         raise DatasetError(f"{path}: the key {missing[0]!r} is missing; is this a LeRobot dataset?")
-    for key in ("fps", "chunks_size"):
-        value = info.get(key, 1000)
-        if not isinstance(value, int | float) or value <= 0:
-            raise DatasetError(f"{path}: {key} is {value!r}, expected a number above 0")
+    if not isinstance(fps := info["fps"], int | float) or not 0 < fps < math.inf:
+        raise DatasetError(f"{path}: fps is {fps!r}, expected a number above 0")
+    if not isinstance(size := info.get("chunks_size", 1000), int) or size <= 0:
+        raise DatasetError(f"{path}: chunks_size is {size!r}, expected a whole number above 0")
     if not isinstance(info["features"], dict):
         raise DatasetError(f"{path}: features is {type(info['features']).__name__}, expected name: dtype and shape")
     for name, spec in info["features"].items():

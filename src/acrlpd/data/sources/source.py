@@ -77,6 +77,10 @@ class Feature:
     dtype: str  # numpy name; "video" or "image" for a camera
     shape: tuple[int, ...]  # of one step; () for a scalar; a camera: (height, width, 3)
 
+    @property
+    def is_camera(self) -> bool:
+        return self.dtype in ("video", "image")
+
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
@@ -137,6 +141,11 @@ class EpisodeSource(abc.ABC):
     @abc.abstractmethod
     def identity(self) -> str:
         """A hash of the dataset that does not depend on where it lies; keys caches and labels."""
+
+    @property
+    def column_names(self) -> list[str]:
+        """The features that are not cameras."""
+        return [name for name in self.features if name not in self.cameras]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -222,10 +231,9 @@ class EpisodeSource(abc.ABC):
         """Raises EpisodeError when the frames of a camera cannot all be there; decodes nothing."""
 
     def _require_columns(self, names: Sequence[str] | None) -> None:
-        known = [name for name in self.features if name not in self.cameras]
-        missing = [name for name in names or () if name not in known]
+        missing = [name for name in names or () if name not in self.column_names]
         if missing:
-            raise DatasetError(f"{self.root}: no column {missing[0]!r}; it has {known}")
+            raise DatasetError(f"{self.root}: no column {missing[0]!r}; it has {self.column_names}")
 
 
 def step_blocks(length: int) -> list[np.ndarray]:

@@ -113,9 +113,8 @@ def label_rule(source: EpisodeSource, rule: str) -> dict[int, Label]:
 def _reduce(source: EpisodeSource, match: re.Match[str]) -> np.ndarray:
     """One number per episode."""
     name, dim = match["column"], match["dim"]
-    known = sorted(source.features.keys() - set(source.cameras))
-    if name not in known:
-        raise ValueError(f"{source.root} has no column {name!r}; it has {', '.join(known)}")
+    if name not in source.column_names:
+        raise ValueError(f"{source.root} has no column {name!r}; it has {', '.join(sorted(source.column_names))}")
     table = source.read_columns([name])
     column = table.columns[name]
     if (column.ndim == 1) != (dim is None) or (dim is not None and int(dim) >= column.shape[1]):

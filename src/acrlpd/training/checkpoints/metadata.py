@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
+from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import flatten, from_dict
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,
-    NORM_STATS_FILE,
     describe_assets,
     load_checkpoint_metadata,
     verify_assets,
@@ -91,8 +91,9 @@ def check_resume(
         )
     recorded = metadata["assets"]
     verify_assets(step_directory, recorded, "Copy the file from another checkpoint of the run")
-    for name, digest in describe_assets(assets).items():
-        if name.endswith(NORM_STATS_FILE) and recorded.get(name) != digest:
+    now = describe_assets(assets)
+    for name in sorted({*recorded, *now}):
+        if name.endswith(NORM_STATS_FILE) and recorded.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is not what {step_directory} was trained with: the policy would see differently "
                 f"scaled data. Restore it from {step_directory}/assets/{name}"

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from acrlpd.agents import Agent
+from acrlpd.checksums import read_json_with_checksum, write_json_with_checksum
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.replay import RESTORE, Replay, ReplayDataset, ReplayError, shard_name
 from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, rollout_features, rollouts
 from acrlpd.envs.create import create_execution
-from acrlpd.files import read_json_with_checksum, write_json_with_checksum
 from acrlpd.policies.acting_model import abstract_model, acting_model
 from acrlpd.policies.policy import Policy, create_policy
 
