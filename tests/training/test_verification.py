@@ -72,7 +72,7 @@ def test_what_is_intact_has_no_problem(
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["runs", "verify", str(intact / name)]) == 0
     shown = capsys.readouterr().out
-    assert "0 problems" in shown and "damaged" not in shown
+    assert "problems: 0" in shown and "damaged" not in shown
     expected = {
         "run": ["10/run/run.json and assets", "20/train_state", "replay/ episodes", "baselines/bc/10/params"],
         "run/10": ["run/run.json and assets", "params", "critic", "train_state"],
