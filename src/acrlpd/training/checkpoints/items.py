@@ -21,8 +21,8 @@ SCORE = "score"
 # So many GB of arrays may be on their way between devices and disk at the same time. Without this bound, the restore
 # of a full-size state ran out of host memory.
 _CONCURRENT_GB = 16
-# A save copies so many GB to the host at once, for each item. The first save allocates this
-# memory, which is slower than the disk in a virtual machine, and later saves use it again.
+# A save copies so many GB to the host at once, for each item. The first save allocates this memory, which is slower
+# than the disk in a virtual machine, and later saves use it again.
 _TRANSFER_GB = 8
 # Large arrays are stored in pieces and in files of this size, so that all processors read and write them.
 PIECE_BYTES = 256 * 2**20
