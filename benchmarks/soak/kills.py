@@ -20,8 +20,11 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.runs.directory import read_summary
 from acrlpd.training.online.rounds import REPLAY, read_rounds
 
-OFFLINE, ONLINE = 300, 300
-LAST, LOG_FREQUENCY = OFFLINE + ONLINE, 7
+OFFLINE, ONLINE, LOG_FREQUENCY = 300, 300, 7
+LAST = OFFLINE + ONLINE
+# With --async, most of a run is the part that has files to lose.
+ASYNC_OFFLINE, ASYNC_ONLINE = 50, 1500
+ASYNC_LAST = ASYNC_OFFLINE + ASYNC_ONLINE
 START_STEPS, UPDATE_TO_DATA = 60, 0.5
 # With --async, this share of the kills hits the actor instead of the learner, if there is an actor.
 ACTOR_SHARE = 0.4
@@ -33,8 +36,8 @@ def config_of(trial: Trial, name: str, is_async: bool) -> RLTrainConfig:
         trial.directory / "runs",
         exp_name=name,
         env__id="async_toy:slow-toy",
-        offline_steps=OFFLINE,
-        online_steps=ONLINE,
+        offline_steps=ASYNC_OFFLINE if is_async else OFFLINE,
+        online_steps=ASYNC_ONLINE if is_async else ONLINE,
         online__start_steps=START_STEPS,
         online__update_to_data_ratio=UPDATE_TO_DATA,
         online__async_actor=is_async,
@@ -111,6 +114,7 @@ def kill_bit_equal(trial: Trial) -> None:
 def kill_without_loss(trial: Trial) -> None:
     _, whole_s = uninterrupted(trial, is_async=True)
     victims: list[str] = []
+    with_files = 0
     runs = 0
     while len(victims) < trial.options.trials:
         run = Run(trial, config_of(trial, f"async-{runs}", is_async=True))
@@ -118,6 +122,7 @@ def kill_without_loss(trial: Trial) -> None:
         for victim in kill_to_the_end(trial, run, whole_s, trial.options.trials - len(victims)):
             victims.append(victim)
             on_disk |= run.replay
+            with_files += bool(on_disk)
             where = f"in run {runs} after step {last_step(run)}, with {len(on_disk)} files of replay"
             trial.say(f"kill {len(victims)} of {trial.options.trials} ({victim}), {where}")
         check_nothing_lost(run, on_disk)
@@ -125,8 +130,9 @@ def kill_without_loss(trial: Trial) -> None:
         trial.say(f"{runs} runs lost nothing")
     kills = len(victims)
     trial.held(
-        "the same with `--async`: the learner or its actor process",
-        f"{kills} of {kills} kills ({victims.count('actor')} of them of the actor), in {runs} runs",
+        f"the same with `--async`, {ASYNC_OFFLINE} offline and {ASYNC_ONLINE} online updates: the learner or its actor",
+        f"{kills} of {kills} kills ({victims.count('actor')} of the actor, {with_files} with files in the replay), in "
+        f"{runs} runs",
         "what was in the replay at a kill stays as it was; every round is learned from once; all updates are made",
     )
 
@@ -138,16 +144,19 @@ def check_nothing_lost(run: Run, on_disk: dict[str, bytes]) -> None:
     check(not changed, f"{run.directory}: these files of the replay were lost or changed: {changed}")
     lines, rounds = metrics_of(run.directory), read_rounds(run.directory / REPLAY, 0)
     steps = [line["step"] for line in lines if "phase" in line]
-    wanted = sorted({*range(LOG_FREQUENCY, LAST + 1, LOG_FREQUENCY), OFFLINE, LAST})
+    wanted = sorted({*range(LOG_FREQUENCY, ASYNC_LAST + 1, LOG_FREQUENCY), ASYNC_OFFLINE, ASYNC_LAST})
     check(steps == wanted, f"{run.directory}: lines of metrics at steps {steps}, expected {wanted}")
     events = [(line["online/policy_step"], line["online/env_steps"]) for line in lines if "online/env_steps" in line]
     taken = [(played.policy_step, sum(r.env_steps for r in rounds[: i + 1])) for i, played in enumerate(rounds)]
     check(events == taken[: len(events)], f"{run.directory}: rounds {taken} were played, {events} were learned from")
-    check(events[-1][1] >= START_STEPS + (ONLINE - 1) / UPDATE_TO_DATA, f"{run.directory}: too few environment steps")
-    summary, arrays = read_summary(run.directory), arrays_of(run.directory / str(LAST))
-    check((summary["status"], summary["final_step"]) == ("finished", LAST), f"{run.directory}: {summary}")
+    check(
+        events[-1][1] >= START_STEPS + (ASYNC_ONLINE - 1) / UPDATE_TO_DATA,
+        f"{run.directory}: too few environment steps",
+    )
+    summary, arrays = read_summary(run.directory), arrays_of(run.directory / str(ASYNC_LAST))
+    check((summary["status"], summary["final_step"]) == ("finished", ASYNC_LAST), f"{run.directory}: {summary}")
     broken = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-    check(arrays[".step"] == LAST and not broken, f"{run.directory}: the last checkpoint is wrong: {broken}")
+    check(arrays[".step"] == ASYNC_LAST and not broken, f"{run.directory}: the last checkpoint is wrong: {broken}")
 
 
 if __name__ == "__main__":
