@@ -57,6 +57,22 @@ def read_with_checksum(path: Path) -> bytes:
     return content
 
 
+def is_intact(path: Path) -> bool:
+    """Whether a file is as `write_with_checksum` wrote it."""
+    try:
+        read_with_checksum(path)
+    except ValueError:
+        return False
+    return True
+
+
+def stored_checksum(path: Path) -> str:
+    """The checksum that `write_with_checksum` put behind the content, which is not read; in hexadecimal digits."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _DIGEST_BYTES, 0))
+        return file.read().hex()
+
+
 def write_json_with_checksum(path: Path, content: Mapping[str, Any]) -> None:
     """Writes an object whose first key is the checksum of all the text behind this key."""
     text = json.dumps(content, indent=1).removeprefix("{")
