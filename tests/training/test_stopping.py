@@ -5,37 +5,31 @@ import pathlib
 import signal
 import time
 
-import pytest
 from training_helpers import Processes, arrays_of, assert_equal_arrays, finish, metrics_of, state_config
 
 from acrlpd.runs.directory import run_directory, saved_steps
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> pathlib.Path:
-    config = state_config(tmp_path_factory.mktemp("runs"), exp_name="straight")
-    assert processes.run(config).returncode == 0
-    return run_directory(config)
+def test_a_signal_saves_and_resume_continues_exactly(processes: Processes, tmp_path: pathlib.Path) -> None:
+    straight = state_config(tmp_path, exp_name="straight")
+    assert processes.run(straight).returncode == 0
 
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_resume_continues_exactly(
-    number: signal.Signals, code: int, straight: pathlib.Path, processes: Processes, tmp_path: pathlib.Path
-) -> None:
     config = state_config(tmp_path, exp_name="interrupted")
     directory = run_directory(config)
-    stopped = processes.run(config, order={"signal_before_step": 12, "signal": number})
-    assert stopped.returncode == code, stopped.output
-    assert "saving after the current step" in stopped.output
-    # The run finishes the step that it was preparing, then saves.
-    assert saved_steps(directory)[-1] == 13
-    summary = json.loads((directory / "summary.json").read_text())
-    assert (summary["status"], summary["final_step"]) == (f"stopped by {number.name}", 13)
+    for number, code, step in ((signal.SIGINT, 130, 7), (signal.SIGTERM, 143, 12)):
+        order = {"signal_before_step": step, "signal": number}
+        stopped = processes.run(config, order=order, resume=directory.exists())
+        assert stopped.returncode == code, stopped.output
+        assert "saving after the current step" in stopped.output
+        # The run finishes the step that it was preparing, then saves.
+        assert saved_steps(directory)[-1] == step + 1
+        summary = json.loads((directory / "summary.json").read_text())
+        assert (summary["status"], summary["final_step"]) == (f"stopped by {number.name}", step + 1)
 
     resumed = processes.run(config, resume=True)
     assert resumed.returncode == 0, resumed.output
-    assert metrics_of(directory) == metrics_of(straight)
-    assert_equal_arrays(arrays_of(directory / "20"), arrays_of(straight / "20"))
+    assert metrics_of(directory) == metrics_of(run_directory(straight))
+    assert_equal_arrays(arrays_of(directory / "20"), arrays_of(run_directory(straight) / "20"))
     assert json.loads((directory / "summary.json").read_text())["status"] == "finished"
 
 
