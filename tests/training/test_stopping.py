@@ -5,14 +5,14 @@ import pathlib
 import signal
 import time
 
-from training_helpers import Processes, arrays_of, assert_equal_arrays, finish, metrics_of, state_config
+from training_helpers import Processes, arrays_of, assert_equal_arrays, finish, metrics_of, state_config, train_here
 
 from acrlpd.runs.directory import run_directory, saved_steps
 
 
 def test_a_signal_saves_and_resume_continues_exactly(processes: Processes, tmp_path: pathlib.Path) -> None:
     straight = state_config(tmp_path, exp_name="straight")
-    assert processes.run(straight).returncode == 0
+    train_here(straight)
 
     config = state_config(tmp_path, exp_name="interrupted")
     directory = run_directory(config)
@@ -26,8 +26,7 @@ def test_a_signal_saves_and_resume_continues_exactly(processes: Processes, tmp_p
         summary = json.loads((directory / "summary.json").read_text())
         assert (summary["status"], summary["final_step"]) == (f"stopped by {number.name}", step + 1)
 
-    resumed = processes.run(config, resume=True)
-    assert resumed.returncode == 0, resumed.output
+    train_here(config, resume=True)
     assert metrics_of(directory) == metrics_of(run_directory(straight))
     assert_equal_arrays(arrays_of(directory / "20"), arrays_of(run_directory(straight) / "20"))
     assert json.loads((directory / "summary.json").read_text())["status"] == "finished"
