@@ -119,17 +119,19 @@ CACHE = """
 from acrlpd.process import enable_compilation_cache
 import jax
 enable_compilation_cache()
-print(jax.config.jax_compilation_cache_dir)
+print(jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs)
 """
 
 
 @pytest.mark.parametrize("chosen", [None, "/somewhere/else"])
 def test_compiled_programs_are_kept_by_default(chosen: str | None, tmp_path: pathlib.Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
+    settings = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    environment = {key: value for key, value in os.environ.items() if key not in settings}
     environment |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     if chosen:
-        environment["JAX_COMPILATION_CACHE_DIR"] = chosen
-    found = subprocess.run(
+        environment |= dict(zip(settings, (chosen, "0.1"), strict=True))
+    directory, least_time = subprocess.run(
         [sys.executable, "-c", CACHE], capture_output=True, text=True, env=environment, check=True
-    ).stdout.strip()
-    assert found == chosen if chosen else found.startswith(str(tmp_path / "acrlpd" / "xla"))
+    ).stdout.split()
+    assert directory == chosen if chosen else directory.startswith(str(tmp_path / "acrlpd" / "xla"))
+    assert float(least_time) == (0.1 if chosen else 0.5)  # seconds
