@@ -10,7 +10,8 @@ import math
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -18,59 +19,60 @@ import numpy as np
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.dataset import Dataset
-from acrlpd.data.pipeline.rewards import StepRewards
-from acrlpd.models.observation import Observation
+from acrlpd.models.observation import Array, Observation
 
 # JAX uses an aligned host buffer on a CPU without a copy.
 _ALIGNMENT = 64
+
+
+class RowRewards(Protocol):
+    """What the rows of a table say about rewards: `StepRewards` on the host, a `RowTable` on the devices."""
+
+    @property
+    def rewards(self) -> Array: ...  # float32 [N]
+    @property
+    def terminals(self) -> Array: ...  # bool [N]
+    @property
+    def after_terminal(self) -> Array: ...  # bool [N]
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
     """Rows of the column table, and the fields of `acrlpd.batch.Batch` that follow from them alone."""
 
-    rows: np.ndarray  # int64 [B] of step t
-    next_rows: np.ndarray  # int64 [B] of step t + H, or of the episode's last step
-    action_rows: np.ndarray  # int64 [B, T]; past the end the last step repeats
-    fields: dict[str, np.ndarray]  # valid, rewards, masks, terminals, next_terminal and sequence_mask; float32
+    next_rows: Array  # int [B] of step t + H, or of the episode's last step
+    action_rows: Array  # int [B, T]; past the end the last step repeats
+    fields: dict[str, Array]  # valid, rewards, masks, terminals, next_terminal and sequence_mask; float32
 
 
 def make_windows(
-    offsets: np.ndarray,
-    rewards: StepRewards,
-    episodes: np.ndarray,
-    steps: np.ndarray,
-    horizon_length: int,
-    action_horizon: int,
+    rows: Array, last: Array, table: RowRewards, horizon_length: int, action_horizon: int, xp: ModuleType = np
 ) -> Windows:
-    """The windows that start at `steps` of the episodes at positions `episodes`, as index arithmetic on whole batches.
+    """The windows that start at `rows` of episodes whose last rows are `last`, [B] each, as index arithmetic.
 
     The critic may learn from a window if its target can be known: a terminal lies within the H steps, or the
     observation at t+H was recorded. A recording that stops without a terminal gives neither near its end. Steps that
-    were recorded after the terminal are not part of the task any more.
+    were recorded after the terminal are not part of the task any more. `xp` is numpy, or jax.numpy on the devices.
     """
-    rows = offsets[episodes] + steps
-    last = offsets[episodes + 1] - 1
-    ahead = rows[:, None] + np.arange(action_horizon)
+    ahead = rows[:, None] + xp.arange(action_horizon)
     inside = ahead <= last[:, None]
-    action_rows = np.minimum(ahead, last[:, None])
+    action_rows = xp.minimum(ahead, last[:, None])
     critic_rows, critic_inside = action_rows[:, :horizon_length], inside[:, :horizon_length]
-    terminals = rewards.terminals[critic_rows] & critic_inside
-    ended = np.logical_or.accumulate(terminals, axis=1) | rewards.after_terminal[rows][:, None]
-    has_terminal = terminals.any(axis=1)
+    terminals = table.terminals[critic_rows] & critic_inside
+    after_terminal = table.after_terminal[rows]
+    ended = (xp.cumsum(terminals, axis=1) > 0) | after_terminal[:, None]
+    has_terminal = xp.any(terminals, axis=1)
     next_recorded = rows + horizon_length <= last
-    usable = (has_terminal | next_recorded) & ~rewards.after_terminal[rows]
     fields = {
         "valid": inside,
-        "rewards": np.where(critic_inside, rewards.rewards[critic_rows], 0),
+        "rewards": xp.where(critic_inside, table.rewards[critic_rows], 0),
         "masks": ~ended,
         "terminals": terminals,
         "next_terminal": has_terminal,
-        "sequence_mask": usable,
+        "sequence_mask": (has_terminal | next_recorded) & ~after_terminal,
     }
     return Windows(
-        rows=rows,
-        next_rows=np.minimum(rows + horizon_length, last),
+        next_rows=xp.minimum(rows + horizon_length, last),
         action_rows=action_rows,
         fields={name: values.astype(np.float32) for name, values in fields.items()},
     )
@@ -160,9 +162,10 @@ class BatchBuilder:
         Observations at t and at t + H go through the transforms together, as one batch of twice the size.
         """
         table = self.dataset.table
-        windows = make_windows(table.offsets, self.dataset.rewards, episodes, steps, *self._horizons)
+        first_rows, last_rows = table.offsets[episodes] + steps, table.offsets[episodes + 1] - 1
+        windows = make_windows(first_rows, last_rows, self.dataset.rewards, *self._horizons)
         size = len(steps)
-        rows = np.concatenate([windows.rows, windows.next_rows])
+        rows = np.concatenate([first_rows, windows.next_rows])
         action_rows = np.concatenate([windows.action_rows, windows.action_rows])
         data: dict[str, Any] = {name: table.columns[name][rows] for name in self._repack.state}
         data |= {name: table.columns[name][action_rows] for name in self._repack.actions}

@@ -6,17 +6,24 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, Feed, StackedBatches, first_batch
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.batches import BatchBuilder, WindowSampler
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset
+from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, create_device_rows
 
 logger = logging.getLogger(__name__)
+
+# Batches that travel to the devices together are at most so large.
+_TRANSFER_BYTES = 16 * 2**20
+_MOST_BATCHES_PER_TRANSFER = 64
 
 
 class DataLoader:
@@ -25,6 +32,9 @@ class DataLoader:
     The batch of a step depends on the seed, the step and the dataset alone (and on the size of the memory pool, if the
     config has one), not on threads, restarts or the number of processes. Each process gets its part of the global
     batch. With a `device_sharding` the parts form global arrays on the devices, without one they are numpy arrays.
+
+    A train step that makes several updates gets their batches as one feed: row numbers where the data lies on the
+    devices, otherwise batches that the host has made.
     """
 
     def __init__(
@@ -33,7 +43,7 @@ class DataLoader:
         rl_config: RLTrainConfig,
         *,
         batch_size: int,
-        device_sharding: jax.sharding.Sharding | None = None,
+        device_sharding: NamedSharding | None = None,
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
@@ -49,6 +59,9 @@ class DataLoader:
         self._parts = [(BatchBuilder(dataset, rl_config), batch_size)]
         self._sharding = device_sharding
         self._process = (process_index, process_count)
+        self._rows = None if device_sharding is None else create_device_rows(dataset, rl_config, device_sharding)
+        self._first_rows = [0]  # of each part, in the table on the devices
+        self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
         self._prefetcher = self._start(step=0)
         if self._epochs_end:
             logger.warning(
@@ -59,8 +72,24 @@ class DataLoader:
                 self.steps_per_epoch,
             )
 
+    def sample_feed(self, num_updates: int) -> Feed:
+        """The batches of the next steps, on the devices. Raises what went wrong while a batch was prepared."""
+        prepared = [self._next() for _ in range(num_updates)]
+        if self._rows is not None:
+            return self._rows.feed(np.stack(prepared))
+        if self.capacity == 1:
+            return StackedBatches(prepared[0])
+        prepared += prepared[-1:] * (self.capacity - num_updates)  # A program is compiled for one number of batches.
+        assert self._sharding is not None
+        places = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
+        return StackedBatches(_place(jax.tree.map(lambda *x: np.stack(x), *prepared), places), self.capacity)
+
     def sample_batch(self) -> Batch:
         """The batch of the next step. Raises what went wrong while the batch was prepared."""
+        return self._next() if self.capacity == 1 else first_batch(self.sample_feed(1))
+
+    def _next(self) -> Any:
+        """What the next step needs: a batch, or row numbers [b]."""
         step = self._prefetcher.step
         if self._epochs_end and step % self.steps_per_epoch == 0 and step != self._first_step:
             self._restart(step)  # other episodes come into memory
@@ -75,6 +104,8 @@ class DataLoader:
         num_offline = round(offline_ratio * self.batch_size / num_processes) * num_processes
         prior, online = self._parts[0][0], BatchBuilder(replay, self._rl_config)
         self._parts = [(prior, num_offline), (online, self.batch_size - num_offline)]
+        if self._rows is not None:
+            self._first_rows = [0, self._rows.extend(replay)]
         self._restart(self._prefetcher.step)
 
     @property
@@ -122,6 +153,14 @@ class DataLoader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _choose_capacity(self) -> int:
+        if self._rows is not None:
+            return ROWS_CAPACITY
+        if self._sharding is None:
+            return 1
+        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(batch_spec(self._rl_config)))
+        return max(1, min(_TRANSFER_BYTES // size, _MOST_BATCHES_PER_TRANSFER))
+
     def _sampler(self, stream: int, dataset: Dataset, epoch: int) -> WindowSampler:
         lengths, qchunking = np.diff(dataset.table.offsets), self._rl_config.qchunking
         episodes = np.arange(len(lengths)) if dataset.frames is None else dataset.frames.prepare(epoch)
@@ -139,26 +178,22 @@ class DataLoader:
         )
 
     def _start(self, step: int) -> "Prefetcher":
-        # The function that the threads run must not refer to the loader, so that dropping the loader ends them.
         epoch = step // self.steps_per_epoch
         self._first_step = step
         self._samplers = [self._sampler(i, builder.dataset, epoch) for i, (builder, _) in enumerate(self._parts)]
         parts = [(*part, sampler) for part, sampler in zip(self._parts, self._samplers, strict=True)]
-        sharding, process = self._sharding, self._process
-
-        def build(step: int) -> Batch:
-            batches = [builder.build(*sampler.sample(step, size, *process)) for builder, size, sampler in parts if size]
-            batch = interleave(batches)
-            if sharding is None:
-                return batch
-            return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
-
+        build: Callable[[int], Any]
+        if self._rows is None:
+            build = _build_batches(parts, self._process, self._sharding if self.capacity == 1 else None)
+        else:
+            build = _draw_rows(parts, self._process, self._first_rows)
         return Prefetcher(
             build,
             first_step=step,
             end_step=(epoch + 1) * self.steps_per_epoch if self._epochs_end else math.inf,
-            num_workers=self._rl_config.data.num_workers,
-            depth=self._rl_config.data.prefetch_batches,
+            # Row numbers are drawn in less time than a thread takes to hand them over.
+            num_workers=self._rl_config.data.num_workers if self._rows is None else 0,
+            depth=max(self._rl_config.data.prefetch_batches, self.capacity),
         )
 
     def _restart(self, step: int) -> None:
@@ -171,21 +206,60 @@ class DataLoader:
         return zlib.crc32(repr((source.identity, source.indices)).encode())
 
 
-def interleave(batches: Sequence[Batch]) -> Batch:
-    """Joins batches into one, each spread evenly over the result, so that every shard gets its share of each."""
-    if len(batches) == 1:
-        return batches[0]
-    sizes = [len(batch.step_id) for batch in batches]
+# What a part of each batch is made of: its builder, its number of windows over all processes, and its sampler.
+_Part = tuple[BatchBuilder, int, WindowSampler]
+
+
+# The functions that threads run must not refer to the loader, so that dropping the loader ends the threads.
+def _build_batches(
+    parts: Sequence[_Part], process: tuple[int, int], sharding: NamedSharding | None
+) -> Callable[[int], Batch]:
+    """Makes the batch of a step; with a sharding, on the devices."""
+
+    def build(step: int) -> Batch:
+        batches = [builder.build(*sampler.sample(step, size, *process)) for builder, size, sampler in parts if size]
+        batch = interleave(batches)
+        return batch if sharding is None else _place(batch, sharding)
+
+    return build
+
+
+def _draw_rows(
+    parts: Sequence[_Part], process: tuple[int, int], first_rows: Sequence[int]
+) -> Callable[[int], np.ndarray]:
+    """Draws the row numbers of a step; `first_rows` are where the parts begin in the table on the devices."""
+
+    def draw(step: int) -> np.ndarray:
+        rows = []
+        for (builder, size, sampler), first in zip(parts, first_rows, strict=True):
+            if size:
+                episodes, steps = sampler.sample(step, size, *process)
+                rows.append(first + builder.dataset.table.offsets[episodes] + steps)
+        return interleave(rows)
+
+    return draw
+
+
+def interleave(parts: Sequence[Any]) -> Any:
+    """Joins batches (or other arrays) into one, each spread evenly over the result: every shard gets its share."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [len(jax.tree.leaves(part)[0]) for part in parts]
     places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
     order = np.argsort(places, kind="stable")
-    return jax.tree.map(lambda *parts: np.concatenate(parts)[order], *batches)
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays)[order], *parts)
+
+
+def _place(batch: Batch, sharding: NamedSharding) -> Batch:
+    """The parts of all processes as global arrays on the devices."""
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
 def create_data_loader(
     rl_config: RLTrainConfig,
     batch_size: int | None = None,
     *,
-    device_sharding: jax.sharding.Sharding | None = None,
+    device_sharding: NamedSharding | None = None,
 ) -> DataLoader:
     """Opens the dataset of a config and starts loading it.
 
@@ -211,7 +285,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        build: Callable[[int], Batch],
+        build: Callable[[int], Any],
         *,
         first_step: int,
         end_step: float = math.inf,
@@ -223,7 +297,7 @@ class Prefetcher:
         self._end_step = end_step
         self._depth = max(depth, num_workers)
         self._threads = ThreadPoolExecutor(num_workers, "acrlpd-data") if num_workers else None
-        self._ahead: deque[Future[Batch]] = deque()  # from `step` on
+        self._ahead: deque[Future[Any]] = deque()  # from `step` on
         self._closed = False
         self._prepare_ahead()
 
@@ -234,7 +308,7 @@ class Prefetcher:
             raise RuntimeError("the data loader was closed")
         return self._step
 
-    def get(self) -> Batch:
+    def get(self) -> Any:
         """The result of the next step; waits until the result is there."""
         step = self.step
         try:

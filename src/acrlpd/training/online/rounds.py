@@ -25,6 +25,7 @@ from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, rollout_feature
 from acrlpd.envs.create import create_execution
 from acrlpd.policies.acting_model import abstract_model, acting_model
 from acrlpd.policies.policy import Policy, create_policy
+from acrlpd.training.calls import next_multiple
 
 REPLAY = "replay"
 REWARD, SUCCESS = "next.reward", "next.success"
@@ -127,6 +128,16 @@ class OnlinePhase:
         while self.totals["env_steps"] + sum(played.env_steps for played in rounds) < wanted:
             rounds.append(self._player.round(self._rounds + len(rounds)))
         return self._take(rounds)
+
+    def next_stop(self, update: int) -> int:
+        """The first update after `update` before which `prepare` has something to do, if this update needs no round."""
+        ratio, spare = self._config.update_to_data_ratio, self.totals["env_steps"] - self._config.start_steps
+        last = int(spare * ratio) + 1  # that the rounds so far may suffice for, but for rounding
+        while math.ceil(last / ratio) > spare:
+            last -= 1
+        if self._config.async_actor:
+            return min(last + 1, next_multiple(update, self._config.actor_refresh_steps))
+        return last + 1
 
     def bc_weight(self, update: int) -> float:
         """The weight of cloning at an update, on its way from the offline value to the final value."""
