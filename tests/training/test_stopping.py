@@ -4,6 +4,7 @@ import json
 import pathlib
 import signal
 import time
+from collections.abc import Sequence
 
 import pytest
 from training_helpers import Processes, arrays_of, assert_equal_arrays, finish, metrics_of, state_config
@@ -18,19 +19,28 @@ def straight(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> 
     return run_directory(config)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "updates_per_call", "steps"),
+    [(signal.SIGINT, 130, 1, [13]), (signal.SIGTERM, 143, None, range(13, 20))],
+)
 def test_a_signal_saves_and_resume_continues_exactly(
-    number: signal.Signals, code: int, straight: pathlib.Path, processes: Processes, tmp_path: pathlib.Path
+    number: signal.Signals,
+    code: int,
+    updates_per_call: int | None,
+    steps: Sequence[int],
+    straight: pathlib.Path,
+    processes: Processes,
+    tmp_path: pathlib.Path,
 ) -> None:
-    config = state_config(tmp_path, exp_name="interrupted")
+    config = state_config(tmp_path, exp_name="interrupted", training__updates_per_call=updates_per_call)
     directory = run_directory(config)
     stopped = processes.run(config, order={"signal_before_step": 12, "signal": number})
     assert stopped.returncode == code, stopped.output
     assert "saving after the current step" in stopped.output
-    # The run finishes the step that it was preparing, then saves.
-    assert saved_steps(directory)[-1] == 13
+    # The run finishes the updates that it was preparing, then saves.
     summary = json.loads((directory / "summary.json").read_text())
-    assert (summary["status"], summary["final_step"]) == (f"stopped by {number.name}", 13)
+    assert summary["status"] == f"stopped by {number.name}"
+    assert summary["final_step"] == saved_steps(directory)[-1] and summary["final_step"] in steps
 
     resumed = processes.run(config, resume=True)
     assert resumed.returncode == 0, resumed.output
