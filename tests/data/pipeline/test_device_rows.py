@@ -120,7 +120,5 @@ def test_data_that_does_not_fit_stays_on_the_host(
     monkeypatch.setattr(device_rows, "_device_memory", lambda sharding: 40_000)
     with caplog.at_level(logging.DEBUG), create_data_loader(CONFIG, device_sharding=DEVICE) as loader:
         assert isinstance(loader.sample_feed(1), StackedBatches)
-    with pytest.raises(
-        ConfigError, match=r"rows need .* KiB on each device, more than the 3.91 KiB"
-    ):
+    with pytest.raises(ConfigError, match=r"rows need .* KiB on each device, more than the 3.91 KiB"):
         create_data_loader(changed(data__on_device="always"), device_sharding=DEVICE)

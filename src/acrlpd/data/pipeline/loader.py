@@ -62,7 +62,7 @@ class DataLoader:
         self._rows = None if device_sharding is None else create_device_rows(dataset, rl_config, device_sharding)
         self._first_rows = [0]  # of each part, in the table on the devices
         self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
-        self._prefetcher = self._start(step=0)
+        self._prefetcher: Prefetcher | RowDraws = self._start(step=0)
         if self._epochs_end:
             logger.warning(
                 "batches come from %d of %d episodes at a time, which other episodes replace every %d steps; build a "
@@ -74,9 +74,9 @@ class DataLoader:
 
     def sample_feed(self, num_updates: int) -> Feed:
         """The batches of the next steps, on the devices. Raises what went wrong while a batch was prepared."""
+        if self._rows is not None and isinstance(self._prefetcher, RowDraws):
+            return self._rows.feed(self._prefetcher.take(num_updates))
         prepared = [self._next() for _ in range(num_updates)]
-        if self._rows is not None:
-            return self._rows.feed(np.stack(prepared))
         if self.capacity == 1:
             return StackedBatches(prepared[0])
         prepared += prepared[-1:] * (self.capacity - num_updates)  # A program is compiled for one number of batches.
@@ -88,11 +88,11 @@ class DataLoader:
         """The batch of the next step. Raises what went wrong while the batch was prepared."""
         return self._next() if self.capacity == 1 else first_batch(self.sample_feed(1))
 
-    def _next(self) -> Any:
-        """What the next step needs: a batch, or row numbers [b]."""
+    def _next(self) -> Batch:
         step = self._prefetcher.step
         if self._epochs_end and step % self.steps_per_epoch == 0 and step != self._first_step:
             self._restart(step)  # other episodes come into memory
+        assert isinstance(self._prefetcher, Prefetcher)
         return self._prefetcher.get()
 
     def mix_replay(self, replay: Dataset, offline_ratio: float) -> None:
@@ -177,22 +177,18 @@ class DataLoader:
             episodes=episodes,
         )
 
-    def _start(self, step: int) -> "Prefetcher":
+    def _start(self, step: int) -> "Prefetcher | RowDraws":
         epoch = step // self.steps_per_epoch
         self._first_step = step
         self._samplers = [self._sampler(i, builder.dataset, epoch) for i, (builder, _) in enumerate(self._parts)]
         parts = [(*part, sampler) for part, sampler in zip(self._parts, self._samplers, strict=True)]
-        build: Callable[[int], Any]
-        if self._rows is None:
-            build = _build_batches(parts, self._process, self._sharding if self.capacity == 1 else None)
-        else:
-            build = _draw_rows(parts, self._process, self._first_rows)
+        if self._rows is not None:
+            return RowDraws(parts, self._first_rows, self._process, first_step=step)
         return Prefetcher(
-            build,
+            _build_batches(parts, self._process, self._sharding if self.capacity == 1 else None),
             first_step=step,
             end_step=(epoch + 1) * self.steps_per_epoch if self._epochs_end else math.inf,
-            # Row numbers are drawn in less time than a thread takes to hand them over.
-            num_workers=self._rl_config.data.num_workers if self._rows is None else 0,
+            num_workers=self._rl_config.data.num_workers,
             depth=max(self._rl_config.data.prefetch_batches, self.capacity),
         )
 
@@ -224,20 +220,32 @@ def _build_batches(
     return build
 
 
-def _draw_rows(
-    parts: Sequence[_Part], process: tuple[int, int], first_rows: Sequence[int]
-) -> Callable[[int], np.ndarray]:
-    """Draws the row numbers of a step; `first_rows` are where the parts begin in the table on the devices."""
+class RowDraws:
+    """Row numbers of the windows of steps from `first_step` on, drawn when they are asked for: that takes no time."""
 
-    def draw(step: int) -> np.ndarray:
+    def __init__(
+        self, parts: Sequence[_Part], first_rows: Sequence[int], process: tuple[int, int], *, first_step: int
+    ) -> None:
+        """`first_rows` are where the parts begin in the table on the devices."""
+        self.step = first_step  # the step that `take` begins with
+        self._parts = [
+            (first + builder.dataset.table.offsets, size, sampler)
+            for (builder, size, sampler), first in zip(parts, first_rows, strict=True)
+            if size
+        ]
+        self._process = process
+
+    def take(self, num_steps: int) -> np.ndarray:
+        """Row numbers [num_steps, b] of the next steps."""
         rows = []
-        for (builder, size, sampler), first in zip(parts, first_rows, strict=True):
-            if size:
-                episodes, steps = sampler.sample(step, size, *process)
-                rows.append(first + builder.dataset.table.offsets[episodes] + steps)
-        return interleave(rows)
+        for offsets, size, sampler in self._parts:
+            episodes, steps = sampler.sample_many(range(self.step, self.step + num_steps), size, *self._process)
+            rows.append((offsets[episodes] + steps).T)
+        self.step += num_steps
+        return interleave(rows).T
 
-    return draw
+    def close(self) -> None:
+        """There are no threads to stop."""
 
 
 def interleave(parts: Sequence[Any]) -> Any:
