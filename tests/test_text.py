@@ -2,6 +2,8 @@
 
 import html
 import io
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -78,21 +80,32 @@ def test_print(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 LOGS = """
-import logging, sys
+import logging, sys, threading, warnings
 from acrlpd.cli.main import main
 from acrlpd.process import setup_logging
 main(["--version"])
 logging.getLogger("another.package").warning("other \\x1b[2J")
 setup_logging()
 logging.getLogger("acrlpd.training").warning("prompt %s", "\\x1b]0;title\\x07")
+warnings.warn("warning \\x1b[2J")
+thread = threading.Thread(target=lambda: 1 / 0, name="thread \\x1b[2J")
+thread.start()
+thread.join()
 raise RuntimeError("bug \\x1b[2J")
 """
 
 
-def test_log_messages_and_tracebacks_of_a_process() -> None:
+def test_log_messages_warnings_and_tracebacks_of_a_process() -> None:
     result = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, check=False)
     assert result.returncode == 1 and is_harmless(result.stderr)
-    for words in (r"other \x1b[2J", r"prompt \x1b]0;title\x07", r"RuntimeError: bug \x1b[2J"):
+    for words in (
+        r"other \x1b[2J",
+        r"prompt \x1b]0;title\x07",
+        r"UserWarning: warning \x1b[2J",
+        r"Exception in thread thread \x1b[2J:",
+        "ZeroDivisionError: division by zero",
+        r"RuntimeError: bug \x1b[2J",
+    ):
         assert words in result.stderr
 
 
@@ -102,6 +115,35 @@ def test_error_messages_of_a_command(debug: list[str], capsys: pytest.CaptureFix
     assert main(["watch", f"/nowhere/{NASTY}", *debug]) == 2
     shown = capsys.readouterr()
     assert is_harmless(shown.out + shown.err) and shown.err.count(r"\x1b[2Jclear") >= 2
+
+
+def test_errors_about_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["watch", "run", f"--{NASTY}"], ["runs", "verify", "run", f"--{NASTY}"]):
+        with pytest.raises(SystemExit):
+            main(args)
+        shown = capsys.readouterr()
+        assert is_harmless(shown.out + shown.err) and r"\x1b[2Jclear" in shown.err
+
+
+def test_help_that_shows_the_values_of_a_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text('base_config: debug\ndata:\n  default_prompt: "go \\e[2J \\e[31m left"\n')
+    with pytest.raises(SystemExit):
+        main(["train", "--config", str(config), "--help"])
+    shown = capsys.readouterr().out
+    assert is_harmless(shown) and r"go \x1b[2J \x1b[31m left" in " ".join(shown.replace("│", "").split())
+
+
+def test_a_terminal_shows_the_styles_of_errors_about_arguments() -> None:
+    code = f"from acrlpd.cli.main import main; main(['watch', 'run', {'--' + NASTY!r}])"
+    receiver, terminal = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], stdout=terminal, stderr=terminal, env=environment, check=False
+    )
+    shown = os.read(receiver, 2**16).decode()
+    assert result.returncode == 2 and "\x1b[31m" in shown and r"\x1b[2Jclear" in shown
+    assert is_harmless(re.sub(r"\x1b\[[\d;]+m|\r\n", "", shown))
 
 
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -125,7 +167,9 @@ def test_markdown_stays_readable() -> None:
     assert escape_markdown("<img src=x onerror=alert(1)>") == "&lt;img src=x onerror=alert(1)&gt;"
 
 
-@pytest.mark.parametrize("code", ["print('x')", "import rich.console\n\nrich.console.Console()"])
+@pytest.mark.parametrize(
+    "code", ["print('x')", "import rich.console\n\nrich.console.Console()", "import tyro\n\ntyro.cli(int)"]
+)
 def test_lint_refuses_the_other_ways_to_the_terminal(code: str) -> None:
     ruff = [Path(sys.executable).with_name("ruff"), "check", "--stdin-filename", "src/acrlpd/cli/new.py", "-"]
     result = subprocess.run(ruff, input=code + "\n", cwd=ROOT, capture_output=True, text=True, check=False)

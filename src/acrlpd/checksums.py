@@ -6,7 +6,6 @@ as fast as memory is read.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ CHECKSUMS_FILE = "checksums.json"
 _WITHOUT_CHECKSUM = (CHECKSUMS_FILE, "commit_success.txt")
 # Files up to this size are checked before others are read: they take no time, and tell how to read the others.
 _SMALL_BYTES = 2**20
+_BUFFER_BYTES = 2**20  # fits into the cache of a core; each read costs a system call and Python's lock
 _NUM_THREADS = min(8, os.cpu_count() or 1)
 _DIGEST_BYTES = 16  # of an XXH3-128
 _DAMAGED = "the bytes of the file do not match the checksum that was written with them"
@@ -57,6 +57,22 @@ def read_with_checksum(path: Path) -> bytes:
     return content
 
 
+def is_intact(path: Path) -> bool:
+    """Whether a file is as `write_with_checksum` wrote it."""
+    try:
+        read_with_checksum(path)
+    except ValueError:
+        return False
+    return True
+
+
+def stored_checksum(path: Path) -> str:
+    """The checksum that `write_with_checksum` put behind the content, which is not read; in hexadecimal digits."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _DIGEST_BYTES, 0))
+        return file.read().hex()
+
+
 def write_json_with_checksum(path: Path, content: Mapping[str, Any]) -> None:
     """Writes an object whose first key is the checksum of all the text behind this key."""
     text = json.dumps(content, indent=1).removeprefix("{")
@@ -80,8 +96,11 @@ def _checksum_key(text: bytes) -> str:
 
 def file_checksum(path: Path) -> str:
     """The XXH3-128 of a file, in hexadecimal digits."""
+    hasher, buffer = xxhash.xxh3_128(), memoryview(bytearray(_BUFFER_BYTES))
     with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        while size := file.readinto(buffer):
+            hasher.update(buffer[:size])
+    return hasher.hexdigest()
 
 
 class Recorded(NamedTuple):
@@ -173,6 +192,7 @@ def verified(*directories: Path, share: tuple[int, int] = (0, 1)) -> Iterator[No
     _refuse([problem for directory, files in recorded.items() for problem in _unknown_files(directory, files)])
     files = [entry for files in recorded.values() for entry in files.items()][first::step]
     large = [(path, recorded) for path, recorded in files if recorded.size > _SMALL_BYTES]
+    large.sort(key=lambda entry: entry[1].size, reverse=True)  # The body waits for the last check.
     _refuse([file_problem(path, recorded, only_size=recorded.size > _SMALL_BYTES) for path, recorded in files])
     pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="acrlpd-checksums")
     try:

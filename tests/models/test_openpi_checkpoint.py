@@ -3,6 +3,7 @@
 import json
 import shutil
 import tarfile
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import pytest
 from flax import nnx
 from model_goldens import GOLDENS, load_golden, tiny_config
 
+from acrlpd import checksums
+from acrlpd.models import openpi_checkpoint
 from acrlpd.models.openpi_checkpoint import (
     OpenPICheckpointError,
     load_paligemma_weights,
@@ -143,6 +146,26 @@ def test_nan_weights_are_refused(tmp_path, params):
     save_openpi_pi0_checkpoint(poisoned, tmp_path / "0")
     with pytest.raises(OpenPICheckpointError, match="NaN or infinite values in action_out_proj/bias"):
         load_pi0_weights_from_openpi(tmp_path / "0", params)
+
+
+def test_checks_of_files_do_not_hold_up_the_load(tmp_path, params, monkeypatch):
+    """The checks of this test end only after the values have been looked at, so nothing may wait for them before."""
+    save_openpi_pi0_checkpoint(params, tmp_path / "0")
+    checksums.write_checksums(tmp_path / "0" / "params")
+    has_looked, checksum, fill = threading.Event(), checksums.file_checksum, openpi_checkpoint._fill
+
+    def checksum_after_looking(path):
+        assert has_looked.wait(120)
+        return checksum(path)
+
+    def look(*args):
+        has_looked.set()
+        return fill(*args)
+
+    monkeypatch.setattr(checksums, "_SMALL_BYTES", -1)  # all files count as large
+    monkeypatch.setattr(checksums, "file_checksum", checksum_after_looking)
+    monkeypatch.setattr(openpi_checkpoint, "_fill", look)
+    assert_bit_equal(named(load_pi0_weights_from_openpi(tmp_path / "0", fresh(tiny_config(), 2))), named(params))
 
 
 def test_paligemma_weights_fill_their_part(tmp_path, params):

@@ -238,7 +238,7 @@ def test_metrics_of_evaluations_and_of_acting_are_documented(directory_of_docs: 
         calibration=Calibration(chunks=1, bias=0.0, rmse=0.1, correlation=None, success_auc=None, bins=()),
         robustness={"obs_noise": {"0.1": summary}},
     )
-    played = Round(0, episodes=(0,), lengths=(30,), successes=(True,), returns=(1.0,), lost_episodes=0, policy_step=7)
+    played = Round(0, (0,), (30,), ("",), successes=(True,), returns=(1.0,), lost_episodes=0, policy_step=7)
     written = {general(f"eval/{name}") for name in evaluation.metrics()}
     written |= {f"online/{name}" for name in (*played.metrics(), "env_steps", "total_episodes")}
     assert {name for name in documented(directory_of_docs) if name.startswith(("eval/", "online/"))} == written

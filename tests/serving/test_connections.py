@@ -132,6 +132,13 @@ def test_a_large_message_in_many_pieces_is_no_flood(policy: ServingPolicy) -> No
 
 
 PING = b"\x89\xfd\0\0\0\0" + bytes(125)
+# More unsent bytes than this, and the websockets library waits for the client before it goes on.
+PAUSED = 2**17
+
+
+def masked(message: bytes) -> bytes:
+    """A binary frame as a client sends it, with a mask of zeros."""
+    return bytes([0x82, 0x80 | len(message)]) + bytes(4) + message
 
 
 def client_that_receives_nothing(server: RunningServer, unsent: int) -> socket.socket:
@@ -147,6 +154,8 @@ def client_that_receives_nothing(server: RunningServer, unsent: int) -> socket.s
     )
     wait_for(lambda: server.scrape()["acrlpd_clients"] == 1)
     [client] = server.server._connections.clients
+    # The library's own pings would end the connection sooner or later.
+    server.loop.call_soon_threadsafe(client.keepalive_task.cancel)
     client.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
     while client.transport.get_write_buffer_size() < unsent and server.scrape()["acrlpd_clients"] == 1:
         with contextlib.suppress(ConnectionError):  # the server has ended the connection
@@ -159,6 +168,35 @@ def test_the_answers_to_pings_do_not_fill_the_memory(policy: ServingPolicy, monk
     with RunningServer(policy) as server, client_that_receives_nothing(server, 2**18) as deaf:
         assert is_closed(deaf)
         assert server.scrape()['acrlpd_closed_connections_total{reason="flood"}'] == 1
+
+
+@pytest.mark.parametrize("has_request", [False, True], ids=["idle", "with a request"])
+def test_a_client_that_receives_nothing_does_not_hold_up_the_end(
+    policy: ServingPolicy, has_request: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the time for a goodbye can end the connection: all other limits are longer than the test waits."""
+    monkeypatch.setattr("acrlpd.serving.server._GOODBYE_SECONDS", 0.2)
+    with (
+        RunningServer(policy, request_timeout_s=600, drain_timeout_s=600) as server,
+        client_that_receives_nothing(server, PAUSED) as deaf,
+    ):
+        if has_request:
+            deaf.sendall(masked(packb(state_observation())))
+            wait_for(lambda: server.scrape()['acrlpd_requests_total{result="ok"}'] == 1)
+        server.stop()
+        assert is_closed(deaf)
+
+
+def test_an_idle_client_that_receives_nothing_loses_its_place(
+    policy: ServingPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("acrlpd.serving.server._GOODBYE_SECONDS", 0.2)
+    with (
+        RunningServer(policy, idle_timeout_s=2) as server,
+        client_that_receives_nothing(server, PAUSED) as deaf,
+    ):
+        wait_for(lambda: server.scrape()["acrlpd_clients"] == 0)
+        assert is_closed(deaf)
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from small_checkpoints import make_agent, save_run, state_config
 from training_helpers import pi0_config
 
+from acrlpd.checksums import ChecksumError
 from acrlpd.config import ConfigError, RLTrainConfig, WeightLoaderConfig
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.openpi_checkpoint import OpenPICheckpointError
 from acrlpd.training.experiment import run_experiment
-from acrlpd.training.initial_weights import create_initial_agent
+from acrlpd.training.initial_weights import check_initial_weights, create_initial_agent
 from acrlpd.training.options import RunOptions
 from acrlpd.training.sharding import create_sharding
 
@@ -76,6 +78,24 @@ def test_a_path_is_needed() -> None:
     config = config_with(TINY, None)
     with pytest.raises(ConfigError, match=r"weight_loader.kind=checkpoint needs weight_loader.path"):
         create_initial_agent(config, create_sharding(config), jax.random.key(0))
+
+
+@pytest.mark.parametrize("description", ["run/run.json", "acrlpd.json"], ids=["run", "export"])
+@pytest.mark.parametrize("inner", ["", "params"])
+def test_a_checkpoint_of_acrlpd_needs_its_checksums(description: str, inner: str, tmp_path: pathlib.Path) -> None:
+    config = state_config()
+    step = save_run(tmp_path / "run", config, {10: make_agent(config)}) / "10"
+    (step / "run" / "run.json").rename(step / description)
+    loader = WeightLoaderConfig(kind="checkpoint", path=str(step / inner))
+    config = dataclasses.replace(config, weight_loader=loader)
+    create_initial_agent(config, create_sharding(config), jax.random.key(0))
+    (step / "params" / "checksums.json").unlink()
+    with pytest.raises(ChecksumError, match=r"10/params/checksums\.json is missing"):
+        check_initial_weights(config)
+    with pytest.raises(ChecksumError, match=r"10/params/checksums\.json is missing"):
+        create_initial_agent(config, create_sharding(config), jax.random.key(0))
+    (step / description).unlink()  # what is left is a checkpoint of openpi
+    check_initial_weights(config)
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "paligemma"])

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -259,6 +260,25 @@ def test_an_episode_of_another_length_than_its_record_says_is_named(tmp_path: pa
         replay = ReplayDataset(open_replay(tmp_path, config, envs.spec), config, loader.dataset)
         player = SynchronousPlayer(config, RoundPlayer(config, envs, replay.replay), None)
         message = rf"episode-00000000-{played.lengths[0]}\.npz: .* the record of round 0 says {longer.lengths[0]}"
+        with pytest.raises(ReplayError, match=message):
+            OnlinePhase(config, loader, replay, player).load_state_dict({"rounds": 1})
+
+
+def test_an_episode_of_another_run_is_named(tmp_path: pathlib.Path) -> None:
+    """The foreign episode has the same number and length, and its file is intact."""
+    with player_of(tmp_path / "run") as player:
+        played = player.play(0, seeded_chunks, 0)
+    config, root = online_config(tmp_path / "run"), tmp_path / "run" / "replay"
+    with EnvPool("toy", 1, num_workers=0, cameras=()) as envs, create_data_loader(config) as loader:
+        mine, other = (open_replay(tmp_path / name, config, envs.spec) for name in ("run", "other"))
+        other.write(0, mine.columns(0, list(mine.features)), "another task")
+        shard = root / f"episode-00000000-{played.lengths[0]}.npz"
+        shutil.copy(other.root / shard.name, shard)
+        message = f"{shard} is not the file that round 0 wrote"
+        [problem] = verify_rounds(root)
+        assert problem.startswith(message) and played.checksums[0] in problem
+        replay = ReplayDataset(open_replay(tmp_path / "run", config, envs.spec), config, loader.dataset)
+        player = SynchronousPlayer(config, RoundPlayer(config, envs, replay.replay), None)
         with pytest.raises(ReplayError, match=message):
             OnlinePhase(config, loader, replay, player).load_state_dict({"rounds": 1})
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small_checkpoints import make_agent, openpi_checkpoint, quick_compiles, save_run, state_config
 
-from acrlpd.checksums import write_checksums, write_json_with_checksum
+from acrlpd.checksums import stored_checksum, write_checksums, write_json_with_checksum
 from acrlpd.cli.main import main
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.sources.source import Feature
@@ -22,6 +22,7 @@ ROUND = Round(
     number=0,
     episodes=(0, 1),
     lengths=(4, 4),
+    checksums=(),  # are those of the files that `write_replay` writes
     successes=(True, False),
     returns=(1.0, 0.0),
     lost_episodes=0,
@@ -35,7 +36,9 @@ def write_replay(directory: pathlib.Path) -> None:
     for number in ROUND.episodes:
         frames = np.full((4, 16, 16, 3), 50 * number, np.uint8)
         replay.write(number, {"action": np.ones((4, 2), np.float32), "side": frames}, "go")
-    write_json_with_checksum(directory / "round-000000.json", dataclasses.asdict(ROUND))
+    checksums = tuple(stored_checksum(directory / f"episode-0000000{number}-4.npz") for number in ROUND.episodes)
+    played = dataclasses.replace(ROUND, checksums=checksums)
+    write_json_with_checksum(directory / "round-000000.json", dataclasses.asdict(played))
 
 
 @pytest.fixture(scope="module")

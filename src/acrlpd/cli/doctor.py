@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import jax
 import optax
-import tyro
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +24,7 @@ from acrlpd.config.plan.chips import claim_device_memory, usable_device_bytes
 from acrlpd.console import Console
 from acrlpd.envs.simulators import SYSTEM_PACKAGES
 from acrlpd.process import compile_fast
-from acrlpd.text import print
+from acrlpd.text import parse_arguments, print
 from acrlpd.units import format_bytes
 
 PACKAGES = ("acrlpd", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "av", "h5py", "tyro")
@@ -62,7 +61,7 @@ class DoctorOptions:
 
 def main(args: Sequence[str]) -> int:
     """Runs all checks; the exit code is 1 if a check failed."""
-    options = tyro.cli(DoctorOptions, args=args, prog="acrlpd doctor")
+    options = parse_arguments(DoctorOptions, args=args, prog="acrlpd doctor")
     claim_device_memory()  # The memory that is reported is the memory that a run may use.
     checks = {name: _run(check) for name, check in CHECKS.items()}
     healthy = all(check.status != "failed" for check in checks.values())

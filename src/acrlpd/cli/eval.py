@@ -11,7 +11,7 @@ from annotated_types import Ge
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.command_line import Flag, find_config
 from acrlpd.config.overrides import apply_config_overrides
-from acrlpd.text import print
+from acrlpd.text import parse_arguments, print
 
 if TYPE_CHECKING:
     from acrlpd.evaluation.protocol import Evaluation
@@ -58,7 +58,7 @@ class EvalOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(EvalOptions, args=args, prog="acrlpd eval")
+    options = parse_arguments(EvalOptions, args=args, prog="acrlpd eval")
     _check(options)
     import json
 

@@ -8,7 +8,7 @@ from typing import Literal
 import tyro
 
 from acrlpd.config.command_line import Flag
-from acrlpd.text import print
+from acrlpd.text import parse_arguments, print
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ExportOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(ExportOptions, args=args, prog="acrlpd export")
+    options = parse_arguments(ExportOptions, args=args, prog="acrlpd export")
     from acrlpd.process import setup_logging
     from acrlpd.serving.export import export_policy
 

@@ -4,6 +4,7 @@ A subcommand is imported when it runs, so that `acrlpd --help` is instant.
 """
 
 import contextlib
+import functools
 import importlib
 import sys
 import traceback
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from acrlpd.choice import hint
-from acrlpd.text import guard_terminal, print
+from acrlpd.text import guard_terminal, parse_arguments, print
 
 # A wrong value, a wrong path or a missing package is the user's error. Any other exception is a bug of ours and shows
 # its traceback.
@@ -74,13 +75,17 @@ def _run(args: list[str], debug: bool) -> int:
 
 def _run_group(prog: str, description: str, functions: Mapping[str, Callable[..., Any]], args: list[str]) -> int:
     """Runs one of several typed functions; the signature of the function is its command line."""
-    import tyro
-
     summaries = {name: (function.__doc__ or "").strip().partition("\n")[0] for name, function in functions.items()}
     name = _choose(prog, description, summaries, args)
     if name is None:
         return 0 if args else 2
-    result = tyro.cli(functions[name], args=args[1:], prog=f"{prog} {name}")
+    function = functions[name]
+
+    @functools.wraps(function)  # with the signature, which becomes the command line
+    def bind(*values: Any, **named: Any) -> Callable[[], Any]:
+        return functools.partial(function, *values, **named)
+
+    result = parse_arguments(bind, args=args[1:], prog=f"{prog} {name}")()
     return result if isinstance(result, int) else 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from acrlpd.text import print
+from acrlpd.text import parse_arguments, print
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ReportOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(ReportOptions, args=args, prog="acrlpd report")
+    options = parse_arguments(ReportOptions, args=args, prog="acrlpd report")
     from acrlpd.monitoring.report import generate_training_report
 
     page = generate_training_report(options.runs, options.output)

@@ -12,6 +12,7 @@ from annotated_types import Ge
 
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.command_line import Flag, find_config
+from acrlpd.text import parse_arguments
 
 if TYPE_CHECKING:
     from acrlpd.policies.checkpoint import Checkpoint
@@ -65,7 +66,7 @@ class ServeOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(ServeOptions, args=args, prog="acrlpd serve")
+    options = parse_arguments(ServeOptions, args=args, prog="acrlpd serve")
     for finding in check_bounds(options, "--"):
         raise ValueError(finding.message)
     import asyncio

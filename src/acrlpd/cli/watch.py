@@ -8,6 +8,7 @@ from pathlib import Path
 import tyro
 
 from acrlpd.config.command_line import Flag
+from acrlpd.text import parse_arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class WatchOptions:
 
 
 def main(args: Sequence[str]) -> int:
-    options = tyro.cli(WatchOptions, args=args, prog="acrlpd watch")
+    options = parse_arguments(WatchOptions, args=args, prog="acrlpd watch")
     if not 0 < options.interval < math.inf:
         raise ValueError(f"--interval must be above 0 seconds; found {options.interval}")
     from acrlpd.monitoring.watch import watch

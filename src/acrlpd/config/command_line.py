@@ -21,6 +21,7 @@ from acrlpd.config.registry import load_training_config
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, families, flatten, to_dict
 from acrlpd.config.yaml_files import load_config
+from acrlpd.text import parse_arguments
 
 Options = TypeVar("Options")
 # A switch that is off unless given.
@@ -109,7 +110,9 @@ def _parse(
     if default is not None:
         fields[-1] += (dataclasses.field(default=default),)
     together = dataclasses.make_dataclass("CommandLine", fields)
-    return tyro.cli(together, args=args, prog=prog, description=description, config=(tyro.conf.AvoidSubcommands,))
+    return parse_arguments(
+        together, args=args, prog=prog, description=description, config=(tyro.conf.AvoidSubcommands,)
+    )
 
 
 def _kind_flags(config: RLTrainConfig | None) -> type:

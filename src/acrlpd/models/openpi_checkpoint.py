@@ -45,12 +45,12 @@ def load_pi0_weights_from_openpi(
     matches `missing_regex` (by default LoRA adapters); any other missing leaf is an error.
     """
     directory = find_params_directory(path)
-    with _verified(directory):
+    with _verified(directory):  # The checks of large files go on while the values are looked at.
         stored, targets = _stored_leaves(directory), _flatten(params)
         _refuse_mismatches(directory, {name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex)
         wanted = {stored[name][0]: leaf for name, leaf in targets.items() if name in stored}
         restored = restore_arrays(directory, wanted)
-    return _fill(params, {name: restored[stored[name][0]] for name in targets if name in stored}, directory)
+        return _fill(params, {name: restored[stored[name][0]] for name in targets if name in stored}, directory)
 
 
 def restore_arrays(

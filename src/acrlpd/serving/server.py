@@ -42,7 +42,7 @@ _quiet.setLevel(logging.CRITICAL)
 # delay the other clients.
 _SMALL_MESSAGE = 512 * 2**10
 _MAX_ERROR_LENGTH = 1000
-# Longest time that a client takes to confirm the end of its connection; then its place is free.
+# Longest time that a client takes to receive and confirm the end of its connection; then its place is free.
 _GOODBYE_SECONDS = 2.0
 
 
@@ -94,6 +94,7 @@ class PolicyServer:
         )
         self._idle: set[ServerConnection] = set()
         self._handlers: set[asyncio.Task[None]] = set()
+        self._answers: set[asyncio.Task[bytes | str]] = set()  # to the requests under way
         self._draining = False
         self._is_following: bool | None = None  # None: nobody asked for it
         self._prepare_pool = concurrent.futures.ThreadPoolExecutor(
@@ -135,14 +136,19 @@ class PolicyServer:
         self.metrics.following.set(is_following)
 
     async def drain(self) -> None:
-        """Stops the server: takes no new client, answers the requests under way, and closes the idle connections."""
+        """Stops the server: takes no new client, answers the requests under way, and closes the idle connections.
+
+        How long this takes depends on the requests alone: clients have a fixed time to receive answers and goodbyes.
+        """
         self._draining = True
         self._server.close(close_connections=False)
         self._connections.abort_handshakes()
-        goodbyes = [client.close(CloseCode.GOING_AWAY, "the server is stopping") for client in self._idle]
-        await asyncio.gather(*goodbyes, return_exceptions=True)
+        goodbyes = [_say_goodbye(client, CloseCode.GOING_AWAY, "the server is stopping") for client in self._idle]
+        await asyncio.gather(*goodbyes)
+        if self._answers:
+            await asyncio.wait(self._answers, timeout=self._options.drain_timeout_s)
         # Not `Server.wait_closed`, which would also wait for clients that have begun a TLS handshake and are silent.
-        if self._handlers and (await asyncio.wait(self._handlers, timeout=self._options.drain_timeout_s))[1]:
+        if self._handlers and (await asyncio.wait(self._handlers, timeout=2 * _GOODBYE_SECONDS))[1]:
             logger.warning("%d clients did not finish in time", len(self._connections.clients))
             for client in list(self._connections.clients):
                 client.transport.abort()
@@ -164,13 +170,16 @@ class PolicyServer:
                 if message is None:
                     return
                 start = time.perf_counter()
-                reply = await self._answer(message, total_ms)
+                answer = asyncio.create_task(self._answer(message, total_ms))
+                self._answers.add(answer)
+                answer.add_done_callback(self._answers.discard)
+                reply = await answer
                 await asyncio.wait_for(client.send(reply), self._options.request_timeout_s)
                 total_ms = 1000 * (time.perf_counter() - start)
                 if isinstance(reply, str):
-                    await client.close(CloseCode.INTERNAL_ERROR, "error in the previous frame")
+                    await _say_goodbye(client, CloseCode.INTERNAL_ERROR, "error in the previous frame")
                     return
-            await client.close(CloseCode.GOING_AWAY, "the server is stopping")
+            await _say_goodbye(client, CloseCode.GOING_AWAY, "the server is stopping")
         except (ConnectionClosed, TimeoutError):
             client.transport.abort()  # the client is gone, or does not receive its answer
 
@@ -186,7 +195,7 @@ class PolicyServer:
             logger.info(
                 "a client at %s sent no request for %g s; its connection is closed", client.remote_address, limit
             )
-            await client.close(CloseCode.POLICY_VIOLATION, f"no request for {limit:g} s (--idle_timeout_s)")
+            await _say_goodbye(client, CloseCode.POLICY_VIOLATION, f"no request for {limit:g} s (--idle_timeout_s)")
             return None
         finally:
             self._idle.discard(client)
@@ -247,3 +256,12 @@ class PolicyServer:
         expected = f"Api-Key {self._options.api_key}".encode()
         # Bytes that are not text arrive as surrogates, which a plain encode() refuses.
         return len(given) == 1 and hmac.compare_digest(given[0].encode(errors="surrogateescape"), expected)
+
+
+async def _say_goodbye(client: ServerConnection, code: CloseCode, reason: str) -> None:
+    """Closes a connection. A client that receives nothing is not waited for, as `ServerConnection.close` would do."""
+    try:
+        async with asyncio.timeout(_GOODBYE_SECONDS):
+            await client.close(code, reason)
+    except TimeoutError:
+        client.transport.abort()

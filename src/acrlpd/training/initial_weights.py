@@ -5,9 +5,11 @@ import re
 from typing import Any
 
 import jax
+from etils import epath
 from flax import nnx
 
 from acrlpd.agents import Agent
+from acrlpd.checksums import CHECKSUMS_FILE, ChecksumError
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.models.openpi_checkpoint import (
     LORA,
@@ -17,18 +19,31 @@ from acrlpd.models.openpi_checkpoint import (
     load_pi0_weights_from_openpi,
 )
 from acrlpd.process import compile_fast
+from acrlpd.runs.checkpoint_layout import EXPORT_FILE, RUN, RUN_FILE
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
 
 logger = logging.getLogger(__name__)
 
 
 def check_initial_weights(rl_config: RLTrainConfig) -> None:
-    """Refuses weights that do not exist. Called before the data is decoded, which can take minutes."""
+    """Refuses weights that are missing or cannot be verified. Called before the data is decoded, which is slow."""
     loader = rl_config.weight_loader
     if loader.kind == "none" or loader.path is None:
         return
-    find = find_params_directory if loader.kind == "checkpoint" else find_paligemma_file
-    find(loader.path)
+    if loader.kind == "checkpoint":
+        _require_checksums(find_params_directory(loader.path))
+    else:
+        find_paligemma_file(loader.path)
+
+
+def _require_checksums(directory: epath.Path) -> None:
+    """Refuses a `params` directory of acrlpd that has lost its checksums; openpi writes no checksums."""
+    is_ours = any((directory.parent / name).exists() for name in (f"{RUN}/{RUN_FILE}", EXPORT_FILE))
+    if is_ours and not (directory / CHECKSUMS_FILE).exists():
+        raise ChecksumError(
+            f"{directory / CHECKSUMS_FILE} is missing, so the initial weights cannot be verified. acrlpd wrote this "
+            "file with the weights: copy the directory again from a place where it is intact, or use another checkpoint"
+        )
 
 
 def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array) -> Agent:
@@ -38,6 +53,7 @@ def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: 
         return init_fsdp_train_state(rl_config, sharding, rng)
     if loader.path is None:
         raise ConfigError(f"weight_loader.kind={loader.kind} needs weight_loader.path")
+    check_initial_weights(rl_config)
     logger.info("loading the policy's weights from %s", loader.path)
     abstract = abstract_train_state(rl_config, sharding)
     wanted = nnx.merge_state(abstract.policy_params, abstract.frozen_params)

@@ -183,6 +183,20 @@ def test_an_episode_of_another_length_than_its_name_says_is_named(tmp_path: path
     assert "episode-00000003-5.npz" in problem and "the name of the file says 5" in problem
 
 
+def test_two_files_of_one_episode_are_both_named(tmp_path: pathlib.Path) -> None:
+    replay = Replay(tmp_path, COLUMNS, fps=10)
+    replay.write(3, lived(6, cameras=False), "go right")
+    Replay(tmp_path / "other", COLUMNS, fps=10).write(3, lived(5, cameras=False), "go right")
+    (tmp_path / "other" / "episode-00000003-5.npz").rename(tmp_path / "episode-00000003-5.npz")
+    names = ["episode-00000003-5.npz", "episode-00000003-6.npz"]
+    [problem] = verify_replay(tmp_path)
+    assert problem.startswith(f"{tmp_path / names[0]} and {tmp_path / names[1]} are both the same episode; remove")
+    for opened in (lambda: Replay(tmp_path, COLUMNS, fps=10), replay.scan):
+        with pytest.raises(ReplayError, match="are both the same episode") as error:
+            opened()
+        assert all(name in str(error.value) for name in names)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -97,7 +97,10 @@ class Replay(EpisodeSource):
         """Numbers of all finished episodes on disk, admitted or not, in order."""
         for path in self.root.iterdir():
             if match := _SHARD.fullmatch(path.name):
-                self._lengths[int(match[1])] = int(match[2])
+                number, length = int(match[1]), int(match[2])
+                known = self._lengths.setdefault(number, length)
+                if known != length:
+                    raise ReplayError(_two_shards(self._shard(number, known), path))
         return sorted(self._lengths)
 
     def write(self, number: int, columns: Mapping[str, np.ndarray], prompt: str) -> None:
@@ -208,6 +211,10 @@ def _frames_file(root: Path, number: int, camera: str) -> Path:
     return path_within(root, f"episode-{number:08d}.{camera}.jpegs", f"the file of camera {camera!r}")
 
 
+def _two_shards(first: Path, second: Path) -> str:
+    return f"{first} and {second} are both the same episode; remove the file that is not of this run"
+
+
 def _read_shard(path: Path, length: int, names: Sequence[str] | None = None) -> _Shard:
     """The file of an episode with the named columns, or with all columns. Raises BadDataError if it is damaged."""
     try:
@@ -261,12 +268,15 @@ def verify_replay(directory: Path) -> Iterator[str]:
 
     Reads every byte. A directory that does not exist has no episodes.
     """
+    shards: dict[int, Path] = {}
     for path in sorted(directory.glob("episode-*.npz")):
         match = _SHARD.fullmatch(path.name)
         if match is None:
             yield f"{path}: an episode is named episode-<number>-<steps>.npz; rename or remove this file"
             continue
         number, length = int(match[1]), int(match[2])
+        if shards.setdefault(number, path) != path:
+            yield _two_shards(shards[number], path)
         try:
             with locating(path, number):
                 shard = _read_shard(path, length)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.agents import Agent
-from acrlpd.checksums import read_json_with_checksum, write_json_with_checksum
+from acrlpd.checksums import is_intact, read_json_with_checksum, stored_checksum, write_json_with_checksum
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.data.pipeline.norm_stats import NormStats
@@ -40,6 +40,7 @@ class Round:
     number: int
     episodes: tuple[int, ...]  # their numbers in the replay, without the lost episodes
     lengths: tuple[int, ...]
+    checksums: tuple[str, ...]  # of their shards
     successes: tuple[bool, ...]
     returns: tuple[float, ...]  # sums of the environment's own rewards
     lost_episodes: int  # to crashes and time-outs of the environment
@@ -182,12 +183,12 @@ class OnlinePhase:
         if episodes:
             dataset = self._replay.admit(episodes)
             for played in rounds:
-                self._check_lengths(played)
+                self._check_episodes(played)
             self._loader.mix_replay(dataset, self._config.offline_ratio)
         return metrics
 
-    def _check_lengths(self, played: Round) -> None:
-        """Refuses episodes of another length than the record of their round says."""
+    def _check_episodes(self, played: Round) -> None:
+        """Refuses episodes that are not those of which the record of their round tells."""
         replay = self._replay.replay
         lengths = dict(zip(replay.indices, replay.lengths.tolist(), strict=True))
         for number, length in zip(played.episodes, played.lengths, strict=True):
@@ -196,6 +197,8 @@ class OnlinePhase:
                     f"{replay.root / shard_name(number, lengths[number])}: the episode has {lengths[number]} steps, "
                     f"the record of round {played.number} says {length}; {RESTORE}"
                 )
+        for problem in _episode_problems(replay.root, played):
+            raise ReplayError(problem)
 
 
 class RoundPlayer:
@@ -259,10 +262,13 @@ class RoundPlayer:
         first = self._first_episode(number)
         episodes = [i for i in range(first, first + self._size) if i in on_disk]
         lived = [self._replay.columns(i, (REWARD, SUCCESS)) for i in episodes]
+        lengths = [len(columns[REWARD]) for columns in lived]
+        shards = [self._replay.root / shard_name(*episode) for episode in zip(episodes, lengths, strict=True)]
         return Round(
             number=number,
             episodes=tuple(episodes),
-            lengths=tuple(len(columns[REWARD]) for columns in lived),
+            lengths=tuple(lengths),
+            checksums=tuple(map(stored_checksum, shards)),
             successes=tuple(bool(columns[SUCCESS].any()) for columns in lived),
             returns=tuple(float(columns[REWARD].sum(dtype=np.float64)) for columns in lived),
             lost_episodes=self._size - len(episodes),
@@ -331,10 +337,23 @@ def verify_rounds(directory: pathlib.Path) -> Iterator[str]:
             yield str(error)
             continue
         assert played is not None, "the file is there"
-        for number, length in zip(played.episodes, played.lengths, strict=True):
-            shard = directory / shard_name(number, length)
-            if not shard.is_file():
-                yield f"{shard} is missing, but the record of round {expected} names this episode; {RESTORE}"
+        yield from _episode_problems(directory, played)
+
+
+def _episode_problems(directory: pathlib.Path, played: Round) -> Iterator[str]:
+    """Which episodes of a round are not on disk: their file is missing, or it is an intact file of another episode.
+
+    A damaged file is named where it is read.
+    """
+    for number, length, checksum in zip(played.episodes, played.lengths, played.checksums, strict=True):
+        shard = directory / shard_name(number, length)
+        if not shard.is_file():
+            yield f"{shard} is missing, but the record of round {played.number} names this episode; {RESTORE}"
+        elif (found := stored_checksum(shard)) != checksum and is_intact(shard):
+            yield (
+                f"{shard} is not the file that round {played.number} wrote: its checksum is {found}, the record of the "
+                f"round says {checksum}; {RESTORE}"
+            )
 
 
 def _round_file(directory: pathlib.Path, number: int) -> pathlib.Path:
