@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import os
+import shutil
 import signal
+import tempfile
 
 import hypothesis
 import pytest
@@ -12,6 +14,18 @@ _FLAGS = ["--xla_backend_optimization_level=0"]
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not have this flag
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_FLAGS]).strip()
+
+# Programs that several tests, or the processes of several tests, compile are compiled once: one cache for the session,
+# which the workers and all processes that tests start have from the environment.
+_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not _IS_WORKER:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="acrlpd-tests-xla-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+def pytest_unconfigure() -> None:
+    if not _IS_WORKER:
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 # How long an example takes says nothing on a machine that two workers share.

@@ -59,10 +59,14 @@ def _without_late_arrays(report: Callable[[Any], object]) -> Callable[[Any], obj
 
 
 def enable_compilation_cache() -> None:
-    """Keeps compiled programs on disk, so that the next process with the same program does not compile it again."""
+    """Keeps compiled programs on disk, so that the next process with the same program does not compile it again.
+
+    A directory, and a least compile time below ours, that the environment names for JAX stay as they are.
+    """
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla" / _processor_name()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    least_time = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", min(least_time, 0.5))
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 

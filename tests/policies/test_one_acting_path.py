@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_checkpoints import make_agent, pi0_config, quick_compiles, save_run, serve, state_config
+from small_checkpoints import make_agent, pi0_config, save_run, serve, state_config
 from steering import Steering
 from toy_agent import NORM_STATS
 
@@ -98,28 +98,27 @@ def test_everything_that_acts_gives_equal_actions(
     observations = observations_of(config)
     run = save_run(tmp_path / "run", config, {STEP: agent})
     export_policy(run, tmp_path / "export", critics="all")
-    with quick_compiles():
-        policies = {
-            "evaluation": by_evaluation(config, agent),
-            "round": by_a_synchronous_round(config, agent),
-            "actor": by_the_actor(config, agent, tmp_path),
-            "run": load_policy(open_checkpoint(run)),
-            "export": load_policy(open_checkpoint(tmp_path / "export")),
-        }
-        chunks = {name: policy(observations, PROMPTS, SEEDS) for name, policy in policies.items()}
-        servers = {
-            "server of the agent": serve(
-                acting_model(agent, average=config.acts_with_average),
-                config,
-                NORM_STATS,
-                best_of_n=4,
-                num_steps=(2,),
-                max_batch_size=2,
-            ),
-            "server of the run": load_serving_policy(open_checkpoint(run), max_batch_size=2),
-            "server of the export": load_serving_policy(open_checkpoint(tmp_path / "export"), max_batch_size=2),
-        }
-        answers = {name: replies(server, config, observations) for name, server in servers.items()}
+    policies = {
+        "evaluation": by_evaluation(config, agent),
+        "round": by_a_synchronous_round(config, agent),
+        "actor": by_the_actor(config, agent, tmp_path),
+        "run": load_policy(open_checkpoint(run)),
+        "export": load_policy(open_checkpoint(tmp_path / "export")),
+    }
+    chunks = {name: policy(observations, PROMPTS, SEEDS) for name, policy in policies.items()}
+    servers = {
+        "server of the agent": serve(
+            acting_model(agent, average=config.acts_with_average),
+            config,
+            NORM_STATS,
+            best_of_n=4,
+            num_steps=(2,),
+            max_batch_size=2,
+        ),
+        "server of the run": load_serving_policy(open_checkpoint(run), max_batch_size=2),
+        "server of the export": load_serving_policy(open_checkpoint(tmp_path / "export"), max_batch_size=2),
+    }
+    answers = {name: replies(server, config, observations) for name, server in servers.items()}
     expected = chunks["evaluation"]
     assert expected.actions.shape == (2, 4, 2) and np.ptp(expected.actions) > 0
     for name, found in chunks.items():
@@ -130,8 +129,7 @@ def test_everything_that_acts_gives_equal_actions(
             np.testing.assert_allclose(reply["actions"], expected.actions[row], atol=1e-5, err_msg=name)
             assert reply["best_of_n"]["q_value"] == pytest.approx(expected.values["q"][row], abs=1e-5), name
     # The comparison can fail: another agent acts differently.
-    with quick_compiles():
-        other = by_evaluation(config, make_agent(config, 9))(observations, PROMPTS, SEEDS)
+    other = by_evaluation(config, make_agent(config, 9))(observations, PROMPTS, SEEDS)
     assert np.abs(other.actions - expected.actions).max() > 1e-2
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tyro
 from serving_helpers import state_observation
-from small_checkpoints import make_agent, openpi_checkpoint, openpi_config, quick_compiles, save_run, state_config
+from small_checkpoints import make_agent, openpi_checkpoint, openpi_config, save_run, state_config
 
 from acrlpd.checksums import ChecksumError
 from acrlpd.cli.main import main
@@ -30,8 +30,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A checkpoint of a run, and an export of it."""
     directory, config = tmp_path_factory.mktemp("intact"), state_config()
     run = save_run(directory / "run", config, {10: make_agent(config)})
-    with quick_compiles():
-        export_policy(run, directory / "export", critics="all")
+    export_policy(run, directory / "export", critics="all")
     return {"run": run / "10", "export": directory / "export"}
 
 
@@ -106,8 +105,7 @@ def test_without_statistics_a_policy_acts_only_when_told(
     assert told.load_norm_stats() is None
     assert "acts without norm statistics: states and actions are not scaled" in caplog.text
     if told.kind == "run":
-        with quick_compiles():
-            export_policy(checkpoint, tmp_path / "out", critics="all", no_norm_stats=True)
+        export_policy(checkpoint, tmp_path / "out", critics="all", no_norm_stats=True)
         assert not (tmp_path / "out" / "assets").exists()
         assert open_checkpoint(tmp_path / "out", no_norm_stats=True).load_norm_stats() is None
         with pytest.raises(CheckpointError, match=r"norm_stats\.json is missing"):  # an export has to be told as well
@@ -117,11 +115,10 @@ def test_without_statistics_a_policy_acts_only_when_told(
 def test_the_commands_can_be_told(intact: dict[str, Path], tmp_path: Path) -> None:
     checkpoint = shutil.copytree(intact["run"], tmp_path / "10")
     remove(checkpoint / STATS)
-    with quick_compiles():
-        exported = ["--output", str(tmp_path / "out"), "--critics", "all"]
-        assert main(["export", str(checkpoint), "--no_norm_stats", *exported]) == 0
-        evaluated = ["--env", "toy", "--episodes", "1", "--num_workers", "0"]
-        assert main(["eval", str(checkpoint), "--no_norm_stats", *evaluated]) == 0
+    exported = ["--output", str(tmp_path / "out"), "--critics", "all"]
+    assert main(["export", str(checkpoint), "--no_norm_stats", *exported]) == 0
+    evaluated = ["--env", "toy", "--episodes", "1", "--num_workers", "0"]
+    assert main(["eval", str(checkpoint), "--no_norm_stats", *evaluated]) == 0
     assert tyro.cli(ServeOptions, args=[str(checkpoint), "--no_norm_stats"]).no_norm_stats
 
 
@@ -211,8 +208,7 @@ def test_what_is_intact_acts_alike_with_and_without_the_state_of_the_training(
     checkpoint = shutil.copytree(intact["run"], tmp_path / "10")
     shutil.rmtree(checkpoint / "train_state")
     replies: list[Any] = []
-    with quick_compiles():
-        for path in (intact["run"], checkpoint):
-            policy = load_serving_policy(open_checkpoint(path))
-            replies += policy.infer([policy.prepare(state_observation() | {"seed": 1})])
+    for path in (intact["run"], checkpoint):
+        policy = load_serving_policy(open_checkpoint(path))
+        replies += policy.infer([policy.prepare(state_observation() | {"seed": 1})])
     np.testing.assert_array_equal(replies[0]["actions"], replies[1]["actions"])

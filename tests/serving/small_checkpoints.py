@@ -2,8 +2,7 @@
 
 import dataclasses
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,6 @@ from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
 from acrlpd.training.checkpoints.manager import CheckpointWriter
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
-
-
-@contextmanager
-def quick_compiles() -> Iterator[None]:
-    """XLA without most of its optimisations."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def state_config(**changes: Any) -> RLTrainConfig:

@@ -17,7 +17,7 @@ from acrlpd.serving.serving_policy import load_serving_policy
 OFFLINE, ONLINE = 2, 3
 
 
-def acrlpd(cache: Path, *args: str | Path) -> str:
+def acrlpd(*args: str | Path) -> str:
     """What a command prints; it must succeed."""
     envs = Path(__file__).parents[1] / "envs"
     finished = subprocess.run(
@@ -28,7 +28,6 @@ def acrlpd(cache: Path, *args: str | Path) -> str:
         env=os.environ
         | {
             "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
             "PYTHONPATH": os.pathsep.join([str(envs), os.environ.get("PYTHONPATH", "")]),
         },
     )
@@ -37,12 +36,7 @@ def acrlpd(cache: Path, *args: str | Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("xla_cache")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("online")
     config: RLTrainConfig = apply_config_overrides(
         state_config(),
@@ -59,13 +53,13 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
         },
     )
     save_config(config, folder / "toy.yaml")
-    acrlpd(cache, "train", "--config", folder / "toy.yaml")
+    acrlpd("train", "--config", folder / "toy.yaml")
     return folder / "small" / "default"
 
 
-def test_the_newest_checkpoint_is_exported(run: Path, cache: Path, tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_exported(run: Path, tmp_path: Path) -> None:
     assert {"baselines", "replay"} <= {path.name for path in run.iterdir()}
-    printed = acrlpd(cache, "export", run, "--output", tmp_path / "out", "--level", "fast")
+    printed = acrlpd("export", run, "--output", tmp_path / "out", "--level", "fast")
     assert "verified: actions differ" in printed
     checkpoint = open_checkpoint(tmp_path / "out")
     assert (checkpoint.step, checkpoint.level.num_critics) == (OFFLINE + ONLINE, 3)
@@ -74,11 +68,11 @@ def test_the_newest_checkpoint_is_exported(run: Path, cache: Path, tmp_path: Pat
     assert isinstance(reply, dict) and len(reply["best_of_n"]["q_values"]) == 4
 
 
-def test_the_export_is_judged_like_the_run(run: Path, cache: Path, tmp_path: Path) -> None:
+def test_the_export_is_judged_like_the_run(run: Path, tmp_path: Path) -> None:
     """`acrlpd eval` on a run and on its export, with the same seeds: the same episodes."""
-    acrlpd(cache, "export", run, "--output", tmp_path / "out")
+    acrlpd("export", run, "--output", tmp_path / "out")
     arguments = ("--num-workers", "0", "--episodes", "3", "--output", tmp_path / "judged")
-    printed = acrlpd(cache, "eval", run, tmp_path / "out", *arguments)
+    printed = acrlpd("eval", run, tmp_path / "out", *arguments)
     assert f"default {OFFLINE + ONLINE}" in printed and "out" in printed
     judged = json.loads((tmp_path / "judged" / "evaluation.json").read_text())
     of_run, of_export = judged.values()
@@ -86,10 +80,10 @@ def test_the_export_is_judged_like_the_run(run: Path, cache: Path, tmp_path: Pat
     assert of_run["calibration"] == of_export["calibration"]
 
 
-def test_a_cloned_policy_has_no_critics_to_choose_by(run: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_cloned_policy_has_no_critics_to_choose_by(run: Path, tmp_path: Path) -> None:
     """Cloning trains no critic: the best of N under random numbers would be worse than the first."""
     checkpoint = open_checkpoint(run / "baselines" / "bc")
     assert not checkpoint.has_critics and checkpoint.level.best_of_n == 1
-    acrlpd(cache, "export", run / "baselines" / "bc", "--output", tmp_path / "bc")
+    acrlpd("export", run / "baselines" / "bc", "--output", tmp_path / "bc")
     assert json.loads((tmp_path / "bc" / "acrlpd.json").read_text())["critics"] is None
     assert not (tmp_path / "bc" / "critic").exists()

@@ -1,4 +1,4 @@
-"""The server answers each of 10,000 random and mutated messages, and serves other clients meanwhile."""
+"""The server answers each random or mutated message, and serves other clients meanwhile."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from acrlpd.serving.message_format import packb, unpackb
 from acrlpd.serving.serving_policy import ServingPolicy
 
-NUM_MESSAGES = 10_000
+NUM_MESSAGES = 1_600  # the soak sends more
 NUM_CLIENTS = 8
 
 ODD_VALUES = [
@@ -61,9 +61,13 @@ def random_message(rng: random.Random) -> bytes | str:
     return bytes(data) if rng.random() > 0.02 else data.hex()
 
 
-async def hostile_client(url: str, rng: random.Random, count: int, answers: dict[str, int]) -> None:
+async def hostile_client(
+    url: str, rng: random.Random, count: int, answers: dict[str, int], honest: "HonestClient"
+) -> None:
     connection: ClientConnection | None = None
-    for _ in range(count):
+    for number in range(count):
+        if number % max(count // 12, 1) == 0:
+            await honest.be_served()
         if connection is None:
             connection = await connect(url, compression=None)
             await connection.recv()
@@ -81,18 +85,30 @@ async def hostile_client(url: str, rng: random.Random, count: int, answers: dict
         await connection.close()
 
 
-async def good_client(url: str, expected: np.ndarray, stop: asyncio.Event) -> int:
-    count = 0
-    async with connect(url, compression=None) as connection:
-        await connection.recv()
-        while not stop.is_set():
-            await connection.send(packb(state_observation(7) | {"seed": 7}))
-            reply = await connection.recv()
-            assert isinstance(reply, bytes)
-            np.testing.assert_allclose(unpackb(reply)["actions"], expected, atol=1e-5)
-            count += 1
-            await asyncio.sleep(0.02)
-    return count
+class HonestClient:
+    """Asks the same question again and again, and must always get the same answer."""
+
+    def __init__(self, expected: np.ndarray) -> None:
+        self.expected = expected
+        self.num_replies = 0
+
+    async def ask_until(self, stop: asyncio.Event, url: str) -> None:
+        async with connect(url, compression=None) as connection:
+            await connection.recv()
+            while not stop.is_set():
+                await connection.send(packb(state_observation(7) | {"seed": 7}))
+                reply = await connection.recv()
+                assert isinstance(reply, bytes)
+                np.testing.assert_allclose(unpackb(reply)["actions"], self.expected, atol=1e-5)
+                self.num_replies += 1
+                await asyncio.sleep(0.02)
+
+    async def be_served(self) -> None:
+        """Waits for another reply to this client. Hostile clients wait here, so their attack takes many replies."""
+        before = self.num_replies
+        async with asyncio.timeout(120):
+            while self.num_replies == before:
+                await asyncio.sleep(0.01)
 
 
 def attack(policy: ServingPolicy, num_messages: int, seed: int) -> None:
@@ -102,13 +118,16 @@ def attack(policy: ServingPolicy, num_messages: int, seed: int) -> None:
     answers = {"accepted": 0, "refused": 0}
 
     async def all_clients(url: str) -> int:
-        stop = asyncio.Event()
-        good = asyncio.create_task(good_client(url, expected["actions"], stop))
+        stop, honest = asyncio.Event(), HonestClient(expected["actions"])
+        asking = asyncio.create_task(honest.ask_until(stop, url))
         share = num_messages // NUM_CLIENTS
         rngs = [random.Random(f"{seed} {number}") for number in range(NUM_CLIENTS)]
-        await asyncio.gather(*(hostile_client(url, rng, share, answers) for rng in rngs))
-        stop.set()
-        return await good
+        try:
+            await asyncio.gather(*(hostile_client(url, rng, share, answers, honest) for rng in rngs))
+        finally:
+            stop.set()
+            await asking  # whose error would be the cause of all others
+        return honest.num_replies
 
     with RunningServer(policy, max_wait_ms=0.0) as server:
         undisturbed = asyncio.run(all_clients(server.url))

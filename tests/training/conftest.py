@@ -1,4 +1,3 @@
-import os
 import pathlib
 import sys
 
@@ -11,10 +10,5 @@ from training_helpers import Processes
 
 
 @pytest.fixture(scope="session")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Processes:
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # workers compile for each other
-        base = base.parent
-    cache = base / "xla_cache"
-    cache.mkdir(exist_ok=True)
-    return Processes(cache)
+def processes() -> Processes:
+    return Processes()

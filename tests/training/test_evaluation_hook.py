@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from training_helpers import Processes, metrics_of, state_config
+from training_helpers import Processes, metrics_of, scored, state_config, train_here
 
 from acrlpd.checksums import write_checksums
 from acrlpd.runs.directory import run_directory, saved_steps
@@ -22,8 +22,7 @@ def test_evaluation_decides_what_is_kept_and_when_it_is_over(processes: Processe
     # As if the first process had run for days.
     record.write_text(json.dumps(json.loads(record.read_text()) | {"wall_time_s": 1e6}))
     write_checksums(record.parent)
-    resumed = processes.run(config, order={"scores": SCORES}, resume=True)
-    assert resumed.returncode == 0, resumed.output
+    train_here(config, scored(SCORES), resume=True)
     summary = json.loads((directory / "summary.json").read_text())
     assert (summary["status"], summary["final_step"]) == ("finished early: no improvement", 30)
     assert summary["best_evaluation"] == {"step": 15, "score": 0.9}
@@ -34,11 +33,10 @@ def test_evaluation_decides_what_is_kept_and_when_it_is_over(processes: Processe
     assert scores == list(SCORES.items())  # Every evaluation is logged once.
 
 
-def test_of_equal_scores_the_first_is_the_best_and_is_kept(processes: Processes, tmp_path: pathlib.Path) -> None:
+def test_of_equal_scores_the_first_is_the_best_and_is_kept(tmp_path: pathlib.Path) -> None:
     config = state_config(tmp_path, offline_steps=30, eval_frequency=5, save_frequency=10, checkpoints__max_to_keep=1)
     scores = {"5": 0.8, "10": 0.8, "15": 0.1, "20": 0.8, "25": 0.0, "30": 0.8}
-    done = processes.run(config, order={"scores": scores})
-    assert done.returncode == 0, done.output
+    train_here(config, scored(scores))
     directory = run_directory(config)
     assert json.loads((directory / "summary.json").read_text())["best_evaluation"] == {"step": 5, "score": 0.8}
     assert saved_steps(directory) == [5, 30]

@@ -12,13 +12,14 @@ from training_helpers import (
     pi0_config,
     problems_in,
     state_config,
+    train_here,
 )
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.runs.directory import is_finished, run_directory, saved_steps
 from acrlpd.runs.record import read_run
 
-STEPS = 60
+STEPS = 36
 
 
 def config_of(directory: pathlib.Path, name: str) -> RLTrainConfig:
@@ -43,34 +44,26 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, processes: Processes
     return run_directory(config)
 
 
-def assert_same_run(found: pathlib.Path, expected: pathlib.Path) -> None:
-    assert metrics_of(found) == metrics_of(expected)
-    assert_equal_arrays(arrays_of(found / str(STEPS)), arrays_of(expected / str(STEPS)))
-
-
-def test_killed_at_a_random_step(uninterrupted: pathlib.Path, processes: Processes, tmp_path: pathlib.Path) -> None:
-    kill_before_step = random.randrange(12, STEPS)
-    config = config_of(tmp_path, "killed")
-    killed = processes.run(config, order={"kill_before_step": kill_before_step})
-    assert killed.returncode == -9, killed.output
-    steps = saved_steps(run_directory(config))  # none if the first save was still under way
-    assert all(0 < step <= kill_before_step for step in steps)
-    resumed = processes.run(config, resume=True)
-    assert resumed.returncode == 0, resumed.output
-    assert (f"after step {steps[-1]}" if steps else "starting") in resumed.output
-    assert_same_run(run_directory(config), uninterrupted)
-
-
-def test_killed_during_a_save(uninterrupted: pathlib.Path, processes: Processes, tmp_path: pathlib.Path) -> None:
+def test_killed_during_a_save_and_at_a_random_step(
+    uninterrupted: pathlib.Path, processes: Processes, tmp_path: pathlib.Path
+) -> None:
     config = config_of(tmp_path, "killed")
     directory = run_directory(config)
     killed = processes.run(config, order={"kill_in_save_of_step": 20})
     assert killed.returncode == -9 and list(directory.glob("20*tmp*/*/*")), killed.output
     assert saved_steps(directory) == [10]
     assert problems_in(directory) == []  # a checkpoint has all of its checksums, or is absent
+
+    kill_before_step = random.randrange(12, STEPS)
+    killed = processes.run(config, order={"kill_before_step": kill_before_step}, resume=True)
+    assert killed.returncode == -9 and "after step 10" in killed.output, killed.output
+    steps = saved_steps(directory)  # the last save may have been under way
+    assert 10 <= steps[-1] <= kill_before_step
+
     resumed = processes.run(config, resume=True)
-    assert resumed.returncode == 0 and "after step 10" in resumed.output, resumed.output
-    assert_same_run(directory, uninterrupted)
+    assert resumed.returncode == 0 and f"after step {steps[-1]}" in resumed.output, resumed.output
+    assert metrics_of(directory) == metrics_of(uninterrupted), f"killed before step {kill_before_step}"
+    assert_equal_arrays(arrays_of(directory / str(STEPS)), arrays_of(uninterrupted / str(STEPS)))
     assert not list(directory.glob("*tmp*"))
 
 
@@ -79,15 +72,14 @@ def test_killed_before_the_first_save_starts_again(processes: Processes, tmp_pat
     assert processes.run(config, order={"kill_before_step": 8}).returncode == -9
     # Nothing of the metrics is lost but the line that was not complete. (Longer calls may lose those under way.)
     assert [line["step"] for line in metrics_of(run_directory(config))] == [5]
-    resumed = processes.run(config, resume=True)
-    assert resumed.returncode == 0, resumed.output
+    train_here(config, resume=True)
     assert [line["step"] for line in metrics_of(run_directory(config))] == [5, 10, 15, 20]
 
 
 def test_a_run_that_goes_on_is_not_over(processes: Processes, tmp_path: pathlib.Path) -> None:
     config = state_config(tmp_path, offline_steps=5, log_frequency=5)
     directory = run_directory(config)
-    assert processes.run(config).returncode == 0
+    train_here(config)
     assert is_finished(directory)
     longer = state_config(tmp_path, offline_steps=20, log_frequency=5)
     changes = {"resume": True, "allow_changed": ["training.offline_steps"]}

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from training_helpers import Finished, Processes, arrays_of, finish, metrics_of, state_config
+from training_helpers import Finished, Processes, arrays_of, finish, metrics_of, state_config, train_here
 
 from acrlpd.config import RLTrainConfig, save_config
 from acrlpd.runs.directory import run_directory, saved_steps
@@ -23,7 +23,7 @@ SHARDED = {
     "fsdp_devices": 4,
     "fsdp__min_size_mib": 1e-3,
     "offline_steps": STEPS,
-    "save_frequency": 10,
+    "save_frequency": 5,
 }
 
 
@@ -47,18 +47,30 @@ def start_two(
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> pathlib.Path:
-    config = state_config(tmp_path_factory.mktemp("runs"), exp_name="two", **SHARDED)
-    results = [finish(process) for process in start_two(processes, config)]
-    assert [result.returncode for result in results] == [0, 0], results
-    assert "saved checkpoint" in results[0].output
-    assert "saved checkpoint" not in results[1].output  # one process logs
-    return run_directory(config)
+def base(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> pathlib.Path:
-    config = state_config(tmp_path_factory.mktemp("runs"), exp_name="one", **SHARDED)
+def results_of_two(base: pathlib.Path, processes: Processes) -> list[Finished]:
+    """Two processes train as one run; the disk of one of them is full at step 10."""
+    config = state_config(base, exp_name="two", **SHARDED)
+    # The processes do not wait long for each other in the save that fails. In the others they wait as long as it takes.
+    waits = {"short_barriers_before_step": 8, "long_barriers_before_step": 13}
+    full = {"limit_files_before_step": 8, "file_limit_bytes": 8_192, "unlimit_files_before_step": 13}
+    results = [finish(process) for process in start_two(processes, config, [waits, waits | full])]
+    assert [result.returncode for result in results] == [0, 0], results
+    return results
+
+
+@pytest.fixture(scope="module")
+def two_processes(base: pathlib.Path, results_of_two: list[Finished]) -> pathlib.Path:
+    return run_directory(state_config(base, exp_name="two"))
+
+
+@pytest.fixture(scope="module")
+def one_process(base: pathlib.Path, processes: Processes) -> pathlib.Path:
+    config = state_config(base, exp_name="one", **SHARDED)
     result = processes.run(config, devices=8)
     assert result.returncode == 0, result.output
     return run_directory(config)
@@ -84,14 +96,29 @@ def test_both_processes_write_the_checkpoint(two_processes: pathlib.Path) -> Non
     assert {path.name for path in writers} == {"ocdbt.process_0", "ocdbt.process_1"}
 
 
+def test_one_process_logs(results_of_two: list[Finished]) -> None:
+    assert ["saved checkpoint" in result.output for result in results_of_two] == [True, False]
+
+
+def test_a_full_disk_on_one_host_costs_all_of_them_one_checkpoint(
+    two_processes: pathlib.Path, results_of_two: list[Finished]
+) -> None:
+    for result in results_of_two:
+        assert result.output.count("could not be written") == 1, result.output
+        assert "the checkpoint of step 10 could not be written" in result.output
+    saved = re.findall(rf"saved checkpoint.*{two_processes}/(\d+)", results_of_two[0].output)
+    assert saved == ["5", "15", "20"]
+    assert json.loads((two_processes / "summary.json").read_text())["failed_saves"] == 1
+    assert not list(two_processes.glob("*tmp*"))
+
+
 def test_resumed_on_one_process_and_back_then_stopped_by_a_signal_to_one(
-    two_processes: pathlib.Path, processes: Processes
+    base: pathlib.Path, two_processes: pathlib.Path, processes: Processes
 ) -> None:
     """8 devices save, one goes on, 8 go on; a signal to one process ends both at the same step."""
-    base, more = two_processes.parents[1], {"allow_changed": ["training.offline_steps"]}
+    more = {"allow_changed": ("training.offline_steps",)}
     config = state_config(base, exp_name="two", **SHARDED | {"fsdp_devices": 1, "offline_steps": STEPS + 5})
-    result = processes.run(config, resume=True, **more)
-    assert result.returncode == 0, result.output
+    train_here(config, resume=True, **more)
     assert arrays_of(two_processes / str(STEPS + 5))[".step"] == STEPS + 5
 
     config = state_config(base, exp_name="two", **SHARDED | {"offline_steps": 100_000})
@@ -126,23 +153,6 @@ def test_processes_that_are_ready_at_different_times_start_together(
     config = state_config(tmp_path, **SHARDED | {"offline_steps": 1})
     results = [finish(process) for process in start_two(processes, config, [{}, {"sleep_s": 40}])]
     assert [result.returncode for result in results] == [0, 0], results
-
-
-def test_a_full_disk_on_one_host_costs_all_of_them_one_checkpoint(tmp_path: pathlib.Path, processes: Processes) -> None:
-    config = state_config(tmp_path, **SHARDED | {"offline_steps": 30})
-    # The processes do not wait long for each other in the save that fails. In the others they wait as long as it takes.
-    waits = {"short_barriers_before_step": 8, "long_barriers_before_step": 15}
-    full = {"limit_files_before_step": 8, "file_limit_bytes": 8_192, "unlimit_files_before_step": 15}
-    results = [finish(process) for process in start_two(processes, config, [waits, waits | full])]
-    assert [result.returncode for result in results] == [0, 0], results
-    for result in results:
-        assert result.output.count("could not be written") == 1, result.output
-        assert "the checkpoint of step 10 could not be written" in result.output
-    directory = run_directory(config)
-    assert "saved checkpoint" in results[0].output and str(directory / "20") in results[0].output
-    assert json.loads((directory / "summary.json").read_text())["failed_saves"] == 1
-    assert saved_steps(directory) == [30]
-    assert not list(directory.glob("*tmp*"))
 
 
 def assert_explained(survivor: Finished, who: str) -> None:

@@ -14,6 +14,8 @@ from training_helpers import (
     metrics_of,
     online_config,
     problems_in,
+    scored,
+    train_here,
 )
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides
@@ -160,8 +162,7 @@ def test_killed_before_the_first_save_of_a_run_without_an_offline_phase(
 ) -> None:
     config = online_config(tmp_path, offline_steps=0, online_steps=2, log_frequency=1)
     assert processes.run(config, order={"kill_before_step": 1}).returncode == -9
-    resumed = processes.run(config, resume=True)
-    assert resumed.returncode == 0, resumed.output
+    train_here(config, resume=True)
     lines = metrics_of(run_directory(config))
     assert [line["step"] for line in lines if "eval/success_rate" in line] == [0, 2]  # each once
     assert [line["step"] for line in lines if "phase" in line] == [1, 2]
@@ -173,7 +174,7 @@ def test_a_run_that_was_offline_goes_online_as_if_it_had_been_meant_to(
     config = config_of(tmp_path, "first_offline")
     directory = run_directory(config)
     offline = apply_config_overrides(config, online_steps=0)
-    assert processes.run(offline).returncode == 0
+    train_here(offline)
     resumed = processes.run(config, resume=True, allow_changed=["training.online_steps"])
     assert resumed.returncode == 0, resumed.output
     assert metrics_of(directory) == metrics_of(straight)
@@ -181,16 +182,13 @@ def test_a_run_that_was_offline_goes_online_as_if_it_had_been_meant_to(
     assert replay_of(directory) == replay_of(straight)
 
 
-def test_either_phase_ends_when_nothing_improves_and_the_best_is_kept(
-    processes: Processes, tmp_path: pathlib.Path
-) -> None:
+def test_either_phase_ends_when_nothing_improves_and_the_best_is_kept(tmp_path: pathlib.Path) -> None:
     scores = {"5": 0.1, "10": 0.5, "15": 0.4, "20": 0.3, "21": 0.2, "24": 0.6, "27": 0.1, "30": 0.1}
     config = online_config(
         tmp_path, offline_steps=100, online_steps=100, eval_frequency=5, save_frequency=7, early_stopping_patience=2
     )
     directory = run_directory(config)
-    result = processes.run(config, order={"scores": scores})
-    assert result.returncode == 0, result.output
+    train_here(config, scored(scores))
     summary = read_summary(directory)
     assert (summary["status"], summary["final_step"]) == ("finished early: no improvement", 30)
     assert {phase: found["step"] for phase, found in summary["evaluation"].items()} == {"offline": 20, "online": 30}

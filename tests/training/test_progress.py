@@ -86,7 +86,7 @@ def test_time_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_utilisation_counts_useful_arithmetic() -> None:
-    config = get_config("aloha")
+    config = get_config("debug")
     recomputing = apply_config_overrides(config, {"model.remat_policy": "full"})
     keeping = apply_config_overrides(config, {"model.remat_policy": "none"})
     assert update_flops(recomputing) == pytest.approx(update_flops(keeping))

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import pytest
-from training_helpers import Processes, metrics_of, state_config
+from training_helpers import metrics_of, state_config, train_here
 
 from acrlpd.checksums import write_checksums
 from acrlpd.config import ConfigError, RLTrainConfig
@@ -125,17 +125,14 @@ def test_another_format_or_no_checkpoint_is_named(saved: tuple[pathlib.Path, RLT
         check_resume(directory, config, STATS)
 
 
-def test_loss_weights_and_a_fixed_temperature_that_were_changed_take_effect(
-    processes: Processes, tmp_path: pathlib.Path
-) -> None:
+def test_loss_weights_and_a_fixed_temperature_that_were_changed_take_effect(tmp_path: pathlib.Path) -> None:
     """Both are arrays of the agent, and the checkpoint has those of the config before."""
     config = state_config(tmp_path, offline_steps=5, acrlpd__loss_weights__bc_weight=1.0)
-    assert processes.run(config).returncode == 0
+    train_here(config)
     weights = {"acrlpd__loss_weights__bc_weight": 0.25, "acrlpd__loss_weights__critic_weight": 0.5}
     other = state_config(tmp_path, offline_steps=10, acrlpd__initial_temperature=3.0, **weights)
     allowed = ["training.offline_steps", "acrlpd.loss_weights", "acrlpd.initial_temperature"]
-    resumed = processes.run(other, resume=True, allow_changed=allowed)
-    assert resumed.returncode == 0, resumed.output
+    train_here(other, resume=True, allow_changed=tuple(allowed))
     before, after = metrics_of(run_directory(config))
     assert (before["bc_weight"], before["alpha_value"]) == (1.0, 1.0)
     assert (after["bc_weight"], after["alpha_value"]) == (0.25, pytest.approx(3.0))

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_helpers import Processes, metrics_of, sharded_config
+from training_helpers import Processes, metrics_of, sharded_config, train_here
 
 from acrlpd.runs.directory import run_directory
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> pathlib.Path:
+def one(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The run directory of the same training on one device."""
     config = sharded_config(tmp_path_factory.mktemp("one"), fsdp_devices=1)
-    finished = processes.run(config)
-    assert finished.returncode == 0, finished.output
+    train_here(config)
     return run_directory(config)
 
 

@@ -4,48 +4,34 @@ import json
 import pathlib
 import signal
 import time
-from collections.abc import Sequence
 
-import pytest
-from training_helpers import Processes, arrays_of, assert_equal_arrays, finish, metrics_of, state_config
+from training_helpers import Processes, arrays_of, assert_equal_arrays, finish, metrics_of, state_config, train_here
 
 from acrlpd.runs.directory import run_directory, saved_steps
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> pathlib.Path:
-    config = state_config(tmp_path_factory.mktemp("runs"), exp_name="straight")
-    assert processes.run(config).returncode == 0
-    return run_directory(config)
+def test_a_signal_saves_and_resume_continues_exactly(processes: Processes, tmp_path: pathlib.Path) -> None:
+    straight = state_config(tmp_path, exp_name="straight")
+    train_here(straight)
 
+    directory = run_directory(state_config(tmp_path, exp_name="interrupted"))
+    # The run finishes the updates that it was preparing, then saves; a line of metrics ends a call.
+    for number, code, step, updates_per_call, ends in (
+        (signal.SIGINT, 130, 7, 1, [8]),
+        (signal.SIGTERM, 143, 12, None, range(13, 16)),
+    ):
+        config = state_config(tmp_path, exp_name="interrupted", training__updates_per_call=updates_per_call)
+        order = {"signal_before_step": step, "signal": number}
+        stopped = processes.run(config, order=order, resume=directory.exists())
+        assert stopped.returncode == code, stopped.output
+        assert "saving after the current step" in stopped.output
+        summary = json.loads((directory / "summary.json").read_text())
+        assert summary["status"] == f"stopped by {number.name}"
+        assert summary["final_step"] == saved_steps(directory)[-1] and summary["final_step"] in ends
 
-@pytest.mark.parametrize(
-    ("number", "code", "updates_per_call", "steps"),
-    [(signal.SIGINT, 130, 1, [13]), (signal.SIGTERM, 143, None, range(13, 20))],
-)
-def test_a_signal_saves_and_resume_continues_exactly(
-    number: signal.Signals,
-    code: int,
-    updates_per_call: int | None,
-    steps: Sequence[int],
-    straight: pathlib.Path,
-    processes: Processes,
-    tmp_path: pathlib.Path,
-) -> None:
-    config = state_config(tmp_path, exp_name="interrupted", training__updates_per_call=updates_per_call)
-    directory = run_directory(config)
-    stopped = processes.run(config, order={"signal_before_step": 12, "signal": number})
-    assert stopped.returncode == code, stopped.output
-    assert "saving after the current step" in stopped.output
-    # The run finishes the updates that it was preparing, then saves.
-    summary = json.loads((directory / "summary.json").read_text())
-    assert summary["status"] == f"stopped by {number.name}"
-    assert summary["final_step"] == saved_steps(directory)[-1] and summary["final_step"] in steps
-
-    resumed = processes.run(config, resume=True)
-    assert resumed.returncode == 0, resumed.output
-    assert metrics_of(directory) == metrics_of(straight)
-    assert_equal_arrays(arrays_of(directory / "20"), arrays_of(straight / "20"))
+    train_here(config, resume=True)
+    assert metrics_of(directory) == metrics_of(run_directory(straight))
+    assert_equal_arrays(arrays_of(directory / "20"), arrays_of(run_directory(straight) / "20"))
     assert json.loads((directory / "summary.json").read_text())["status"] == "finished"
 
 

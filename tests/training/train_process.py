@@ -95,21 +95,6 @@ def watch_replay() -> None:
     Replay.write = watched  # type: ignore[method-assign]
 
 
-def keep_all_programs() -> None:
-    """Also keeps programs that compile fast in the compilation cache, for the next process of the tests."""
-    import jax
-
-    from acrlpd.training import experiment
-
-    enable = experiment.enable_compilation_cache
-
-    def enable_for_all() -> None:
-        enable()
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-    experiment.enable_compilation_cache = enable_for_all
-
-
 def watch_saves() -> None:
     """`kill_in_save_of_step`: dies when the first part of that checkpoint is complete, before the checkpoint is."""
     written = f"/{ORDER['kill_in_save_of_step']}.orbax-checkpoint-tmp"
@@ -138,7 +123,6 @@ def main() -> int:
     initialize_distributed(DistributedOptions(**ORDER.get("distributed", {})))
     watch_steps()
     watch_replay()
-    keep_all_programs()
     if "kill_in_save_of_step" in ORDER:
         watch_saves()
     config = load_config(ORDER["config"])

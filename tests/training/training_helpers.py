@@ -1,4 +1,4 @@
-"""Tiny configs, and training runs as real processes that share one compilation cache."""
+"""Tiny configs, and training runs in this process or as processes of their own."""
 
 import dataclasses
 import json
@@ -16,9 +16,12 @@ from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, g
 from acrlpd.files import read_json_lines
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.monitoring.run_monitor import MEMORY
-from acrlpd.runs.directory import run_directory
+from acrlpd.runs.directory import prepare_run_directory, run_directory
 from acrlpd.runs.metrics_log import TIMING
 from acrlpd.training.checkpoints.manager import load_checkpoint_agent
+from acrlpd.training.options import RunOptions
+from acrlpd.training.train_run import train_run
+from acrlpd.training.trainer import EvalFn
 from acrlpd.training.verification import parts_to_verify
 
 HERE = pathlib.Path(__file__).parent
@@ -94,16 +97,12 @@ class Finished:
 
 
 class Processes:
-    """Starts training processes; each test session has one compilation cache for all of them."""
-
-    def __init__(self, cache: pathlib.Path) -> None:
-        self.cache = cache
+    """Starts training processes."""
 
     def environment(self, devices: int) -> dict[str, str]:
         return {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": str(self.cache),
             "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
             "TF_CPP_MIN_LOG_LEVEL": "2",
             # Where the toy environments are, also for processes that those of the test start.
@@ -132,6 +131,18 @@ class Processes:
 
     def run(self, config: RLTrainConfig, **arguments: Any) -> Finished:
         return finish(self.start(config, **arguments))
+
+
+def train_here(config: RLTrainConfig, eval_fn: EvalFn | None = None, **options: Any) -> None:
+    """A whole run in the process of the test, where a process of its own would show nothing more and cost seconds."""
+    directory, run_options = run_directory(config), RunOptions(**options)
+    prepare_run_directory(directory, resume=run_options.resume, overwrite=run_options.overwrite)
+    assert train_run(config, directory, run_options, eval_fn=eval_fn) == 0
+
+
+def scored(scores: Mapping[str, float]) -> EvalFn:
+    """An evaluation with a set outcome for each step."""
+    return lambda agent, step: {"success_rate": scores[str(step)]}
 
 
 def finish(process: "subprocess.Popen[str]") -> Finished:
