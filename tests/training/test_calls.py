@@ -85,7 +85,7 @@ def config_of(directory: pathlib.Path, name: str, **changes: object) -> RLTrainC
         online__update_to_data_ratio=0.7,
         online__critic_warmup_steps=3,
         online__final_bc_weight=0.25,
-        online__bc_weight_decay_steps=20,
+        online__bc_weight_decay_steps=15,
         acrlpd__critic_warmup_steps=6,
         log_frequency=7,
         save_frequency=20,
