@@ -137,7 +137,7 @@ class DataConfig:
     # Batches prepared ahead of the train step.
     prefetch_batches: Annotated[int, Ge(1)] = 2
     # Keep states, actions and rewards on the devices, where the train step gathers its batches: "auto" does so for
-    # policies without images and prompts, if the data fits. "always" stops with a message where that is impossible.
+    # policies without images, if the data fits. "always" stops with a message where that is impossible.
     on_device: OnDevice = "auto"
     # Random crop, rotation and colour jitter of training images, on the device, as in openpi.
     augment_images: bool = True

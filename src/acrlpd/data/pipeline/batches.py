@@ -9,7 +9,7 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -159,7 +159,7 @@ class BatchBuilder:
     def __init__(self, dataset: Dataset, rl_config: RLTrainConfig) -> None:
         self.dataset = dataset
         self.buffers = BufferPool()
-        self._horizons = (rl_config.qchunking.horizon_length, rl_config.model.action_horizon)
+        self.horizons = (rl_config.qchunking.horizon_length, rl_config.model.action_horizon)
         self._repack = rl_config.data.repack
         self._transform = dataset.transforms.training_inputs(dataset.norm_stats)
         self._episode_ids = np.array(dataset.source.indices, np.int32)
@@ -169,33 +169,40 @@ class BatchBuilder:
 
         Observations at t and at t + H go through the transforms together, as one batch of twice the size.
         """
-        table = self.dataset.table
-        first_rows, last_rows = table.offsets[episodes] + steps, table.offsets[episodes + 1] - 1
-        windows = make_windows(first_rows, last_rows, self.dataset.rewards, *self._horizons)
-        size = len(steps)
+        offsets, size = self.dataset.table.offsets, len(steps)
+        first_rows, last_rows = offsets[episodes] + steps, offsets[episodes + 1] - 1
+        windows = make_windows(first_rows, last_rows, self.dataset.rewards, *self.horizons)
         rows = np.concatenate([first_rows, windows.next_rows])
         action_rows = np.concatenate([windows.action_rows, windows.action_rows])
+        observations, actions = self.read(rows, action_rows, self._read_frames(episodes, rows))
+        return Batch(
+            observations=jax.tree.map(lambda x: x[:size], observations),
+            next_observations=jax.tree.map(lambda x: x[size:], observations),
+            actions=actions[:size],
+            **windows.fields,
+            episode_id=self._episode_ids[episodes],
+            step_id=steps.astype(np.int32),
+        )
+
+    def read(
+        self, rows: np.ndarray, action_rows: np.ndarray, images: Mapping[str, np.ndarray]
+    ) -> tuple[Observation, np.ndarray]:
+        """What the policy sees at `rows` [n], and chunks of the actions at `action_rows` [n, t]: float32 [n, t, a]."""
+        table = self.dataset.table
         data: dict[str, Any] = {name: table.columns[name][rows] for name in self._repack.state}
         data |= {name: table.columns[name][action_rows] for name in self._repack.actions}
-        data |= self._read_frames(episodes, rows)
+        data |= images
         if self.dataset.prompts is not None:
             data["prompt"] = self.dataset.prompts[table.prompt_index[rows]]
         data = self._transform(data)
-        observations = Observation(
+        observation = Observation(
             images=data.get("image", {}),
             image_masks=data.get("image_mask", {}),
             state=data["state"].astype(np.float32),
             tokenized_prompt=data.get("tokenized_prompt"),
             tokenized_prompt_mask=data.get("tokenized_prompt_mask"),
         )
-        return Batch(
-            observations=jax.tree.map(lambda x: x[:size], observations),
-            next_observations=jax.tree.map(lambda x: x[size:], observations),
-            actions=data["actions"][:size].astype(np.float32),
-            **windows.fields,
-            episode_id=self._episode_ids[episodes],
-            step_id=steps.astype(np.int32),
-        )
+        return observation, data["actions"].astype(np.float32)
 
     def _read_frames(self, episodes: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Camera -> uint8 [2B, h, w, 3] for the cameras that the policy is given."""

@@ -1,8 +1,8 @@
 """The columns of dataset and replay on the devices, from which the train step gathers its windows.
 
-A small policy learns from a batch in less time than the host needs to make one. Where state and actions are all that a
-policy sees, they fit on the devices: one row per step, already transformed. A batch is then only the row numbers of its
-windows. The host draws these numbers as it always does, and the windows have the same values as the host's batches.
+A small policy learns from a batch in less time than the host needs to make one. What a policy without cameras sees fits
+on the devices: one row per step, already transformed. A batch is then only the row numbers of its windows. The host
+draws these numbers as it always does, and the windows have the same values as the host's batches.
 """
 
 import functools
@@ -40,8 +40,8 @@ _CHECKED_WINDOWS = 64
 class RowTable:
     """One row for each step of the dataset, then of the replay, then free rows into which the replay grows."""
 
-    state: Array  # float32 [N, s], transformed as in a batch
-    actions: Array  # float32 [N, a]
+    observation: Observation  # [N, ...], transformed as in a batch; without images
+    actions: Array  # float32 [N, a], transformed
     rewards: Array  # float32 [N]
     terminals: Array  # bool [N]
     after_terminal: Array  # bool [N]
@@ -66,8 +66,8 @@ class RowFeed:
         table, rows = self.table, self.rows[index]
         windows = make_windows(rows, table.last_row[rows], table, *self.horizons, xp=jnp)
         return Batch(
-            observations=_observe(table.state[rows]),
-            next_observations=_observe(table.state[windows.next_rows]),
+            observations=jax.tree.map(lambda x: x[rows], table.observation),
+            next_observations=jax.tree.map(lambda x: x[windows.next_rows], table.observation),
             actions=table.actions[windows.action_rows],
             **windows.fields,
             episode_id=table.episode_id[rows],
@@ -75,31 +75,30 @@ class RowFeed:
         )
 
 
-def _observe(state: Array) -> Observation:
-    return Observation(images={}, image_masks={}, state=state, tokenized_prompt=None, tokenized_prompt_mask=None)
-
-
 class DeviceRows:
     """The table of a run on its devices, each of which keeps its share of the rows."""
 
-    def __init__(self, rows: RowTable, rl_config: RLTrainConfig, sharding: NamedSharding) -> None:
-        """`rows` are those of the dataset, on the host; `sharding` is that of a batch."""
-        self._rl_config = rl_config
+    def __init__(self, rows: RowTable, horizons: tuple[int, int], sharding: NamedSharding, *, spare_rows: int) -> None:
+        """`rows` are those of the dataset, on the host; `sharding` is that of a batch.
+
+        `spare_rows` is the number of rows that the replay is expected to have in the end.
+        """
+        self._horizons = horizons
         self._sharding = sharding
         self._num_rows = self._num_prior = len(rows.rewards)
-        self._table = self._place(rows, self._num_rows + expected_replay_rows(rl_config))
+        self._table = self._place(rows, self._num_rows + spare_rows)
 
     def feed(self, rows: np.ndarray) -> RowFeed:
         """The feed of updates whose windows start at `rows` [updates, b], b of this process."""
         padded = np.zeros((ROWS_CAPACITY, rows.shape[1]), np.int32)
         padded[: len(rows)] = rows
         places = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
-        return RowFeed(self._table, jax.make_array_from_process_local_data(places, padded), _horizons(self._rl_config))
+        return RowFeed(self._table, jax.make_array_from_process_local_data(places, padded), self._horizons)
 
-    def extend(self, replay: Dataset) -> int:
+    def extend(self, replay: BatchBuilder) -> int:
         """Adds the rows of the replay that are new; returns the row at which the replay begins."""
-        seen, total = self._num_rows - self._num_prior, num_rows(replay)
-        new = read_rows(replay, self._rl_config, seen, self._num_prior)
+        seen, total = self._num_rows - self._num_prior, num_rows(replay.dataset)
+        new = read_rows(replay, first=seen, rows_before=self._num_prior)
         if self._num_prior + total > self._capacity:
             logger.info("the replay has outgrown its place on the devices: the train step is compiled once more")
             old = jax.tree.map(lambda x: np.asarray(x)[: self._num_rows], self._table)
@@ -141,36 +140,37 @@ def num_rows(dataset: Dataset) -> int:
     return int(dataset.table.offsets[-1])
 
 
-def read_rows(dataset: Dataset, rl_config: RLTrainConfig, first: int = 0, before: int = 0) -> RowTable:
-    """The rows of a dataset from row `first` on, on the host; `before` is how many rows of others come before row 0."""
-    table, repack = dataset.table, rl_config.data.repack
-    offsets, rows = table.offsets, np.arange(first, num_rows(dataset))
-    data = {name: table.columns[name][rows] for name in repack.state}
-    data |= {name: table.columns[name][rows[:, None]] for name in repack.actions}  # chunks of one action
-    data = dataset.transforms.training_inputs(dataset.norm_stats)(data)
+def read_rows(builder: BatchBuilder, *, first: int = 0, rows_before: int = 0) -> RowTable:
+    """The rows of a dataset from row `first` on, on the host.
+
+    `rows_before` is the number of rows of other data that come before row 0 in the whole table.
+    """
+    dataset, offsets = builder.dataset, builder.dataset.table.offsets
+    rows = np.arange(first, num_rows(dataset))
     episodes = np.searchsorted(offsets, rows, side="right") - 1
+    observation, actions = builder.read(rows, rows[:, None], {})  # chunks of one action
     return RowTable(
-        state=data["state"].astype(np.float32),
-        actions=data["actions"][:, 0].astype(np.float32),
+        observation=observation,
+        actions=actions[:, 0],
         rewards=dataset.rewards.rewards[rows].astype(np.float32),
         terminals=dataset.rewards.terminals[rows],
         after_terminal=dataset.rewards.after_terminal[rows],
-        last_row=(before + offsets[episodes + 1] - 1).astype(np.int32),
+        last_row=(rows_before + offsets[episodes + 1] - 1).astype(np.int32),
         episode_id=np.array(dataset.source.indices, np.int32)[episodes],
         step_id=(rows - offsets[episodes]).astype(np.int32),
     )
 
 
-def create_device_rows(dataset: Dataset, rl_config: RLTrainConfig, sharding: NamedSharding) -> DeviceRows | None:
+def create_device_rows(builder: BatchBuilder, rl_config: RLTrainConfig, sharding: NamedSharding) -> DeviceRows | None:
     """The rows of a run on its devices; None if the config does not want them there, or they cannot be there."""
     wish = rl_config.data.on_device
     if wish == "never":
         return None
-    problem = _what_prevents_rows(dataset, rl_config, sharding)
+    problem = _what_prevents_rows(builder.dataset, rl_config, sharding)
     if problem is None:
-        rows = read_rows(dataset, rl_config)
-        if _are_windows_of(rows, dataset, rl_config):
-            return DeviceRows(rows, rl_config, sharding)
+        rows = read_rows(builder)
+        if _are_windows_of(rows, builder):
+            return DeviceRows(rows, builder.horizons, sharding, spare_rows=expected_replay_rows(rl_config))
         problem = "a chunk of actions is not transformed action by action, as with data.use_delta_joint_actions=true"
     if wish == "always":
         raise ConfigError(f"data.on_device=always: {problem}; use data.on_device=auto")
@@ -186,8 +186,8 @@ def expected_replay_rows(rl_config: RLTrainConfig) -> int:
 
 def _what_prevents_rows(dataset: Dataset, rl_config: RLTrainConfig, sharding: NamedSharding) -> str | None:
     """Why the rows cannot lie on the devices, as far as their size and the policy tell; None if they can."""
-    if dataset.frames is not None or dataset.prompts is not None:
-        return "the policy sees images or reads prompts, which are made on the host"
+    if dataset.frames is not None:
+        return "the policy sees images, which the host reads"
     total = num_rows(dataset) + expected_replay_rows(rl_config)
     needed = total * row_bytes(rl_config) // sharding.mesh.size
     limit = int(_MEMORY_SHARE * _device_memory(sharding))
@@ -200,8 +200,10 @@ def _what_prevents_rows(dataset: Dataset, rl_config: RLTrainConfig, sharding: Na
 
 
 def row_bytes(rl_config: RLTrainConfig) -> int:
-    """Bytes of one row: state, action, reward, last row, episode, step, and two flags."""
-    return 4 * (rl_config.model.state_dim + rl_config.model.action_dim + 4) + 2
+    """Bytes of one row: observation, action, reward, last row, episode, step, and two flags."""
+    observation, _ = rl_config.model.inputs_spec(1)
+    seen = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(observation))
+    return seen + 4 * (rl_config.model.action_dim + 4) + 2
 
 
 def _device_memory(sharding: NamedSharding) -> int:
@@ -212,22 +214,19 @@ def _device_memory(sharding: NamedSharding) -> int:
     return min(host if limit is None else limit for limit in limits)
 
 
-def _are_windows_of(table: RowTable, dataset: Dataset, rl_config: RLTrainConfig) -> bool:
+def _are_windows_of(table: RowTable, builder: BatchBuilder) -> bool:
     """Whether windows of transformed rows are transformed windows, to the last bit, for a sample of windows.
 
     Relative actions depend on the first state of their chunk, and a user's own robot may do anything.
     """
     rows = np.unique(np.linspace(0, len(table.rewards) - 1, _CHECKED_WINDOWS).astype(np.int64))
-    offsets = dataset.table.offsets
+    offsets = builder.dataset.table.offsets
     episodes = np.searchsorted(offsets, rows, side="right") - 1
-    expected = BatchBuilder(dataset, rl_config).build(episodes, rows - offsets[episodes])
-    windows = make_windows(rows, table.last_row[rows], table, *_horizons(rl_config))
-    return (
-        np.array_equal(expected.observations.state, table.state[rows])
-        and np.array_equal(expected.next_observations.state, table.state[windows.next_rows])
-        and np.array_equal(expected.actions, table.actions[windows.action_rows])
+    expected = builder.build(episodes, rows - offsets[episodes])
+    windows = make_windows(rows, table.last_row[rows], table, *builder.horizons)
+    pairs = (
+        (expected.observations, jax.tree.map(lambda x: x[rows], table.observation)),
+        (expected.next_observations, jax.tree.map(lambda x: x[windows.next_rows], table.observation)),
+        (expected.actions, table.actions[windows.action_rows]),
     )
-
-
-def _horizons(rl_config: RLTrainConfig) -> tuple[int, int]:
-    return rl_config.qchunking.horizon_length, rl_config.model.action_horizon
+    return jax.tree.all(jax.tree.map(np.array_equal, *zip(*pairs, strict=True)))

@@ -56,10 +56,11 @@ class DataLoader:
         self.dataset = dataset  # the prior data
         self._rl_config = rl_config
         # Where the windows come from, and how many windows of each batch over all processes.
-        self._parts = [(BatchBuilder(dataset, rl_config), batch_size)]
+        prior = BatchBuilder(dataset, rl_config)
+        self._parts = [(prior, batch_size)]
         self._sharding = device_sharding
         self._process = (process_index, process_count)
-        self._rows = None if device_sharding is None else create_device_rows(dataset, rl_config, device_sharding)
+        self._rows = None if device_sharding is None else create_device_rows(prior, rl_config, device_sharding)
         self._first_rows = [0]  # of each part, in the table on the devices
         self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
         self._prefetcher: Prefetcher | RowDraws = self._start(step=0)
@@ -105,7 +106,7 @@ class DataLoader:
         prior, online = self._parts[0][0], BatchBuilder(replay, self._rl_config)
         self._parts = [(prior, num_offline), (online, self.batch_size - num_offline)]
         if self._rows is not None:
-            self._first_rows = [0, self._rows.extend(replay)]
+            self._first_rows = [0, self._rows.extend(online)]
         self._restart(self._prefetcher.step)
 
     @property
