@@ -1,5 +1,6 @@
 """The data loader: batches of windows, prepared ahead by threads and put on the devices."""
 
+import dataclasses
 import logging
 import math
 import zlib
@@ -78,6 +79,8 @@ class DataLoader:
         if self._rows is not None and isinstance(self._prefetcher, RowDraws):
             return self._rows.feed(self._prefetcher.take(num_updates))
         prepared = [self._next() for _ in range(num_updates)]
+        assert isinstance(self._prefetcher, Prefetcher)
+        self._prefetcher.raise_depth(num_updates)  # The next call will want about as many as this one.
         if self.capacity == 1:
             return StackedBatches(prepared[0])
         prepared += prepared[-1:] * (self.capacity - num_updates)  # A program is compiled for one number of batches.
@@ -159,7 +162,8 @@ class DataLoader:
             return ROWS_CAPACITY
         if self._sharding is None:
             return 1
-        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(batch_spec(self._rl_config)))
+        spec = batch_spec(dataclasses.replace(self._rl_config, batch_size=self.batch_size))
+        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(spec))
         return max(1, min(_TRANSFER_BYTES // size, _MOST_BATCHES_PER_TRANSFER))
 
     def _sampler(self, stream: int, dataset: Dataset, epoch: int) -> WindowSampler:
@@ -190,7 +194,7 @@ class DataLoader:
             first_step=step,
             end_step=(epoch + 1) * self.steps_per_epoch if self._epochs_end else math.inf,
             num_workers=self._rl_config.data.num_workers,
-            depth=max(self._rl_config.data.prefetch_batches, self.capacity),
+            depth=self._rl_config.data.prefetch_batches,
         )
 
     def _restart(self, step: int) -> None:
@@ -222,7 +226,7 @@ def _build_batches(
 
 
 class RowDraws:
-    """Row numbers of the windows of steps from `first_step` on, drawn when they are asked for: that takes no time."""
+    """Row numbers of the windows of steps from `first_step` on, drawn when they are asked for, in microseconds."""
 
     def __init__(
         self, parts: Sequence[_Part], first_rows: Sequence[int], process: tuple[int, int], *, first_step: int
@@ -330,6 +334,11 @@ class Prefetcher:
         self._step = step + 1
         self._prepare_ahead()
         return result
+
+    def raise_depth(self, depth: int) -> None:
+        """Prepares at least so many results ahead."""
+        self._depth = max(self._depth, depth)
+        self._prepare_ahead()
 
     def _prepare_ahead(self) -> None:
         while self._threads and len(self._ahead) < self._depth and self.step + len(self._ahead) < self._end_step:
