@@ -1,15 +1,21 @@
 """Many updates in one call of the train step: how many, and that their number changes nothing."""
 
+import math
 import pathlib
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_config, train_here
 
-from acrlpd.config import RLTrainConfig
+from acrlpd.agents import Agent
+from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config
+from acrlpd.data.pipeline import device_rows
 from acrlpd.runs.directory import run_directory
 from acrlpd.training import calls
 from acrlpd.training.calls import CALL_S, CallLengths, next_multiple
+from acrlpd.training.online.rounds import OnlinePhase, Player, Round
 from acrlpd.training.trainer import Trainer
 
 OFFLINE, ONLINE = 30, 25
@@ -58,6 +64,64 @@ def test_a_pause_shortens_calls_only_a_little_and_not_for_long(time: DrivenTime)
     assert [make_call(lengths, time, update_s=0.002) for _ in range(2)] == [83, 125]
 
 
+def test_a_busy_host_does_not_make_calls_explode(time: DrivenTime) -> None:
+    """Two calls are under way. Both are long finished when the host comes back and looks, one right after the other."""
+    lengths = CallLengths(512, is_timed=True)
+    for _ in range(5):
+        make_call(lengths, time, update_s=0.02)
+    first, second = lengths.next(0), lengths.next(0)
+    assert first == second == 12
+    time.now += 2.0
+    lengths.end(first)
+    time.now += 1e-5
+    lengths.end(second)
+    assert lengths.next(0) <= 2 * 12
+
+
+def test_the_first_call_after_a_pause_is_not_timed(time: DrivenTime) -> None:
+    lengths = CallLengths(512, is_timed=True)
+    for _ in range(4):
+        make_call(lengths, time, update_s=0.002)
+    lengths.pause()
+    time.now += 60.0  # an evaluation
+    assert [make_call(lengths, time, update_s=0.002) for _ in range(3)] == [125, 125, 125]
+
+
+class OnePolicy(Player):
+    """Wants a newer policy so often."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def update_policy(self, agent: Agent, step: int) -> None: ...
+
+    def round(self, number: int) -> Round:
+        raise AssertionError
+
+    def updates_with_one_policy(self, step: int) -> int:
+        return self.updates
+
+
+@given(
+    ratio=st.sampled_from([0.04, 0.1, 0.125, 0.3, 0.5, 0.7, 1.0, 1.5, 3.0]),
+    env_steps=st.integers(20, 400),
+    made=st.floats(0, 1),
+    updates=st.integers(1, 1000),
+)
+def test_updates_until_the_next_round_are_all_that_need_none(
+    ratio: float, env_steps: int, made: float, updates: int
+) -> None:
+    config = apply_config_overrides(
+        get_config("quickstart"), {"online.start_steps": 20, "online.update_to_data_ratio": ratio}
+    )
+    online = OnlinePhase(config, None, None, OnePolicy(updates))  # type: ignore[arg-type]  # nobody asks them
+    online.totals["env_steps"] = env_steps
+    without_round = [update for update in range(1500) if 20 + math.ceil(update / ratio) <= env_steps]
+    update = int(made * without_round[-1])
+    assert online.updates_ahead(7 + update, update) == min(without_round[-1] - update + 1, updates)
+    assert not online.needs_round(without_round[-1]) and online.needs_round(without_round[-1] + 1)
+
+
 def test_updates_that_become_slower_shorten_calls(time: DrivenTime) -> None:
     lengths = CallLengths(512, is_timed=True)
     for _ in range(3):
@@ -94,8 +158,14 @@ def config_of(directory: pathlib.Path, name: str, **changes: object) -> RLTrainC
     )
 
 
-def test_the_lengths_of_calls_change_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics, replay and state of a run with an online phase are the same to the last bit."""
+@pytest.mark.parametrize("on_device", ["always", "never"])
+def test_the_lengths_of_calls_change_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, on_device: str
+) -> None:
+    """Metrics, replay and state of a run with an online phase are the same to the last bit.
+
+    Where the data lies on the devices, the replay of the run with long calls outgrows its place.
+    """
     update, made = Trainer._update, []
 
     def watched(self: Trainer, feed: object, num_updates: int) -> None:
@@ -103,8 +173,13 @@ def test_the_lengths_of_calls_change_nothing(tmp_path: pathlib.Path, monkeypatch
         update(self, feed, num_updates)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Trainer, "_update", watched)
-    configs = [config_of(tmp_path, str(length), training__updates_per_call=length) for length in (1, 5)]
-    for config in configs:
+    expected_rows = device_rows.expected_replay_rows
+    configs = [
+        config_of(tmp_path, str(length), training__updates_per_call=length, data__on_device=on_device)
+        for length in (1, 5)
+    ]
+    for config, few_rows in zip(configs, (False, True), strict=True):
+        monkeypatch.setattr(device_rows, "expected_replay_rows", (lambda _: 1) if few_rows else expected_rows)
         train_here(config)
     assert made[: OFFLINE + ONLINE] == [1] * (OFFLINE + ONLINE) and max(made) == 5
     expected, found = (run_directory(config) for config in configs)

@@ -63,13 +63,16 @@ class DebugMode:
 
     def before_update(self, step: int, agent: Agent, feed: Feed, rng: jax.Array) -> None:
         """`step` is the step that this update makes."""
-        batch = first_batch(feed)
         period = self._log_frequency * LINES_PER_INSPECTION
         is_sheet_due = not self._has_sheet or step % (period * INSPECTIONS_PER_SHEET) == 0
+        is_inspection_due = step == self._log_frequency or step % period == 0
+        if not (is_sheet_due or is_inspection_due):
+            return
+        batch = first_batch(feed)
         self._has_sheet = True
         if is_sheet_due and self._directory is not None and (sheet := contact_sheet(batch)) is not None:
             self._write(f"{step:08d}.png", sheet)
-        if step == self._log_frequency or step % period == 0:
+        if is_inspection_due:
             self._pending[step] = inspect_update(agent, batch, rng)
 
     def on_line(self, step: int) -> dict[str, float]:

@@ -43,14 +43,11 @@ class RunMonitor:
         self._debug: DebugMode | None = None
         if rl_config.logging.debug:
             self._debug = DebugMode(directory if is_primary else None, rl_config.training.log_frequency)
+        # Whether debug mode or a profile looks at single updates, so that a call of the train step may make only one.
+        self.looks_at_updates = rl_config.logging.debug or profile_steps is not None
         self._profiler: StepProfiler | None = None
         if profile_steps is not None and is_primary:
             self._profiler = StepProfiler(profile_steps, directory)
-
-    @property
-    def looks_at_updates(self) -> bool:
-        """Whether something here looks at single updates, so that a call of the train step may make only one."""
-        return self._debug is not None or self._profiler is not None
 
     def before_update(self, step: int, agent: Agent, feed: Feed, rng: jax.Array) -> None:
         """`step` is the step that the first update of the call will make."""

@@ -2,9 +2,12 @@
 
 import time
 
-# Updates that take about so many seconds are handed to the devices at once. Two such calls are under way, and a signal
-# has to wait for them.
+# The updates of one call take about a quarter of a second together. Two calls are under way at a time, and a signal has
+# to wait for both.
 CALL_S = 0.25
+# By how much the time of an update may seem to change from one call to the next. The host may have been busy with other
+# things: then one call seems to be very long, and the next call, which has long been finished, very short.
+_MOST_GROWTH, _MOST_SHRINKING = 1.5, 0.5
 
 
 class CallLengths:
@@ -28,10 +31,15 @@ class CallLengths:
         """The devices have finished a call. The time since the end of the call before is the time of its updates."""
         now = time.perf_counter()
         if self._last_end is not None:
-            update_s = (now - self._last_end) / num_updates
-            # The time may contain a save or an evaluation. A longer time is therefore believed little by little.
-            self._update_s = update_s if self._update_s is None else min(update_s, 1.5 * self._update_s)
+            update_s = max((now - self._last_end) / num_updates, 1e-9)
+            if self._update_s is not None:
+                update_s = min(max(update_s, _MOST_SHRINKING * self._update_s), _MOST_GROWTH * self._update_s)
+            self._update_s = update_s
         self._last_end = now
+
+    def pause(self) -> None:
+        """The devices have nothing to do until the next call, so the time until its end tells nothing about updates."""
+        self._last_end = None
 
 
 def next_multiple(step: int, frequency: int) -> int:

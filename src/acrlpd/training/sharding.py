@@ -27,6 +27,8 @@ BATCH_AXIS = "batch"
 FSDP_AXIS = "fsdp"
 # Data is split over every device, also over those that share one copy of the parameters.
 DATA_AXES = (BATCH_AXIS, FSDP_AXIS)
+# A policy with fewer parameters counts as small.
+_SMALL_NETWORK = 100_000_000
 
 
 def create_fsdp_mesh(fsdp_devices: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -117,7 +119,8 @@ def compile_train_steps(
         donate_argnums=0,
     )
     num_updates, bc_weights = np.int32(1), np.zeros(feed.capacity, np.float32)
-    options = SMALL_NETWORK_OPTIONS if feed.capacity > 1 else None
+    is_small = sum(math.prod(x.shape) for x in jax.tree.leaves(agent.policy_params)) < _SMALL_NETWORK
+    options = SMALL_NETWORK_OPTIONS if is_small and feed.capacity > 1 else None
     with jax.set_mesh(sharding.mesh):  # Models use this mesh to keep their activations split by sample.
         lowered = step.lower(sharding.abstract(agent), feed, num_updates, bc_weights, jax.random.key(0))
         return lowered.compile(compiler_options=options)

@@ -225,13 +225,16 @@ class Trainer:
         else:
             assert self._online is not None
             yield self.online_start + self.rl_config.online.critic_warmup_steps
-            yield self.online_start + self._online.next_stop(self.step - self.online_start)
+            yield self.step + self._online.updates_ahead(self.step, self.step - self.online_start)
 
     def _act(self) -> None:
         """Plays the episodes that the next update of the online phase needs."""
         assert self._online is not None and self.online_start is not None
+        update = self.step - self.online_start
+        if self._online.needs_round(update):
+            self._collect(leave=0)  # playing waits for the policy anyway; this time belongs to the updates
         with self.clock.measure("rollouts"):
-            played = self._online.prepare(self.agent, self.step, self.step - self.online_start)
+            played = self._online.prepare(self.agent, self.step, update)
         if played:
             self._collect(leave=0)  # lines of metrics have their place in the file, however long the calls are
         for metrics in played:
@@ -293,7 +296,9 @@ class Trainer:
         is_first = not self._train_steps
         with answer_out_of_memory(self.rl_config, is_first):
             if self._feed_shapes != _shapes(feed):  # at the start, or because the replay has outgrown its place
+                self._collect(leave=0)
                 self.compile(feed)
+                self.clock.restart()
             train_steps = self._train_steps[self._updates_policy()]
             self.monitor.before_update(self.step + 1, self.agent, feed, self._rng)
             self.agent, metrics = train_steps(self.agent, feed, np.int32(num_updates), self._bc_weights(), self._rng)
@@ -328,6 +333,8 @@ class Trainer:
                     self._write_line(step)
             if self._progress is not None:
                 self._progress.advance_to(last_step)
+        if leave == 0:
+            self._calls.pause()
 
     def _write_line(self, step: int) -> None:
         read = self.clock.read()
@@ -371,9 +378,7 @@ def _call_lengths(rl_config: RLTrainConfig, capacity: int, *, one_by_one: bool) 
     wanted, is_alone = rl_config.training.updates_per_call, jax.process_count() == 1
     if wanted is not None and wanted > capacity:
         logger.warning(
-            "training.updates_per_call %d: calls make at most %d updates, because their batches travel together",
-            wanted,
-            capacity,
+            "training.updates_per_call is %d, but a call of this run makes at most %d updates", wanted, capacity
         )
     most = min(capacity, wanted or (capacity if is_alone else 1))
     return CallLengths(1 if one_by_one else most, is_timed=is_alone and wanted is None)

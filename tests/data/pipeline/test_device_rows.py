@@ -131,3 +131,13 @@ def test_data_that_does_not_fit_stays_on_the_host(
         assert isinstance(loader.sample_feed(1), StackedBatches)
     with pytest.raises(ConfigError, match=r"rows need .* KiB on each device, more than the 3.91 KiB"):
         create_data_loader(changed(data__on_device="always"), device_sharding=DEVICE)
+
+
+@pytest.mark.parametrize("on_device", ["always", "never"])
+def test_more_updates_than_a_feed_serves_are_refused(on_device: str) -> None:
+    with create_data_loader(changed(data__on_device=on_device), device_sharding=DEVICE) as loader:
+        with pytest.raises(ValueError, match=rf"serves 1 to {loader.capacity} updates; found {loader.capacity + 1}"):
+            loader.sample_feed(loader.capacity + 1)
+        assert loader.state_dict()["step"] == 0
+    with pytest.raises(RuntimeError, match="the data loader was closed"):
+        loader.sample_feed(1)

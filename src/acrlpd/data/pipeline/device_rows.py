@@ -25,10 +25,10 @@ from acrlpd.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
-# Row numbers are small: a call may make this many updates. At most a quarter of a second of updates is handed over at
-# once, so faster updates than half a millisecond would need more.
+# The largest number of updates in a call. Row numbers are small, so this costs no memory. A call of a quarter of a
+# second has as many updates if an update takes half a millisecond.
 ROWS_CAPACITY = 512
-# The share of a device's memory that the rows may take; the plan of a run counts on the rest.
+# The share of a device's memory that the rows may take. `acrlpd plan` does not count them.
 _MEMORY_SHARE = 0.1
 # Rows that are written to the devices at once when the replay grows: one compiled program for episodes of any length.
 _CHUNK = 4096
@@ -102,7 +102,7 @@ class DeviceRows:
         if self._num_prior + total > self._capacity:
             logger.info("the replay has outgrown its place on the devices: the train step is compiled once more")
             old = jax.tree.map(lambda x: np.asarray(x)[: self._num_rows], self._table)
-            self._table = self._place(old, 2 * (self._num_prior + total))
+            self._table = self._place(old, self._num_prior + 2 * total)
         for start in range(0, total - seen, _CHUNK):
             chunk = jax.tree.map(lambda x, start=start: _pad(x[start : start + _CHUNK], _CHUNK), new)
             rows = np.arange(_CHUNK) + self._num_rows + start
@@ -188,6 +188,8 @@ def _what_prevents_rows(dataset: Dataset, rl_config: RLTrainConfig, sharding: Na
     """Why the rows cannot lie on the devices, as far as their size and the policy tell; None if they can."""
     if dataset.frames is not None:
         return "the policy sees images, which the host reads"
+    if rl_config.model.discrete_state_input and dataset.prompts is not None:
+        return "the state is written into the prompt, which the host does"
     total = num_rows(dataset) + expected_replay_rows(rl_config)
     needed = total * row_bytes(rl_config) // sharding.mesh.size
     limit = int(_MEMORY_SHARE * _device_memory(sharding))

@@ -22,8 +22,9 @@ from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, create_device_rows
 
 logger = logging.getLogger(__name__)
 
-# Batches that travel to the devices together are at most so large.
-_TRANSFER_BYTES = 16 * 2**20
+# Batches that travel to the devices together have at most this size. If batches are larger, an update takes longer than
+# the host needs for a call.
+_TRANSFER_BYTES = 4 * 2**20
 _MOST_BATCHES_PER_TRANSFER = 64
 
 
@@ -76,6 +77,8 @@ class DataLoader:
 
     def sample_feed(self, num_updates: int) -> Feed:
         """The batches of the next steps, on the devices. Raises what went wrong while a batch was prepared."""
+        if not 1 <= num_updates <= self.capacity:
+            raise ValueError(f"a feed of this loader serves 1 to {self.capacity} updates; found {num_updates}")
         if self._rows is not None and isinstance(self._prefetcher, RowDraws):
             return self._rows.feed(self._prefetcher.take(num_updates))
         prepared = [self._next() for _ in range(num_updates)]
@@ -83,10 +86,9 @@ class DataLoader:
         self._prefetcher.raise_depth(num_updates)  # The next call will want about as many as this one.
         if self.capacity == 1:
             return StackedBatches(prepared[0])
-        prepared += prepared[-1:] * (self.capacity - num_updates)  # A program is compiled for one number of batches.
         assert self._sharding is not None
         places = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
-        return StackedBatches(_place(jax.tree.map(lambda *x: np.stack(x), *prepared), places), self.capacity)
+        return StackedBatches(_place(_stack(prepared, self.capacity), places), self.capacity)
 
     def sample_batch(self) -> Batch:
         """The batch of the next step. Raises what went wrong while the batch was prepared."""
@@ -160,7 +162,9 @@ class DataLoader:
     def _choose_capacity(self) -> int:
         if self._rows is not None:
             return ROWS_CAPACITY
-        if self._sharding is None:
+        # Several processes make one update in a call, unless the config says otherwise: their calls are not timed.
+        makes_one = self._process[1] > 1 and self._rl_config.training.updates_per_call is None
+        if self._sharding is None or makes_one:
             return 1
         spec = batch_spec(dataclasses.replace(self._rl_config, batch_size=self.batch_size))
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(spec))
@@ -232,7 +236,7 @@ class RowDraws:
         self, parts: Sequence[_Part], first_rows: Sequence[int], process: tuple[int, int], *, first_step: int
     ) -> None:
         """`first_rows` are where the parts begin in the table on the devices."""
-        self.step = first_step  # the step that `take` begins with
+        self._step: int | None = first_step
         self._parts = [
             (first + builder.dataset.table.offsets, size, sampler)
             for (builder, size, sampler), first in zip(parts, first_rows, strict=True)
@@ -242,15 +246,22 @@ class RowDraws:
 
     def take(self, num_steps: int) -> np.ndarray:
         """Row numbers [num_steps, b] of the next steps."""
-        rows = []
+        first, rows = self.step, []
         for offsets, size, sampler in self._parts:
-            episodes, steps = sampler.sample_many(range(self.step, self.step + num_steps), size, *self._process)
+            episodes, steps = sampler.sample_many(range(first, first + num_steps), size, *self._process)
             rows.append((offsets[episodes] + steps).T)
-        self.step += num_steps
+        self._step = first + num_steps
         return interleave(rows).T
 
+    @property
+    def step(self) -> int:
+        """The step that `take` begins with."""
+        if self._step is None:
+            raise RuntimeError("the data loader was closed")
+        return self._step
+
     def close(self) -> None:
-        """There are no threads to stop."""
+        self._step = None
 
 
 def interleave(parts: Sequence[Any]) -> Any:
@@ -261,6 +272,17 @@ def interleave(parts: Sequence[Any]) -> Any:
     places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
     order = np.argsort(places, kind="stable")
     return jax.tree.map(lambda *arrays: np.concatenate(arrays)[order], *parts)
+
+
+def _stack(batches: Sequence[Batch], capacity: int) -> Batch:
+    """Batches with a new leading axis [capacity], of which only the first entries are filled."""
+
+    def stack(*arrays: np.ndarray) -> np.ndarray:
+        stacked = np.empty((capacity, *arrays[0].shape), arrays[0].dtype)
+        np.stack(arrays, out=stacked[: len(arrays)])
+        return stacked
+
+    return jax.tree.map(stack, *batches)
 
 
 def _place(batch: Batch, sharding: NamedSharding) -> Batch:
