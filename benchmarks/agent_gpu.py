@@ -38,11 +38,12 @@ from acrlpd.agents import (
     train_step,
     train_steps,
 )
+from acrlpd.agents.agent import SMALL_NETWORK_OPTIONS
 from acrlpd.agents.algorithm import prepare, td_loss
 from acrlpd.agents.best_of_n import take_candidate
 from acrlpd.agents.networks import create_critic_networks
 from acrlpd.agents.optimizers.base import create_optimizer
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, StackedBatches
 from acrlpd.config import ACRLPDHyperparams, MLPCritics, QChunkingConfig, RLTrainConfig, get_config
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.pi0 import Pi0Config
@@ -258,7 +259,11 @@ def state_row(dtype: str, scanned: int, repeats: int, *, tiny: bool) -> dict[str
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dims=(32, 32)))
     batch = make_batch(config, config.batch_size)
     batches = jax.tree.map(lambda x: jnp.broadcast_to(x, (scanned, *x.shape)), batch)
-    call = repeat_update(train_steps, random_agent(config), batches, jax.random.key(0))
+    step = jax.jit(train_steps, donate_argnames="agent", compiler_options=SMALL_NETWORK_OPTIONS)
+    weights = jnp.full(scanned, config.acrlpd.loss_weights.bc_weight)
+    call = repeat_update(
+        step, random_agent(config), StackedBatches(batches, scanned), scanned, weights, jax.random.key(0)
+    )
     seconds = time_calls(call, repeats) / scanned
     return {"time": f"{1e6 * seconds:.0f} us", "rate": f"{1 / seconds:.4g} updates/s"}
 

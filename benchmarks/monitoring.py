@@ -24,14 +24,13 @@ from typing import Any
 import jax
 
 from acrlpd.agents import Agent
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, first_batch
 from acrlpd.config import RLTrainConfig, TrainingConfig, apply_config_overrides
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.monitoring.run_monitor import RunMonitor
 from acrlpd.runs.metrics_log import MetricsLog
 from acrlpd.training.sharding import (
     FSDPSharding,
-    compile_train_step,
     create_sharding,
     init_fsdp_train_state,
 )
@@ -70,12 +69,12 @@ class Metrics:
             self.line_s.append(time.perf_counter() - start)
 
 
-def without_metrics(agent: Agent, batch: Batch, sharding: FSDPSharding) -> Any:
-    """The train step, compiled to report its loss alone."""
+def compile_step(agent: Agent, batch: Batch, sharding: FSDPSharding, *, with_metrics: bool) -> Any:
+    """The train step, compiled to report all of its metrics or its loss alone."""
 
     def step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-        agent, info = agent.train_step(batch, jax.random.fold_in(rng, agent.step))
-        return agent, {"total_loss": info["total_loss"]}
+        agent, info = agent.train_step(batch, rng)
+        return agent, info if with_metrics else {"total_loss": info["total_loss"]}
 
     places = jax.tree.map(sharding.of_array, agent)
     jitted = jax.jit(
@@ -105,13 +104,14 @@ def turn(step: Any, agent: Agent, batch: Batch, num_steps: int, collect: Any) ->
 def measure(config: RLTrainConfig, directory: pathlib.Path, num_steps: int, turns: int) -> Iterator[Row]:
     sharding = create_sharding(config)
     with create_data_loader(config, device_sharding=sharding.data) as loader:
-        batch = loader.sample_batch()
+        feed = loader.sample_feed(1)
+    batch = first_batch(feed)
     agent = init_fsdp_train_state(config, sharding, jax.random.key(0))
     metrics = Metrics(config, directory)
-    metrics.monitor.before_update(1, agent, batch, jax.random.key(0))
+    metrics.monitor.before_update(1, agent, feed, jax.random.key(0))
     ways = {
-        "without": (without_metrics(agent, batch, sharding), jax.device_get),
-        "with": (compile_train_step(agent, batch, sharding), metrics.collect),
+        "without": (compile_step(agent, batch, sharding, with_metrics=False), jax.device_get),
+        "with": (compile_step(agent, batch, sharding, with_metrics=True), metrics.collect),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
     for step, collect in ways.values():

@@ -16,7 +16,6 @@ of it trained, on fake data, and needs 80 GB of host memory and 52 GB of disk.
 """
 
 import argparse
-import dataclasses
 import datetime
 import os
 import pathlib
@@ -34,15 +33,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from acrlpd.batch import Batch
+from acrlpd.batch import Feed, StackedBatches
 from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config, save_config
 from acrlpd.config.plan.chips import MEMORY_FRACTION
+from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.process import setup_logging
 from acrlpd.training.checkpoints.manager import restore_agent
 from acrlpd.training.sharding import (
     abstract_train_state,
-    compile_train_step,
+    compile_train_steps,
     create_sharding,
     validate_fsdp_sharding,
 )
@@ -88,24 +88,27 @@ def train_until(trainer: Trainer, step: int) -> float:
     return (time.perf_counter() - start) / (step - first)
 
 
-def bare_steps(trainer: Trainer, batch: Batch, num_steps: int) -> float:
-    """Seconds per step of the compiled step alone."""
-    train_step = trainer._train_steps[True]
-    start = time.perf_counter()
-    for _ in range(num_steps):
-        trainer.agent, info = train_step(trainer.agent, batch, trainer._rng)
-    jax.block_until_ready(info)
+def bare_steps(trainer: Trainer, feed: Feed, num_steps: int) -> float:
+    """Seconds per step of the compiled program alone, in the longest calls that it allows."""
+    start, left = time.perf_counter(), num_steps
+    while left:
+        length = min(left, feed.capacity)
+        program, weights = trainer._train_steps[True], trainer._bc_weights()
+        trainer.agent, metrics = program(trainer.agent, feed, np.int32(length), weights, trainer._rng)
+        left -= length
+    jax.block_until_ready(metrics)
     return (time.perf_counter() - start) / num_steps
 
 
 def measure_overhead(config: RLTrainConfig, directory: pathlib.Path, num_steps: int) -> Iterator[Row]:
     trainer = make_trainer(config, directory / "overhead")
-    batch = trainer._loader.sample_batch()
+    feed = trainer._loader.sample_feed(trainer._loader.capacity)
     train_until(trainer, 5)
-    bare_steps(trainer, batch, 3)
+    bare_steps(trainer, feed, 3)
+    train_until(trainer, trainer.step + num_steps)  # until the length of a call has settled
     pairs = []
     for _ in range(3):
-        bare = bare_steps(trainer, batch, num_steps)
+        bare = bare_steps(trainer, feed, num_steps)
         pairs.append((bare, train_until(trainer, trainer.step + num_steps)))
     bare, loop = (statistics.median(times) for times in zip(*pairs, strict=True))
     yield "bare compiled step", f"{1e3 * bare:.1f} ms"
@@ -209,7 +212,8 @@ def fsdp_worker() -> None:
     print(f"full-size state, in all\t{report.total_bytes / 2**30:.2f} GiB")
     share = report.device_bytes / report.total_bytes
     print(f"full-size state, on each of 8 devices\t{report.device_bytes / 2**30:.2f} GiB ({share:.2%}; 1/8 is 12.5 %)")
-    compiled = compile_train_step(agent, abstract_batch(config), sharding)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.data), batch_spec(config))
+    compiled = compile_train_steps(agent, StackedBatches(batch), sharding)
     memory = compiled.memory_analysis()
     print(f"compiled step, arguments per device (XLA)\t{memory.argument_size_in_bytes / 2**30:.2f} GiB")
     print(f"compiled step, temporaries per device (XLA, CPU)\t{memory.temp_size_in_bytes / 2**30:.2f} GiB")
@@ -229,21 +233,6 @@ def gathered_shapes(program: str) -> list[tuple[int, ...]]:
     """Result shapes of the all-gathers in a compiled program, one for each."""
     texts = re.findall(r"= \(?\w+\[([\d,]*)\]\S* all-gather", program)
     return [tuple(int(n) for n in text.split(",") if n) for text in texts]
-
-
-def abstract_batch(config: RLTrainConfig) -> Batch:
-    size, T, H = config.batch_size, config.model.action_horizon, config.qchunking.horizon_length
-    observation, actions = config.model.inputs_spec(size)
-    images = {name: jax.ShapeDtypeStruct(image.shape, np.uint8) for name, image in observation.images.items()}
-    observation = dataclasses.replace(observation, images=images)
-
-    def spec(*shape: int, dtype: type = np.float32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((size, *shape), dtype)
-
-    number = spec(dtype=np.int32)
-    return Batch(
-        observation, observation, actions, spec(T), spec(H), spec(H), spec(H), spec(), spec(), number, number
-    )  # fmt: skip
 
 
 def print_table(title: str, rows: Iterator[Row]) -> None:

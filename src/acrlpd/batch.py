@@ -1,6 +1,10 @@
 """The contract between the data layer, which makes batches, and the agent, which learns from them."""
 
+from typing import Protocol
+
 import flax.struct
+import jax
+import jax.numpy as jnp
 
 from acrlpd.models.observation import Array, Observation
 
@@ -23,3 +27,31 @@ class Batch:
     sequence_mask: Array  # float32 [B] 1 if the critic may learn from this window
     episode_id: Array  # int32 [B]
     step_id: Array  # int32 [B]
+
+
+class Feed(Protocol):
+    """The batches of the updates that one call of the train step makes, as a pytree that lies on the devices."""
+
+    @property
+    def capacity(self) -> int:
+        """The largest number of updates of a call; the program is compiled for this number."""
+
+    def batch(self, index: jax.Array) -> Batch:
+        """The batch of the update with this index in the call; computed on the devices."""
+
+
+@flax.struct.dataclass
+class StackedBatches:
+    """A feed of whole batches that the host has made."""
+
+    batches: Batch  # with a leading axis [capacity]; a capacity of 1 needs no such axis
+    capacity: int = flax.struct.field(pytree_node=False, default=1)
+
+    def batch(self, index: jax.Array) -> Batch:
+        return self.batches if self.capacity == 1 else jax.tree.map(lambda x: x[index], self.batches)
+
+
+@jax.jit
+def first_batch(feed: Feed) -> Batch:
+    """The batch of the first update that a feed serves."""
+    return feed.batch(jnp.zeros((), jnp.int32))

@@ -9,7 +9,7 @@ import numpy as np
 from agent_helpers import choose, make_config, quick_jit
 
 from acrlpd.agents import train_steps
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, StackedBatches
 from acrlpd.config import LossWeights, QChunkingConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
@@ -48,8 +48,11 @@ def learn(config, data: Batch, *, updates: int, batch_size: int):
     agent = quick_jit(lambda key: create_agent(config, key))(jax.random.key(0))
     rows = np.random.default_rng(0).integers(0, len(data.actions), (updates, batch_size))
     # Here more is computed than compiled, unlike in the other tests.
-    optimized = jax.jit(train_steps.__wrapped__, compiler_options={"xla_backend_optimization_level": 3})
-    return optimized(agent, jax.tree.map(lambda x: jnp.asarray(x)[rows], data), jax.random.key(1))
+    optimized = jax.jit(train_steps, compiler_options={"xla_backend_optimization_level": 3})
+    feed = StackedBatches(jax.tree.map(lambda x: jnp.asarray(x)[rows], data), updates)
+    bc_weights = jnp.full(updates, config.acrlpd.loss_weights.bc_weight)
+    agent, metrics = optimized(agent, feed, updates, bc_weights, jax.random.key(1))
+    return agent, metrics.rows(updates)[-1]
 
 
 def walk_chain(state: int, chunk: tuple[float, ...]) -> tuple[int, list[float], list[float]]:

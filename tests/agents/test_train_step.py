@@ -25,6 +25,7 @@ from acrlpd.agents.algorithm import JointLoss
 from acrlpd.agents.metrics import loss_info
 from acrlpd.agents.networks import Params, draw
 from acrlpd.agents.schedules.constant import ConstantSchedule
+from acrlpd.batch import StackedBatches
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
@@ -136,7 +137,7 @@ def test_same_key_and_batch_give_the_same_bits(agent, batch):
 
 
 def test_reported_losses_are_the_computed_ones(agent, batch):
-    loss, expected = quick_jit(lambda a, b: a.compute_loss(b, jax.random.fold_in(KEY, a.step)))(agent, batch)
+    loss, expected = quick_jit(lambda a, b: a.compute_loss(b, KEY))(agent, batch)
     _, info = train_step(agent, batch, KEY)
     for name, value in expected.items():
         np.testing.assert_allclose(info[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -252,15 +253,48 @@ def test_critic_only_updates_are_cheaper(agent, batch):
     assert flops(False) < 0.75 * flops(True)
 
 
-def test_scanned_updates_equal_single_ones(agent, config):
-    batches = [make_batch(config, 16, seed=i) for i in range(3)]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
-    scanned, scanned_info = quick_call(train_steps, copy(agent), stacked, KEY)
-    for batch in batches:
-        agent, info = train_step(agent, batch, KEY)
-    assert_trees_close(scanned_info, info, rtol=1e-4, atol=1e-5)
-    assert_trees_close(scanned.critics.online, agent.critics.online, rtol=1e-3, atol=1e-5)
-    assert int(scanned.step) == 3
+BC_WEIGHTS = jnp.linspace(0.1, 0.4, 4, dtype=jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def feed(config):
+    batches = [make_batch(config, 16, seed=i) for i in range(4)]
+    return StackedBatches(jax.tree.map(lambda *x: jnp.stack(x), *batches), len(batches))
+
+
+@pytest.fixture(scope="module")
+def many_steps(config, feed):
+    """`train_steps`, compiled once for calls of any length."""
+    arguments = (build(config), feed, 0, BC_WEIGHTS, KEY)
+    return jax.jit(train_steps).lower(*arguments).compile(compiler_options=QUICK)
+
+
+def test_a_call_of_many_updates_equals_single_updates(agent, feed, many_steps):
+    together, table = many_steps(agent, feed, 3, BC_WEIGHTS, KEY)
+    rows = table.rows(3)
+    for i, weight in enumerate(BC_WEIGHTS[:3]):
+        agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=weight))
+        agent, info = train_step(copy(agent), feed.batch(i), KEY)
+        assert rows[i].keys() == info.keys() and rows[i]["bc_weight"] == weight
+        assert_trees_close(rows[i], jax.tree.map(float, info), rtol=1e-4, atol=1e-5)
+    assert_trees_close(together.critics.online, agent.critics.online, rtol=1e-3, atol=1e-5)
+    assert int(together.step) == 3
+
+
+def test_the_lengths_of_calls_do_not_change_a_bit(agent, feed, many_steps):
+    """Calls of 1 and 3 updates make what one call of 4 makes, updates that are skipped included."""
+    rewards = feed.batches.rewards.at[2].set(jnp.nan)
+    feed = feed.replace(batches=dataclasses.replace(feed.batches, rewards=rewards))
+    together, table = many_steps(agent, feed, 4, BC_WEIGHTS, KEY)
+    rows = table.rows(4)
+    assert [row["update_skipped"] for row in rows] == [0, 0, 1, 0] and rows[3]["skipped_updates"] == 1
+    apart, found = agent, []
+    for start, length in ((0, 1), (1, 3)):
+        later = jax.tree.map(lambda x, start=start: jnp.roll(x, -start, axis=0), (feed, BC_WEIGHTS))
+        apart, table = many_steps(apart, later[0], length, later[1], KEY)
+        found += table.rows(length)
+    np.testing.assert_equal(found, rows)
+    jax.tree.map(np.testing.assert_array_equal, apart, together)
 
 
 def test_without_actor_loss_nothing_of_it_is_computed(batch):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, Feed, StackedBatches
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.files import read_json_lines
@@ -54,6 +54,7 @@ def state_config(directory: pathlib.Path, **overrides: Any) -> RLTrainConfig:
     )
     changes = {
         "batch_size": 64,
+        "data.on_device": "never",  # faults are faults of batches
         "qchunking.horizon_length": 10,
         "acrlpd.learnable_temperature": True,
         "acrlpd.sampling_steps": 2,
@@ -102,8 +103,15 @@ def train(
     sharding = create_sharding(config)
     with create_data_loader(config, device_sharding=sharding.data) as loader, pytest.MonkeyPatch.context() as patch:
         if fault is not None:
-            sample_batch = loader.sample_batch
-            loader.sample_batch = lambda: fault(trainer.step + 1, sample_batch())  # type: ignore[method-assign]
+            sample_feed = loader.sample_feed
+
+            def with_fault(num_updates: int) -> Feed:
+                """Calls make one update each, because there is a line of metrics per update."""
+                feed = sample_feed(num_updates)
+                assert num_updates == 1 and isinstance(feed, StackedBatches)
+                return feed.replace(batches=fault(trainer.step + 1, feed.batches))
+
+            loader.sample_feed = with_fault  # type: ignore[method-assign]
         trainer = Trainer(config, loader, sharding, directory, profile_steps=profile_steps, eval_fn=eval_fn)
         drive_clock(trainer, time or DrivenTime(), patch)
         if resume:
@@ -111,10 +119,10 @@ def train(
         else:
             trainer.initialize()
         if compiled := _COMPILED.get(_computation(config)):
-            trainer._train_steps = compiled
+            trainer._train_steps, trainer._feed_shapes = compiled
             trainer.writer.prepare(trainer.agent)
         trainer.train()
-        _COMPILED[_computation(config)] = trainer._train_steps
+        _COMPILED[_computation(config)] = trainer._train_steps, trainer._feed_shapes
         trainer.close()
     return read_run(directory)
 

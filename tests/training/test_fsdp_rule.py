@@ -20,7 +20,7 @@ from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.training.sharding import (
     FSDPSharding,
-    compile_train_step,
+    compile_train_steps,
     create_fsdp_mesh,
     create_sharding,
     init_fsdp_train_state,
@@ -114,11 +114,12 @@ def test_every_update_has_its_own_noise(tmp_path: pathlib.Path) -> None:
     sharding = create_sharding(config)
     agent = init_fsdp_train_state(config, sharding, jax.random.key(0))
     with create_data_loader(config, device_sharding=sharding.data) as loader:
-        batch = loader.sample_batch()
-    train_step = compile_train_step(agent, batch, sharding)
+        feed = loader.sample_feed(1)
+    train_steps = compile_train_steps(agent, feed, sharding)
+    bc_weights = np.ones(feed.capacity, np.float32)
 
     def loss(step: int) -> float:
         at_step = jax.tree.map(jnp.copy, agent).replace(step=jax.device_put(jnp.int32(step), sharding.replicated))
-        return float(train_step(at_step, batch, jax.random.key(1))[1]["bc_loss"])
+        return train_steps(at_step, feed, np.int32(1), bc_weights, jax.random.key(1))[1].rows(1)[0]["bc_loss"]
 
     assert loss(0) == loss(0) != loss(1)

@@ -65,7 +65,7 @@ def test_time_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         with clock.measure("data_wait"):
             fake.pass_(0.5)
         fake.pass_(1.5)
-        clock.count_step()
+        clock.count_steps(1)
     with clock.measure("checkpoint"):
         fake.pass_(2.0)
     assert clock.read() == {

@@ -16,7 +16,7 @@ ORDER = json.loads(sys.argv[1])
 
 
 def before_step(step: int) -> None:
-    """Called before the batch of every step is taken."""
+    """Called for every step before the batches of its call are taken."""
     if ORDER.get("report_steps"):
         print(f"step {step}", flush=True)
     if step == 0 and "memory_headroom_bytes" in ORDER:
@@ -70,13 +70,15 @@ def watch_steps() -> None:
         initialize(self, *args, **kwargs)
 
     Trainer.__init__ = remembered  # type: ignore[method-assign]
-    sample_batch = DataLoader.sample_batch
+    sample_feed = DataLoader.sample_feed
 
-    def watched(self: DataLoader) -> Any:
-        before_step(self.state_dict()["step"])
-        return sample_batch(self)
+    def watched(self: DataLoader, num_updates: int) -> Any:
+        first = self.state_dict()["step"]
+        for step in range(first, first + num_updates):
+            before_step(step)
+        return sample_feed(self, num_updates)
 
-    DataLoader.sample_batch = watched  # type: ignore[method-assign]
+    DataLoader.sample_feed = watched  # type: ignore[method-assign]
 
 
 def watch_replay() -> None:

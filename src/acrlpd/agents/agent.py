@@ -1,6 +1,12 @@
-"""The agent: policy, critics, temperature and their optimizers as one immutable pytree, and its one step."""
+"""The agent: policy, critics, temperature and their optimizers as one immutable pytree, and its one step.
 
-import functools
+`Agent.train_step` is the step. `train_step` is the same, compiled for one batch, for tests and for trying things out.
+`train_steps` makes many steps in one call, and is what a run compiles.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import flax.struct
 import jax
@@ -14,7 +20,7 @@ from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.networks import CriticNetworks, Networks, Params
 from acrlpd.agents.optimizers.base import Optimizer
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, Feed
 from acrlpd.models.policy import FlowPolicy
 
 
@@ -77,11 +83,14 @@ class Agent(flax.struct.PyTreeNode):
 
     def compute_loss(self, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
         """The loss that `train_step` would report for the same key; nothing is updated."""
-        return algorithm.compute_loss(self, batch, rng)
+        return algorithm.compute_loss(self, batch, jax.random.fold_in(rng, self.step))
 
     def train_step(self, batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple["Agent", Info]:
-        """One update of everything that learns; see `algorithm.update`."""
-        return algorithm.update(self, batch, rng, update_policy=update_policy)
+        """One update of everything that learns; see `algorithm.update`.
+
+        The key of the update is `rng` folded with the agent's step, so one key serves a whole run.
+        """
+        return algorithm.update(self, batch, jax.random.fold_in(rng, self.step), update_policy=update_policy)
 
     def update_ema_parameters(self, *, enabled: jax.Array | bool = True) -> "Agent":
         """EMA <- d EMA + (1 - d) policy, if the agent keeps an average."""
@@ -100,41 +109,69 @@ class Agent(flax.struct.PyTreeNode):
         return nnx.merge_state(params, self.frozen_params)
 
 
-@functools.partial(jax.jit, static_argnames="update_policy", donate_argnames="agent")
-def train_step(agent: Agent, batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple[Agent, Info]:
-    """`Agent.train_step`, compiled; the agent that is passed in is used up.
+# The buffers of the agent that is passed in are used up.
+train_step = jax.jit(Agent.train_step, static_argnames="update_policy", donate_argnames="self")
 
-    The key of an update is `rng` folded with the agent's step, so one key serves a whole run.
-    """
-    return agent.train_step(batch, jax.random.fold_in(rng, agent.step), update_policy=update_policy)
-
-
-# For networks whose kernels take microseconds on a GPU. cuBLASLt applies bias and GELU while it writes a product; after
-# a product of Triton, a second kernel does this and takes as long as the product. Independent kernels run side by side.
-# Other backends accept these options and ignore them.
-_SMALL_NETWORK_OPTIONS = {
+# Compiler options for networks whose kernels take microseconds on a GPU. cuBLASLt applies bias and GELU while it writes
+# a product; after a product of Triton, a second kernel does this and takes as long as the product. Independent kernels
+# run side by side. Other backends accept these options and ignore them.
+SMALL_NETWORK_OPTIONS: dict[str, str | bool] = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_enable_cublaslt": True,
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
 }
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames="update_policy",
-    donate_argnames="agent",
-    compiler_options=_SMALL_NETWORK_OPTIONS,
-)
-def train_steps(agent: Agent, batches: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple[Agent, Info]:
-    """As many updates as `batches` has on its leading axis, in one call; reports the last one.
+@flax.struct.dataclass
+class MetricsTable:
+    """The metrics of the updates of one call in one array, because fetching many small arrays takes long."""
 
-    For small policies, whose updates are shorter than a dispatch from Python and whose metrics cost as much as their
-    gradients: the metrics of all updates but the last are not computed.
+    values: jax.Array  # float32 [capacity, metrics]; rows beyond the last update of the call are 0
+    names: tuple[str, ...] = flax.struct.field(pytree_node=False)
+
+    def rows(self, num_updates: int) -> list[dict[str, float]]:
+        """The metrics of each update by name; waits until the devices have computed them."""
+        values = jax.device_get(self.values)[:num_updates].tolist()
+        return [dict(zip(self.names, row, strict=True)) for row in values]
+
+
+def train_steps(
+    agent: Agent,
+    feed: Feed,
+    num_updates: jax.Array,
+    bc_weights: jax.Array,
+    rng: jax.Array,
+    *,
+    update_policy: bool = True,
+) -> tuple[Agent, MetricsTable]:
+    """`num_updates` updates in one call: the same result, to the last bit, as so many calls of one update each.
+
+    The number is an argument of the compiled program, so calls of any length up to the feed's capacity share one
+    program. `bc_weights` [capacity] is the weight of the cloning loss in each update.
     """
 
-    def update(agent: Agent, batch: Batch) -> tuple[Agent, Info]:
-        return agent.train_step(batch, jax.random.fold_in(rng, agent.step), update_policy=update_policy)
+    def update(
+        index: jax.Array, agent: Agent, feed: Feed, bc_weights: jax.Array, rng: jax.Array
+    ) -> tuple[Agent, dict[str, jax.Array]]:
+        bc_weight: Any = bc_weights[index]  # the agent carries its weights as arrays
+        agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=bc_weight))
+        return agent.train_step(feed.batch(index), rng, update_policy=update_policy)
 
-    first, last = jax.tree.map(lambda x: x[:-1], batches), jax.tree.map(lambda x: x[-1], batches)
-    agent, _ = jax.lax.scan(lambda agent, batch: (update(agent, batch)[0], None), agent, first)
-    return update(agent, last)
+    first = jnp.zeros((), jnp.int32)
+    if feed.capacity == 1:  # a program without a loop: a large network has no memory to spare for one
+        agent, info = update(first, agent, feed, bc_weights, rng)
+        return agent, MetricsTable(_row(info)[None], tuple(info))
+    update = jax.jit(update)  # the shapes of the metrics, and then the loop, without tracing the update twice
+    names = tuple(jax.eval_shape(update, first, agent, feed, bc_weights, rng)[1])
+
+    def body(index: jax.Array, carry: tuple[Agent, jax.Array]) -> tuple[Agent, jax.Array]:
+        agent, info = update(index, carry[0], feed, bc_weights, rng)
+        return agent, carry[1].at[index].set(_row(info))
+
+    table = jnp.zeros((feed.capacity, len(names)), jnp.float32)
+    agent, table = jax.lax.fori_loop(first, num_updates, body, (agent, table))
+    return agent, MetricsTable(table, names)
+
+
+def _row(info: Mapping[str, jax.Array]) -> jax.Array:
+    return jnp.stack([jnp.asarray(value, jnp.float32) for value in info.values()])

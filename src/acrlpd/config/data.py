@@ -16,6 +16,7 @@ from acrlpd.robots.generic import Generic
 NORM_STATS_FILE = "norm_stats.json"
 
 OnBadEpisode = Literal["error", "skip"]
+OnDevice = Literal["auto", "always", "never"]
 RewardSource = Literal["auto", "reward_column", "success_column", "labels"]
 RewardKind = Literal["zero_one", "minus_one_zero"]
 EpisodeFilter = Literal["all", "success"]
@@ -135,6 +136,9 @@ class DataConfig:
     num_workers: Annotated[int, Ge(0)] = 2
     # Batches prepared ahead of the train step.
     prefetch_batches: Annotated[int, Ge(1)] = 2
+    # Keep states, actions and rewards on the devices, where the train step gathers its batches: "auto" does so for
+    # policies without images, if the data fits. "always" stops with a message where that is impossible.
+    on_device: OnDevice = "auto"
     # Random crop, rotation and colour jitter of training images, on the device, as in openpi.
     augment_images: bool = True
 

@@ -41,6 +41,9 @@ class TrainingConfig:
     early_stopping_patience: Annotated[int, Ge(0)] = 0
     # Micro-batches per update, into which batch_size is split. More: the same result, less memory, slightly slower.
     gradient_accumulation_steps: Annotated[int, Ge(1)] = 1
+    # Updates that are handed to the devices in one call, at most. The result is the same; small policies need many, or
+    # the host is slower than the devices. None: as many as take a quarter of a second; one, if several processes train.
+    updates_per_call: Annotated[int | None, Ge(1)] = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 
 from acrlpd.agents import Agent
 from acrlpd.agents.accumulation import split_batch
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, Feed, first_batch
 from acrlpd.models.policy import draw_noise
 from acrlpd.policies.acting_model import ChosenActions, acting_model, choose_actions
 from acrlpd.process import compile_fast
@@ -61,14 +61,18 @@ class DebugMode:
         self._pending: dict[int, Inspection] = {}  # step -> result, perhaps still being computed
         self._has_sheet = False
 
-    def before_update(self, step: int, agent: Agent, batch: Batch, rng: jax.Array) -> None:
+    def before_update(self, step: int, agent: Agent, feed: Feed, rng: jax.Array) -> None:
         """`step` is the step that this update makes."""
         period = self._log_frequency * LINES_PER_INSPECTION
         is_sheet_due = not self._has_sheet or step % (period * INSPECTIONS_PER_SHEET) == 0
+        is_inspection_due = step == self._log_frequency or step % period == 0
+        if not (is_sheet_due or is_inspection_due):
+            return
+        batch = first_batch(feed)
         self._has_sheet = True
         if is_sheet_due and self._directory is not None and (sheet := contact_sheet(batch)) is not None:
             self._write(f"{step:08d}.png", sheet)
-        if step == self._log_frequency or step % period == 0:
+        if is_inspection_due:
             self._pending[step] = inspect_update(agent, batch, rng)
 
     def on_line(self, step: int) -> dict[str, float]:
@@ -109,11 +113,10 @@ def _compiled(sharding: jax.sharding.Sharding) -> Callable[[Agent, Batch, jax.Ar
 
 def _inspect(agent: Agent, batch: Batch, rng: jax.Array) -> Inspection:
     """Looks at one batch; a = real action dims. Without a critic there are no entries about critics and choices."""
-    rng = jax.random.fold_in(rng, agent.step)
     if agent.gradient_accumulation_steps > 1:
         batch = jax.tree.map(lambda x: x[0], split_batch(batch, agent.gradient_accumulation_steps))
     algorithm = agent.algorithm
-    choice = _choose(agent, batch, jax.random.fold_in(rng, 1))
+    choice = _choose(agent, batch, jax.random.fold_in(jax.random.fold_in(rng, agent.step), 1))
     chosen, logged = algorithm.critic_chunks(choice.actions), algorithm.critic_chunks(batch.actions)
     inspection = {
         "gradient_norms": gradient_norms(agent, batch, rng),

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from acrlpd.agents import Agent
-from acrlpd.batch import Batch
+from acrlpd.batch import Feed
 from acrlpd.config import RLTrainConfig
 from acrlpd.monitoring.anomalies import AnomalyDetector
 from acrlpd.monitoring.debug_mode import DebugMode
@@ -25,7 +25,7 @@ class RunMonitor:
     """Writers, anomalies, debug mode and profiling of one run.
 
     The monitor never changes what is computed, and its failures are reported but never stop the run. Per
-    update it only compares a few numbers; the rest happens once per line of metrics. Every process has a
+    call it only compares a few numbers; the rest happens once per line of metrics. Every process has a
     monitor, because debug mode computes on all devices, but only the primary process writes.
     """
 
@@ -43,20 +43,22 @@ class RunMonitor:
         self._debug: DebugMode | None = None
         if rl_config.logging.debug:
             self._debug = DebugMode(directory if is_primary else None, rl_config.training.log_frequency)
+        # Whether debug mode or a profile looks at single updates, so that a call of the train step may make only one.
+        self.looks_at_updates = rl_config.logging.debug or profile_steps is not None
         self._profiler: StepProfiler | None = None
         if profile_steps is not None and is_primary:
             self._profiler = StepProfiler(profile_steps, directory)
 
-    def before_update(self, step: int, agent: Agent, batch: Batch, rng: jax.Array) -> None:
-        """`step` is the step that the update will make."""
+    def before_update(self, step: int, agent: Agent, feed: Feed, rng: jax.Array) -> None:
+        """`step` is the step that the first update of the call will make."""
         self._writers.open(self._after_step)
         if self._debug is not None:
-            self._debug.before_update(step, agent, batch, rng)
+            self._debug.before_update(step, agent, feed, rng)
 
-    def after_update(self, step: int, result: Any, train_step: jax.stages.Compiled) -> None:
-        """The update that makes `step` has been started; `result` is (part of) its result."""
+    def after_update(self, step: int, result: Any, train_steps: jax.stages.Compiled) -> None:
+        """The call whose last update makes `step` has been started; `result` is (part of) its result."""
         if self._profiler is not None:
-            self._profiler.after_update(step, result, train_step)
+            self._profiler.after_update(step, result, train_steps)
 
     def on_line(self, line: Mapping[str, Any]) -> dict[str, float]:
         """Judges a line of metrics that is about to be written; returns the metrics to add to the line."""

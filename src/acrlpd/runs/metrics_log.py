@@ -41,7 +41,7 @@ class MetricsLog:
         self._frequency = frequency
         self._window: list[dict[str, float]] = []
 
-    def add(self, step: int, info: Mapping[str, np.ndarray]) -> bool:
+    def add(self, step: int, info: Mapping[str, float]) -> bool:
         """Takes the metrics of the update that made `step`; returns whether the line of this step is due."""
         self._window.append({name: float(value) for name, value in info.items()})
         return step % self._frequency == 0

@@ -86,8 +86,8 @@ class Clock:
         finally:
             self._spent[activity] += time.perf_counter() - start
 
-    def count_step(self) -> None:
-        self._num_steps += 1
+    def count_steps(self, count: int) -> None:
+        self._num_steps += count
 
     def read(self) -> dict[str, float]:
         """The rate of updates since the last reading, seconds per update, and seconds of the other activities.

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from acrlpd.agents import Agent
-from acrlpd.batch import Batch
+from acrlpd.agents import Agent, train_steps
+from acrlpd.agents.agent import SMALL_NETWORK_OPTIONS
+from acrlpd.batch import Feed
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.memory import split_axis
@@ -25,6 +27,8 @@ BATCH_AXIS = "batch"
 FSDP_AXIS = "fsdp"
 # Data is split over every device, also over those that share one copy of the parameters.
 DATA_AXES = (BATCH_AXIS, FSDP_AXIS)
+# A policy with fewer parameters counts as small.
+_SMALL_NETWORK = 100_000_000
 
 
 def create_fsdp_mesh(fsdp_devices: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -97,29 +101,29 @@ def init_fsdp_train_state(
     return compiled(rng, policy_params=policy_params)
 
 
-def compile_train_step(
-    agent: Agent, batch: Batch, sharding: FSDPSharding, *, update_policy: bool = True
+def compile_train_steps(
+    agent: Agent, feed: Feed, sharding: FSDPSharding, *, update_policy: bool = True
 ) -> jax.stages.Compiled:
-    """Compiles `Agent.train_step` for the places of `agent` and `batch` (arrays or shapes).
+    """Compiles `train_steps` for the places of `agent` and `feed` (arrays, or shapes with shardings).
 
-    The result is called as (agent, batch, rng); the buffers of the agent that is passed in are used up. The key
-    of an update is `rng` folded with the agent's step, so one key serves a whole run. The result is compiled
-    ahead of time: arrays of other shapes or in other places are an error, never a second compile.
+    The result is called as (agent, feed, num_updates, bc_weights, rng); the buffers of the agent that is passed in are
+    used up. The result is compiled ahead of time: arrays of other shapes or in other places are an error, never a
+    second compile.
     """
-
-    def train_step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, dict[str, jax.Array]]:
-        return agent.train_step(batch, jax.random.fold_in(rng, agent.step), update_policy=update_policy)
-
     places = jax.tree.map(sharding.of_array, agent)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.data), batch)
+    feed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), feed)
     step = jax.jit(
-        train_step,
-        in_shardings=(places, sharding.data, sharding.replicated),
+        functools.partial(train_steps, update_policy=update_policy),
+        in_shardings=(places, jax.tree.map(lambda x: x.sharding, feed), *(sharding.replicated,) * 3),
         out_shardings=(places, sharding.replicated),
         donate_argnums=0,
     )
+    num_updates, bc_weights = np.int32(1), np.zeros(feed.capacity, np.float32)
+    is_small = sum(math.prod(x.shape) for x in jax.tree.leaves(agent.policy_params)) < _SMALL_NETWORK
+    options = SMALL_NETWORK_OPTIONS if is_small and feed.capacity > 1 else None
     with jax.set_mesh(sharding.mesh):  # Models use this mesh to keep their activations split by sample.
-        return step.lower(sharding.abstract(agent), batch, jax.random.key(0)).compile()
+        lowered = step.lower(sharding.abstract(agent), feed, num_updates, bc_weights, jax.random.key(0))
+        return lowered.compile(compiler_options=options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,7 @@ def train_run(
         state = validate_fsdp_sharding(trainer.agent, sharding)
         logger.info("%s", state)
         if options.dry_run:
-            trainer.compile(loader.sample_batch())
+            trainer.compile(loader.sample_feed(1))
             logger.info("dry run: everything is ready, no step was made")
             return 0
         if is_primary():

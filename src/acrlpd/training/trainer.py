@@ -1,19 +1,18 @@
 """The trainer: one loop from batches to updates, with everything that happens around the updates."""
 
 import collections
-import dataclasses
 import logging
 import math
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from acrlpd.agents import Agent
-from acrlpd.batch import Batch
+from acrlpd.agents import Agent, MetricsTable
+from acrlpd.batch import Feed
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import follow_config
 from acrlpd.data.pipeline.loader import DataLoader
@@ -23,6 +22,7 @@ from acrlpd.runs import metrics_log
 from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.directory import METRICS_FILE
 from acrlpd.runs.metrics_log import MetricsLog
+from acrlpd.training.calls import CallLengths, next_multiple
 from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
 from acrlpd.training.checkpoints.metadata import restore_rng
 from acrlpd.training.distributed import barrier, is_primary
@@ -31,12 +31,12 @@ from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.online.rounds import OnlinePhase
 from acrlpd.training.out_of_memory import answer_out_of_memory
 from acrlpd.training.progress import Clock, Progress, model_flops_utilization
-from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_train_step
+from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_train_steps
 from acrlpd.training.stopping import StopRequest
 
 logger = logging.getLogger(__name__)
 
-# The host hands this many updates to the devices before it waits for the oldest one. The devices are then never idle,
+# The host hands this many calls to the devices before it waits for the oldest one. The devices are then never idle,
 # and the host is never further ahead.
 MAX_IN_FLIGHT = 2
 
@@ -105,12 +105,15 @@ class Trainer:
         self._offline_copy = offline_copy
         self._rng: jax.Array  # the key of the run, set with the agent
         self._train_steps: dict[bool, jax.stages.Compiled] = {}  # by whether the policy is updated
-        self._in_flight: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
+        self._feed_shapes: list[tuple[int, ...]] = []  # those that the programs are compiled for
+        self._calls = _call_lengths(rl_config, data_loader.capacity, one_by_one=self.monitor.looks_at_updates)
+        # The calls under way: their last step, their length, and their metrics.
+        self._in_flight: collections.deque[tuple[int, int, MetricsTable]] = collections.deque()
         self._progress: Progress | None = None
-        self._stop = StopRequest(MAX_IN_FLIGHT)
+        self._stop = StopRequest(MAX_IN_FLIGHT * self._calls.most)
         self._started = time.monotonic()
         self._earlier_wall_time_s = 0.0
-        self._first_step: int | None = None  # the first step of this process, which is not timed
+        self._first_step: int | None = None  # the last step of the first call of this process, which is not timed
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -197,11 +200,12 @@ class Trainer:
         while self.step < last_step and not self._is_over():
             if self.phase == ONLINE:
                 self._act()
+            num_updates = self._calls.next(self.step, last_step, *self._stops())
             with self.clock.measure("data_wait"):
-                batch = self._loader.sample_batch()
-            self._update(batch)
+                feed = self._loader.sample_feed(num_updates)
+            self._update(feed, num_updates)
             self._collect(leave=MAX_IN_FLIGHT)
-            if self._is_evaluation_due():
+            if self._eval_frequency and self.step % self._eval_frequency == 0:
                 self.evaluate()
             is_due = self.step % self.rl_config.training.save_frequency == 0
             is_end = self.step == last_step or self.evaluations.is_out_of_patience  # `_run_phase` saves
@@ -210,24 +214,45 @@ class Trainer:
                 self.save_checkpoint()
             self.writer.poll()
 
+    def _stops(self) -> Iterator[int]:
+        """Steps after which something happens that needs the agent, the metrics or the devices of that moment."""
+        training = self.rl_config.training
+        for frequency in (training.log_frequency, training.save_frequency, self._eval_frequency):
+            if frequency:
+                yield next_multiple(self.step, frequency)
+        if self.online_start is None:
+            yield self.rl_config.acrlpd.critic_warmup_steps
+        else:
+            assert self._online is not None
+            yield self.online_start + self.rl_config.online.critic_warmup_steps
+            yield self.step + self._online.updates_ahead(self.step, self.step - self.online_start)
+
     def _act(self) -> None:
-        """Plays the episodes that the next update of the online phase needs, and sets the weight of its BC loss."""
+        """Plays the episodes that the next update of the online phase needs."""
         assert self._online is not None and self.online_start is not None
         update = self.step - self.online_start
+        if self._online.needs_round(update):
+            self._collect(leave=0)  # playing waits for the policy anyway; this time belongs to the updates
         with self.clock.measure("rollouts"):
             played = self._online.prepare(self.agent, self.step, update)
+        if played:
+            self._collect(leave=0)  # lines of metrics have their place in the file, however long the calls are
         for metrics in played:
             self.monitor.on_event(self.metrics_log.write_event(self.step + 1, metrics_log.ONLINE, metrics))
-        bc_weight = jax.device_put(np.float32(self._online.bc_weight(update)), self._sharding.replicated)
-        loss_weights = dataclasses.replace(self.agent.loss_weights, bc_weight=bc_weight)
-        self.agent = self.agent.replace(loss_weights=loss_weights)
 
-    def _is_evaluation_due(self) -> bool:
+    def _bc_weights(self) -> np.ndarray:
+        """The weights of the cloning loss in the next updates: float32 [capacity of a call]."""
+        capacity = self._loader.capacity
+        if self._online is None or self.online_start is None:
+            return np.full(capacity, self.rl_config.acrlpd.loss_weights.bc_weight, np.float32)
+        first = self.step - self.online_start
+        return np.array([self._online.bc_weight(first + i) for i in range(capacity)], np.float32)
+
+    @property
+    def _eval_frequency(self) -> int:
         """The policy changes faster online, so the online phase evaluates twice as often."""
         frequency = self.rl_config.training.eval_frequency
-        if self.phase == ONLINE:
-            frequency = math.ceil(frequency / 2)
-        return frequency > 0 and self.step % frequency == 0
+        return math.ceil(frequency / 2) if self.phase == ONLINE else frequency
 
     def _save_for_good(self) -> None:
         """Saves the end of a phase. A save that fails is tried again until the writer gives up with an error."""
@@ -249,36 +274,39 @@ class Trainer:
         self.monitor.on_event(self.metrics_log.write_event(self.step, metrics_log.EVALUATION, metrics))
         self.evaluations.add(self.phase, self.step, metrics)
 
-    def compile(self, batch: Batch) -> None:
-        """Compiles the updates of the run for batches like this one; without this call, the first update does so."""
+    def compile(self, feed: Feed) -> None:
+        """Compiles the updates of the run for feeds like this one; without this call, the first update does so."""
         training, online = self.rl_config.training, self.rl_config.online
         offline_warmup = self.rl_config.acrlpd.critic_warmup_steps
         warmup_ahead = self.step < offline_warmup or (self._online is not None and online.critic_warmup_steps > 0)
         policy_ahead = training.offline_steps > offline_warmup or self._online is not None
         for update_policy, is_ahead in ((True, policy_ahead), (False, warmup_ahead)):
             if is_ahead:
-                self._train_steps[update_policy] = compile_train_step(
-                    self.agent, batch, self._sharding, update_policy=update_policy
+                self._train_steps[update_policy] = compile_train_steps(
+                    self.agent, feed, self._sharding, update_policy=update_policy
                 )
+        self._feed_shapes = _shapes(feed)
         self.writer.prepare(self.agent)
         # One process may find its program in the cache while another compiles for minutes. A collective would give up
         # waiting for that process; a barrier waits.
         barrier(f"compiled with {training.gradient_accumulation_steps} micro-batches")
 
-    def _update(self, batch: Batch) -> None:
-        """Starts one update; `_collect` reads its result later."""
+    def _update(self, feed: Feed, num_updates: int) -> None:
+        """Starts the updates of one call; `_collect` reads their results later."""
         is_first = not self._train_steps
         with answer_out_of_memory(self.rl_config, is_first):
+            if self._feed_shapes != _shapes(feed):  # at the start, or because the replay has outgrown its place
+                self._collect(leave=0)
+                self.compile(feed)
+                self.clock.restart()
+            train_steps = self._train_steps[self._updates_policy()]
+            self.monitor.before_update(self.step + 1, self.agent, feed, self._rng)
+            self.agent, metrics = train_steps(self.agent, feed, np.int32(num_updates), self._bc_weights(), self._rng)
             if is_first:
-                self.compile(batch)
-            train_step = self._train_steps[self._updates_policy()]
-            self.monitor.before_update(self.step + 1, self.agent, batch, self._rng)
-            self.agent, info = train_step(self.agent, batch, self._rng)
-            if is_first:
-                jax.block_until_ready(info)
-        self.step += 1
-        self._in_flight.append((self.step, info))
-        self.monitor.after_update(self.step, info, train_step)
+                jax.block_until_ready(metrics)
+        self.step += num_updates
+        self._in_flight.append((self.step, num_updates, metrics))
+        self.monitor.after_update(self.step, metrics, train_steps)
         if is_first:  # The time to compile is not part of the time of a step.
             logger.info(
                 "first step %.1f s after the run was started; %s", time.monotonic() - self._started, device_memory()
@@ -293,16 +321,20 @@ class Trainer:
         return self.step >= self.rl_config.acrlpd.critic_warmup_steps
 
     def _collect(self, leave: int) -> None:
-        """Fetches the metrics of finished updates; waits until at most `leave` updates are under way."""
+        """Fetches the metrics of finished calls; waits until at most `leave` calls are under way."""
         while len(self._in_flight) > leave:
-            step, info = self._in_flight.popleft()
-            is_due = self.metrics_log.add(step, jax.device_get(info))
-            if step != self._first_step:
-                self.clock.count_step()
-            if is_due:
-                self._write_line(step)
+            last_step, num_updates, metrics = self._in_flight.popleft()
+            rows = metrics.rows(num_updates)
+            self._calls.end(num_updates)
+            if last_step != self._first_step:
+                self.clock.count_steps(num_updates)
+            for step, info in enumerate(rows, last_step - num_updates + 1):
+                if self.metrics_log.add(step, info):
+                    self._write_line(step)
             if self._progress is not None:
-                self._progress.advance_to(step)
+                self._progress.advance_to(last_step)
+        if leave == 0:
+            self._calls.pause()
 
     def _write_line(self, step: int) -> None:
         read = self.clock.read()
@@ -339,3 +371,18 @@ class Trainer:
         self.monitor.close()
         if self._online is not None:
             self._online.close()
+
+
+def _call_lengths(rl_config: RLTrainConfig, capacity: int, *, one_by_one: bool) -> CallLengths:
+    """The calls of a run whose feeds serve at most `capacity` updates."""
+    wanted, is_alone = rl_config.training.updates_per_call, jax.process_count() == 1
+    if wanted is not None and wanted > capacity:
+        logger.warning(
+            "training.updates_per_call is %d, but a call of this run makes at most %d updates", wanted, capacity
+        )
+    most = min(capacity, wanted or (capacity if is_alone else 1))
+    return CallLengths(1 if one_by_one else most, is_timed=is_alone and wanted is None)
+
+
+def _shapes(feed: Feed) -> list[tuple[int, ...]]:
+    return [x.shape for x in jax.tree.leaves(feed)]

@@ -9,8 +9,9 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -18,59 +19,60 @@ import numpy as np
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.dataset import Dataset
-from acrlpd.data.pipeline.rewards import StepRewards
-from acrlpd.models.observation import Observation
+from acrlpd.models.observation import Array, Observation
 
 # JAX uses an aligned host buffer on a CPU without a copy.
 _ALIGNMENT = 64
+
+
+class RowRewards(Protocol):
+    """What the rows of a table say about rewards: `StepRewards` on the host, a `RowTable` on the devices."""
+
+    @property
+    def rewards(self) -> Array: ...  # float32 [N]
+    @property
+    def terminals(self) -> Array: ...  # bool [N]
+    @property
+    def after_terminal(self) -> Array: ...  # bool [N]
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
     """Rows of the column table, and the fields of `acrlpd.batch.Batch` that follow from them alone."""
 
-    rows: np.ndarray  # int64 [B] of step t
-    next_rows: np.ndarray  # int64 [B] of step t + H, or of the episode's last step
-    action_rows: np.ndarray  # int64 [B, T]; past the end the last step repeats
-    fields: dict[str, np.ndarray]  # valid, rewards, masks, terminals, next_terminal and sequence_mask; float32
+    next_rows: Array  # int [B] of step t + H, or of the episode's last step
+    action_rows: Array  # int [B, T]; past the end the last step repeats
+    fields: dict[str, Array]  # valid, rewards, masks, terminals, next_terminal and sequence_mask; float32
 
 
 def make_windows(
-    offsets: np.ndarray,
-    rewards: StepRewards,
-    episodes: np.ndarray,
-    steps: np.ndarray,
-    horizon_length: int,
-    action_horizon: int,
+    rows: Array, last: Array, table: RowRewards, horizon_length: int, action_horizon: int, xp: ModuleType = np
 ) -> Windows:
-    """The windows that start at `steps` of the episodes at positions `episodes`, as index arithmetic on whole batches.
+    """The windows that start at `rows` of episodes whose last rows are `last`, [B] each, as index arithmetic.
 
     The critic may learn from a window if its target can be known: a terminal lies within the H steps, or the
     observation at t+H was recorded. A recording that stops without a terminal gives neither near its end. Steps that
-    were recorded after the terminal are not part of the task any more.
+    were recorded after the terminal are not part of the task any more. `xp` is numpy, or jax.numpy on the devices.
     """
-    rows = offsets[episodes] + steps
-    last = offsets[episodes + 1] - 1
-    ahead = rows[:, None] + np.arange(action_horizon)
+    ahead = rows[:, None] + xp.arange(action_horizon)
     inside = ahead <= last[:, None]
-    action_rows = np.minimum(ahead, last[:, None])
+    action_rows = xp.minimum(ahead, last[:, None])
     critic_rows, critic_inside = action_rows[:, :horizon_length], inside[:, :horizon_length]
-    terminals = rewards.terminals[critic_rows] & critic_inside
-    ended = np.logical_or.accumulate(terminals, axis=1) | rewards.after_terminal[rows][:, None]
-    has_terminal = terminals.any(axis=1)
+    terminals = table.terminals[critic_rows] & critic_inside
+    after_terminal = table.after_terminal[rows]
+    ended = (xp.cumsum(terminals, axis=1) > 0) | after_terminal[:, None]
+    has_terminal = xp.any(terminals, axis=1)
     next_recorded = rows + horizon_length <= last
-    usable = (has_terminal | next_recorded) & ~rewards.after_terminal[rows]
     fields = {
         "valid": inside,
-        "rewards": np.where(critic_inside, rewards.rewards[critic_rows], 0),
+        "rewards": xp.where(critic_inside, table.rewards[critic_rows], 0),
         "masks": ~ended,
         "terminals": terminals,
         "next_terminal": has_terminal,
-        "sequence_mask": usable,
+        "sequence_mask": (has_terminal | next_recorded) & ~after_terminal,
     }
     return Windows(
-        rows=rows,
-        next_rows=np.minimum(rows + horizon_length, last),
+        next_rows=xp.minimum(rows + horizon_length, last),
         action_rows=action_rows,
         fields={name: values.astype(np.float32) for name, values in fields.items()},
     )
@@ -119,27 +121,35 @@ class WindowSampler:
     def sample(
         self, step: int, batch_size: int, process_index: int = 0, process_count: int = 1
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(episode positions, steps t) of this process's part of the batch of a training step."""
-        draws = np.random.Philox(key=self._key, counter=[0, step, 0, 0]).random_raw(batch_size)
+        """(episode positions, steps t) [b] of this process's part of the batch of a training step."""
+        episodes, steps = self.sample_many([step], batch_size, process_index, process_count)
+        return episodes[0], steps[0]
+
+    def sample_many(
+        self, training_steps: Sequence[int], batch_size: int, process_index: int = 0, process_count: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same for the batches of several training steps, [n, b] each, in less time than one by one."""
+        counters = [[0, step, 0, 0] for step in training_steps]
+        draws = np.stack([np.random.Philox(key=self._key, counter=c).random_raw(batch_size) for c in counters])
         # Both kinds are spread evenly, so that every shard and micro-batch gets its share.
         quota = np.floor(np.arange(batch_size + 1) * self._ratio + 0.5)
         is_inside = np.diff(quota) > 0
         size = batch_size // process_count
         mine = slice(process_index * size, (process_index + 1) * size)
-        draws, is_inside = draws[mine], is_inside[mine]
+        draws, is_inside = draws[:, mine], is_inside[mine]
 
-        episodes, steps = np.empty(size, np.int64), np.empty(size, np.int64)
+        episodes, steps = np.empty(draws.shape, np.int64), np.empty(draws.shape, np.int64)
         for chosen, ends, first_step in (
             (is_inside, self._inside_ends, np.zeros_like(self._inside)),
             (~is_inside, self._crossing_ends, self._inside),
         ):
             if not chosen.any():
                 continue
-            start = (draws[chosen] % np.uint64(ends[-1])).astype(np.int64)
+            start = (draws[:, chosen] % np.uint64(ends[-1])).astype(np.int64)
             position = np.searchsorted(ends, start, side="right")
             before = np.concatenate([[0], ends[:-1]])[position]
-            episodes[chosen] = self.episodes[position]
-            steps[chosen] = start - before + first_step[position]
+            episodes[:, chosen] = self.episodes[position]
+            steps[:, chosen] = start - before + first_step[position]
         return episodes, steps
 
 
@@ -149,7 +159,7 @@ class BatchBuilder:
     def __init__(self, dataset: Dataset, rl_config: RLTrainConfig) -> None:
         self.dataset = dataset
         self.buffers = BufferPool()
-        self._horizons = (rl_config.qchunking.horizon_length, rl_config.model.action_horizon)
+        self.horizons = (rl_config.qchunking.horizon_length, rl_config.model.action_horizon)
         self._repack = rl_config.data.repack
         self._transform = dataset.transforms.training_inputs(dataset.norm_stats)
         self._episode_ids = np.array(dataset.source.indices, np.int32)
@@ -159,32 +169,40 @@ class BatchBuilder:
 
         Observations at t and at t + H go through the transforms together, as one batch of twice the size.
         """
-        table = self.dataset.table
-        windows = make_windows(table.offsets, self.dataset.rewards, episodes, steps, *self._horizons)
-        size = len(steps)
-        rows = np.concatenate([windows.rows, windows.next_rows])
+        offsets, size = self.dataset.table.offsets, len(steps)
+        first_rows, last_rows = offsets[episodes] + steps, offsets[episodes + 1] - 1
+        windows = make_windows(first_rows, last_rows, self.dataset.rewards, *self.horizons)
+        rows = np.concatenate([first_rows, windows.next_rows])
         action_rows = np.concatenate([windows.action_rows, windows.action_rows])
+        observations, actions = self.read(rows, action_rows, self._read_frames(episodes, rows))
+        return Batch(
+            observations=jax.tree.map(lambda x: x[:size], observations),
+            next_observations=jax.tree.map(lambda x: x[size:], observations),
+            actions=actions[:size],
+            **windows.fields,
+            episode_id=self._episode_ids[episodes],
+            step_id=steps.astype(np.int32),
+        )
+
+    def read(
+        self, rows: np.ndarray, action_rows: np.ndarray, images: Mapping[str, np.ndarray]
+    ) -> tuple[Observation, np.ndarray]:
+        """What the policy sees at `rows` [n], and chunks of the actions at `action_rows` [n, t]: float32 [n, t, a]."""
+        table = self.dataset.table
         data: dict[str, Any] = {name: table.columns[name][rows] for name in self._repack.state}
         data |= {name: table.columns[name][action_rows] for name in self._repack.actions}
-        data |= self._read_frames(episodes, rows)
+        data |= images
         if self.dataset.prompts is not None:
             data["prompt"] = self.dataset.prompts[table.prompt_index[rows]]
         data = self._transform(data)
-        observations = Observation(
+        observation = Observation(
             images=data.get("image", {}),
             image_masks=data.get("image_mask", {}),
             state=data["state"].astype(np.float32),
             tokenized_prompt=data.get("tokenized_prompt"),
             tokenized_prompt_mask=data.get("tokenized_prompt_mask"),
         )
-        return Batch(
-            observations=jax.tree.map(lambda x: x[:size], observations),
-            next_observations=jax.tree.map(lambda x: x[size:], observations),
-            actions=data["actions"][:size].astype(np.float32),
-            **windows.fields,
-            episode_id=self._episode_ids[episodes],
-            step_id=steps.astype(np.int32),
-        )
+        return observation, data["actions"].astype(np.float32)
 
     def _read_frames(self, episodes: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Camera -> uint8 [2B, h, w, 3] for the cameras that the policy is given."""

@@ -1,22 +1,31 @@
 """The data loader: batches of windows, prepared ahead by threads and put on the devices."""
 
+import dataclasses
 import logging
 import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Self
+from typing import Any, Self
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, Feed, StackedBatches, first_batch
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.batches import BatchBuilder, WindowSampler
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset
+from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, create_device_rows
 
 logger = logging.getLogger(__name__)
+
+# Batches that travel to the devices together have at most this size. If batches are larger, an update takes longer than
+# the host needs for a call.
+_TRANSFER_BYTES = 4 * 2**20
+_MOST_BATCHES_PER_TRANSFER = 64
 
 
 class DataLoader:
@@ -25,6 +34,9 @@ class DataLoader:
     The batch of a step depends on the seed, the step and the dataset alone (and on the size of the memory pool, if the
     config has one), not on threads, restarts or the number of processes. Each process gets its part of the global
     batch. With a `device_sharding` the parts form global arrays on the devices, without one they are numpy arrays.
+
+    A train step that makes several updates gets their batches as one feed: row numbers where the data lies on the
+    devices, otherwise batches that the host has made.
     """
 
     def __init__(
@@ -33,7 +45,7 @@ class DataLoader:
         rl_config: RLTrainConfig,
         *,
         batch_size: int,
-        device_sharding: jax.sharding.Sharding | None = None,
+        device_sharding: NamedSharding | None = None,
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
@@ -46,10 +58,14 @@ class DataLoader:
         self.dataset = dataset  # the prior data
         self._rl_config = rl_config
         # Where the windows come from, and how many windows of each batch over all processes.
-        self._parts = [(BatchBuilder(dataset, rl_config), batch_size)]
+        prior = BatchBuilder(dataset, rl_config)
+        self._parts = [(prior, batch_size)]
         self._sharding = device_sharding
         self._process = (process_index, process_count)
-        self._prefetcher = self._start(step=0)
+        self._rows = None if device_sharding is None else create_device_rows(prior, rl_config, device_sharding)
+        self._first_rows = [0]  # of each part, in the table on the devices
+        self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
+        self._prefetcher: Prefetcher | RowDraws = self._start(step=0)
         if self._epochs_end:
             logger.warning(
                 "batches come from %d of %d episodes at a time, which other episodes replace every %d steps; build a "
@@ -59,11 +75,30 @@ class DataLoader:
                 self.steps_per_epoch,
             )
 
+    def sample_feed(self, num_updates: int) -> Feed:
+        """The batches of the next steps, on the devices. Raises what went wrong while a batch was prepared."""
+        if not 1 <= num_updates <= self.capacity:
+            raise ValueError(f"a feed of this loader serves 1 to {self.capacity} updates; found {num_updates}")
+        if self._rows is not None and isinstance(self._prefetcher, RowDraws):
+            return self._rows.feed(self._prefetcher.take(num_updates))
+        prepared = [self._next() for _ in range(num_updates)]
+        assert isinstance(self._prefetcher, Prefetcher)
+        self._prefetcher.raise_depth(num_updates)  # The next call will want about as many as this one.
+        if self.capacity == 1:
+            return StackedBatches(prepared[0])
+        assert self._sharding is not None
+        places = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
+        return StackedBatches(_place(_stack(prepared, self.capacity), places), self.capacity)
+
     def sample_batch(self) -> Batch:
         """The batch of the next step. Raises what went wrong while the batch was prepared."""
+        return self._next() if self.capacity == 1 else first_batch(self.sample_feed(1))
+
+    def _next(self) -> Batch:
         step = self._prefetcher.step
         if self._epochs_end and step % self.steps_per_epoch == 0 and step != self._first_step:
             self._restart(step)  # other episodes come into memory
+        assert isinstance(self._prefetcher, Prefetcher)
         return self._prefetcher.get()
 
     def mix_replay(self, replay: Dataset, offline_ratio: float) -> None:
@@ -75,6 +110,8 @@ class DataLoader:
         num_offline = round(offline_ratio * self.batch_size / num_processes) * num_processes
         prior, online = self._parts[0][0], BatchBuilder(replay, self._rl_config)
         self._parts = [(prior, num_offline), (online, self.batch_size - num_offline)]
+        if self._rows is not None:
+            self._first_rows = [0, self._rows.extend(online)]
         self._restart(self._prefetcher.step)
 
     @property
@@ -122,6 +159,17 @@ class DataLoader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _choose_capacity(self) -> int:
+        if self._rows is not None:
+            return ROWS_CAPACITY
+        # Several processes make one update in a call, unless the config says otherwise: their calls are not timed.
+        makes_one = self._process[1] > 1 and self._rl_config.training.updates_per_call is None
+        if self._sharding is None or makes_one:
+            return 1
+        spec = batch_spec(dataclasses.replace(self._rl_config, batch_size=self.batch_size))
+        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(spec))
+        return max(1, min(_TRANSFER_BYTES // size, _MOST_BATCHES_PER_TRANSFER))
+
     def _sampler(self, stream: int, dataset: Dataset, epoch: int) -> WindowSampler:
         lengths, qchunking = np.diff(dataset.table.offsets), self._rl_config.qchunking
         episodes = np.arange(len(lengths)) if dataset.frames is None else dataset.frames.prepare(epoch)
@@ -138,23 +186,15 @@ class DataLoader:
             episodes=episodes,
         )
 
-    def _start(self, step: int) -> "Prefetcher":
-        # The function that the threads run must not refer to the loader, so that dropping the loader ends them.
+    def _start(self, step: int) -> "Prefetcher | RowDraws":
         epoch = step // self.steps_per_epoch
         self._first_step = step
         self._samplers = [self._sampler(i, builder.dataset, epoch) for i, (builder, _) in enumerate(self._parts)]
         parts = [(*part, sampler) for part, sampler in zip(self._parts, self._samplers, strict=True)]
-        sharding, process = self._sharding, self._process
-
-        def build(step: int) -> Batch:
-            batches = [builder.build(*sampler.sample(step, size, *process)) for builder, size, sampler in parts if size]
-            batch = interleave(batches)
-            if sharding is None:
-                return batch
-            return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
-
+        if self._rows is not None:
+            return RowDraws(parts, self._first_rows, self._process, first_step=step)
         return Prefetcher(
-            build,
+            _build_batches(parts, self._process, self._sharding if self.capacity == 1 else None),
             first_step=step,
             end_step=(epoch + 1) * self.steps_per_epoch if self._epochs_end else math.inf,
             num_workers=self._rl_config.data.num_workers,
@@ -171,21 +211,90 @@ class DataLoader:
         return zlib.crc32(repr((source.identity, source.indices)).encode())
 
 
-def interleave(batches: Sequence[Batch]) -> Batch:
-    """Joins batches into one, each spread evenly over the result, so that every shard gets its share of each."""
-    if len(batches) == 1:
-        return batches[0]
-    sizes = [len(batch.step_id) for batch in batches]
+# What a part of each batch is made of: its builder, its number of windows over all processes, and its sampler.
+_Part = tuple[BatchBuilder, int, WindowSampler]
+
+
+# The functions that threads run must not refer to the loader, so that dropping the loader ends the threads.
+def _build_batches(
+    parts: Sequence[_Part], process: tuple[int, int], sharding: NamedSharding | None
+) -> Callable[[int], Batch]:
+    """Makes the batch of a step; with a sharding, on the devices."""
+
+    def build(step: int) -> Batch:
+        batches = [builder.build(*sampler.sample(step, size, *process)) for builder, size, sampler in parts if size]
+        batch = interleave(batches)
+        return batch if sharding is None else _place(batch, sharding)
+
+    return build
+
+
+class RowDraws:
+    """Row numbers of the windows of steps from `first_step` on, drawn when they are asked for, in microseconds."""
+
+    def __init__(
+        self, parts: Sequence[_Part], first_rows: Sequence[int], process: tuple[int, int], *, first_step: int
+    ) -> None:
+        """`first_rows` are where the parts begin in the table on the devices."""
+        self._step: int | None = first_step
+        self._parts = [
+            (first + builder.dataset.table.offsets, size, sampler)
+            for (builder, size, sampler), first in zip(parts, first_rows, strict=True)
+            if size
+        ]
+        self._process = process
+
+    def take(self, num_steps: int) -> np.ndarray:
+        """Row numbers [num_steps, b] of the next steps."""
+        first, rows = self.step, []
+        for offsets, size, sampler in self._parts:
+            episodes, steps = sampler.sample_many(range(first, first + num_steps), size, *self._process)
+            rows.append((offsets[episodes] + steps).T)
+        self._step = first + num_steps
+        return interleave(rows).T
+
+    @property
+    def step(self) -> int:
+        """The step that `take` begins with."""
+        if self._step is None:
+            raise RuntimeError("the data loader was closed")
+        return self._step
+
+    def close(self) -> None:
+        self._step = None
+
+
+def interleave(parts: Sequence[Any]) -> Any:
+    """Joins batches (or other arrays) into one, each spread evenly over the result: every shard gets its share."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [len(jax.tree.leaves(part)[0]) for part in parts]
     places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
     order = np.argsort(places, kind="stable")
-    return jax.tree.map(lambda *parts: np.concatenate(parts)[order], *batches)
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays)[order], *parts)
+
+
+def _stack(batches: Sequence[Batch], capacity: int) -> Batch:
+    """Batches with a new leading axis [capacity], of which only the first entries are filled."""
+
+    def stack(*arrays: np.ndarray) -> np.ndarray:
+        stacked = np.empty((capacity, *arrays[0].shape), arrays[0].dtype)
+        np.stack(arrays, out=stacked[: len(arrays)])
+        return stacked
+
+    return jax.tree.map(stack, *batches)
+
+
+def _place(batch: Batch, sharding: NamedSharding) -> Batch:
+    """The parts of all processes as global arrays on the devices."""
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
 
 def create_data_loader(
     rl_config: RLTrainConfig,
     batch_size: int | None = None,
     *,
-    device_sharding: jax.sharding.Sharding | None = None,
+    device_sharding: NamedSharding | None = None,
 ) -> DataLoader:
     """Opens the dataset of a config and starts loading it.
 
@@ -211,7 +320,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        build: Callable[[int], Batch],
+        build: Callable[[int], Any],
         *,
         first_step: int,
         end_step: float = math.inf,
@@ -223,7 +332,7 @@ class Prefetcher:
         self._end_step = end_step
         self._depth = max(depth, num_workers)
         self._threads = ThreadPoolExecutor(num_workers, "acrlpd-data") if num_workers else None
-        self._ahead: deque[Future[Batch]] = deque()  # from `step` on
+        self._ahead: deque[Future[Any]] = deque()  # from `step` on
         self._closed = False
         self._prepare_ahead()
 
@@ -234,7 +343,7 @@ class Prefetcher:
             raise RuntimeError("the data loader was closed")
         return self._step
 
-    def get(self) -> Batch:
+    def get(self) -> Any:
         """The result of the next step; waits until the result is there."""
         step = self.step
         try:
@@ -247,6 +356,11 @@ class Prefetcher:
         self._step = step + 1
         self._prepare_ahead()
         return result
+
+    def raise_depth(self, depth: int) -> None:
+        """Prepares at least so many results ahead."""
+        self._depth = max(self._depth, depth)
+        self._prepare_ahead()
 
     def _prepare_ahead(self) -> None:
         while self._threads and len(self._ahead) < self._depth and self.step + len(self._ahead) < self._end_step:

@@ -63,6 +63,10 @@ class ActorProcess(Player):
             self._published = step
         self._keep_alive()
 
+    def updates_with_one_policy(self, step: int) -> int:
+        published = step if self._published is None else self._published
+        return max(1, published + self._rl_config.online.actor_refresh_steps - step)
+
     def round(self, number: int) -> Round:
         while not (played := self.finished_rounds(number)):
             self._keep_alive()

@@ -9,6 +9,7 @@ import abc
 import dataclasses
 import math
 import pathlib
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -70,7 +71,7 @@ class Player(abc.ABC):
 
     @abc.abstractmethod
     def update_policy(self, agent: Agent, step: int) -> None:
-        """Called before every update with the newest policy."""
+        """Called before every call of the train step with the newest policy."""
 
     @abc.abstractmethod
     def round(self, number: int) -> Round:
@@ -79,6 +80,10 @@ class Player(abc.ABC):
     def finished_rounds(self, first: int) -> list[Round]:
         """The rounds from `first` on that are over, without waiting."""
         return []
+
+    def updates_with_one_policy(self, step: int) -> int:
+        """How many updates may follow `step` before `update_policy` must be called again."""
+        return sys.maxsize
 
     def close(self) -> None:  # noqa: B027
         """Ends what the player has started."""
@@ -123,11 +128,30 @@ class OnlinePhase:
     def prepare(self, agent: Agent, step: int, update: int) -> list[dict[str, float]]:
         """Takes the rounds that the next update needs; returns the metrics of the new rounds."""
         self._player.update_policy(agent, step)
-        wanted = self._config.start_steps + math.ceil(update / self._config.update_to_data_ratio)
         rounds = self._player.finished_rounds(self._rounds)
-        while self.totals["env_steps"] + sum(played.env_steps for played in rounds) < wanted:
+        while self.totals["env_steps"] + sum(played.env_steps for played in rounds) < self._wanted_steps(update):
             rounds.append(self._player.round(self._rounds + len(rounds)))
         return self._take(rounds)
+
+    def needs_round(self, update: int) -> bool:
+        """Whether the update needs more environment steps than the rounds so far have."""
+        return self.totals["env_steps"] < self._wanted_steps(update)
+
+    def updates_ahead(self, step: int, update: int) -> int:
+        """How many updates can be made from `update` on (which made `step`) before `prepare` must be called again.
+
+        A later update needs a round, or the player wants a newer policy.
+        """
+        spare = self.totals["env_steps"] - self._config.start_steps
+        # Rounding may make the first guess too large by one.
+        last = max(update, int(spare * self._config.update_to_data_ratio) + 1)
+        while last > update and self.needs_round(last):
+            last -= 1
+        return min(last - update + 1, self._player.updates_with_one_policy(step))
+
+    def _wanted_steps(self, update: int) -> int:
+        """The environment steps that must have been made before an update."""
+        return self._config.start_steps + math.ceil(update / self._config.update_to_data_ratio)
 
     def bc_weight(self, update: int) -> float:
         """The weight of cloning at an update, on its way from the offline value to the final value."""

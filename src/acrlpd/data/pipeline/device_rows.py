@@ -1,0 +1,234 @@
+"""The columns of dataset and replay on the devices, from which the train step gathers its windows.
+
+A small policy learns from a batch in less time than the host needs to make one. What a policy without cameras sees fits
+on the devices: one row per step, already transformed. A batch is then only the row numbers of its windows. The host
+draws these numbers as it always does, and the windows have the same values as the host's batches.
+"""
+
+import functools
+import logging
+import math
+import os
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from acrlpd.batch import Batch
+from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.data.pipeline.batches import BatchBuilder, make_windows
+from acrlpd.data.pipeline.dataset import Dataset
+from acrlpd.models.observation import Array, Observation
+from acrlpd.units import format_bytes
+
+logger = logging.getLogger(__name__)
+
+# The largest number of updates in a call. Row numbers are small, so this costs no memory. A call of a quarter of a
+# second has as many updates if an update takes half a millisecond.
+ROWS_CAPACITY = 512
+# The share of a device's memory that the rows may take. `acrlpd plan` does not count them.
+_MEMORY_SHARE = 0.1
+# Rows that are written to the devices at once when the replay grows: one compiled program for episodes of any length.
+_CHUNK = 4096
+# Windows that are compared with those of the host before the rows are used.
+_CHECKED_WINDOWS = 64
+
+
+@flax.struct.dataclass
+class RowTable:
+    """One row for each step of the dataset, then of the replay, then free rows into which the replay grows."""
+
+    observation: Observation  # [N, ...], transformed as in a batch; without images
+    actions: Array  # float32 [N, a], transformed
+    rewards: Array  # float32 [N]
+    terminals: Array  # bool [N]
+    after_terminal: Array  # bool [N]
+    last_row: Array  # int32 [N], of the row's episode
+    episode_id: Array  # int32 [N]
+    step_id: Array  # int32 [N]
+
+
+@flax.struct.dataclass
+class RowFeed:
+    """A feed of row numbers; the windows are gathered on the devices."""
+
+    table: RowTable
+    rows: jax.Array  # int32 [capacity, B], of the first step of each window
+    horizons: tuple[int, int] = flax.struct.field(pytree_node=False)  # (horizon_length, action_horizon)
+
+    @property
+    def capacity(self) -> int:
+        return self.rows.shape[0]
+
+    def batch(self, index: jax.Array) -> Batch:
+        table, rows = self.table, self.rows[index]
+        windows = make_windows(rows, table.last_row[rows], table, *self.horizons, xp=jnp)
+        return Batch(
+            observations=jax.tree.map(lambda x: x[rows], table.observation),
+            next_observations=jax.tree.map(lambda x: x[windows.next_rows], table.observation),
+            actions=table.actions[windows.action_rows],
+            **windows.fields,
+            episode_id=table.episode_id[rows],
+            step_id=table.step_id[rows],
+        )
+
+
+class DeviceRows:
+    """The table of a run on its devices, each of which keeps its share of the rows."""
+
+    def __init__(self, rows: RowTable, horizons: tuple[int, int], sharding: NamedSharding, *, spare_rows: int) -> None:
+        """`rows` are those of the dataset, on the host; `sharding` is that of a batch.
+
+        `spare_rows` is the number of rows that the replay is expected to have in the end.
+        """
+        self._horizons = horizons
+        self._sharding = sharding
+        self._num_rows = self._num_prior = len(rows.rewards)
+        self._table = self._place(rows, self._num_rows + spare_rows)
+
+    def feed(self, rows: np.ndarray) -> RowFeed:
+        """The feed of updates whose windows start at `rows` [updates, b], b of this process."""
+        padded = np.zeros((ROWS_CAPACITY, rows.shape[1]), np.int32)
+        padded[: len(rows)] = rows
+        places = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
+        return RowFeed(self._table, jax.make_array_from_process_local_data(places, padded), self._horizons)
+
+    def extend(self, replay: BatchBuilder) -> int:
+        """Adds the rows of the replay that are new; returns the row at which the replay begins."""
+        seen, total = self._num_rows - self._num_prior, num_rows(replay.dataset)
+        new = read_rows(replay, first=seen, rows_before=self._num_prior)
+        if self._num_prior + total > self._capacity:
+            logger.info("the replay has outgrown its place on the devices: the train step is compiled once more")
+            old = jax.tree.map(lambda x: np.asarray(x)[: self._num_rows], self._table)
+            self._table = self._place(old, self._num_prior + 2 * total)
+        for start in range(0, total - seen, _CHUNK):
+            chunk = jax.tree.map(lambda x, start=start: _pad(x[start : start + _CHUNK], _CHUNK), new)
+            rows = np.arange(_CHUNK) + self._num_rows + start
+            rows[total - seen - start :] = self._capacity  # of the padding: outside of the table, so left out
+            self._table = _write(self._table, rows.astype(np.int32), chunk)
+        self._num_rows = self._num_prior + total
+        return self._num_prior
+
+    @property
+    def _capacity(self) -> int:
+        return self._table.rewards.shape[0]
+
+    def _place(self, rows: RowTable, wanted: int) -> RowTable:
+        """`rows` on the devices, followed by free rows."""
+        shards = self._sharding.mesh.size
+        capacity = math.ceil(wanted / shards) * shards
+
+        def place(x: np.ndarray) -> jax.Array:
+            whole = _pad(x, capacity)
+            return jax.make_array_from_callback(whole.shape, self._sharding, lambda index: whole[index])
+
+        return jax.tree.map(place, rows)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _write(table: RowTable, rows: jax.Array, new: RowTable) -> RowTable:
+    return jax.tree.map(lambda old, values: old.at[rows].set(values, mode="drop"), table, new)
+
+
+def _pad(x: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
+
+
+def num_rows(dataset: Dataset) -> int:
+    return int(dataset.table.offsets[-1])
+
+
+def read_rows(builder: BatchBuilder, *, first: int = 0, rows_before: int = 0) -> RowTable:
+    """The rows of a dataset from row `first` on, on the host.
+
+    `rows_before` is the number of rows of other data that come before row 0 in the whole table.
+    """
+    dataset, offsets = builder.dataset, builder.dataset.table.offsets
+    rows = np.arange(first, num_rows(dataset))
+    episodes = np.searchsorted(offsets, rows, side="right") - 1
+    observation, actions = builder.read(rows, rows[:, None], {})  # chunks of one action
+    return RowTable(
+        observation=observation,
+        actions=actions[:, 0],
+        rewards=dataset.rewards.rewards[rows].astype(np.float32),
+        terminals=dataset.rewards.terminals[rows],
+        after_terminal=dataset.rewards.after_terminal[rows],
+        last_row=(rows_before + offsets[episodes + 1] - 1).astype(np.int32),
+        episode_id=np.array(dataset.source.indices, np.int32)[episodes],
+        step_id=(rows - offsets[episodes]).astype(np.int32),
+    )
+
+
+def create_device_rows(builder: BatchBuilder, rl_config: RLTrainConfig, sharding: NamedSharding) -> DeviceRows | None:
+    """The rows of a run on its devices; None if the config does not want them there, or they cannot be there."""
+    wish = rl_config.data.on_device
+    if wish == "never":
+        return None
+    problem = _what_prevents_rows(builder.dataset, rl_config, sharding)
+    if problem is None:
+        rows = read_rows(builder)
+        if _are_windows_of(rows, builder):
+            return DeviceRows(rows, builder.horizons, sharding, spare_rows=expected_replay_rows(rl_config))
+        problem = "a chunk of actions is not transformed action by action, as with data.use_delta_joint_actions=true"
+    if wish == "always":
+        raise ConfigError(f"data.on_device=always: {problem}; use data.on_device=auto")
+    logger.debug("the data stays on the host: %s", problem)
+    return None
+
+
+def expected_replay_rows(rl_config: RLTrainConfig) -> int:
+    """Environment steps that the online phase needs, and a quarter more, because rounds end with whole episodes."""
+    online, steps = rl_config.online, rl_config.training.online_steps
+    return math.ceil(1.25 * (online.start_steps + steps / online.update_to_data_ratio)) if steps else 0
+
+
+def _what_prevents_rows(dataset: Dataset, rl_config: RLTrainConfig, sharding: NamedSharding) -> str | None:
+    """Why the rows cannot lie on the devices, as far as their size and the policy tell; None if they can."""
+    if dataset.frames is not None:
+        return "the policy sees images, which the host reads"
+    if rl_config.model.discrete_state_input and dataset.prompts is not None:
+        return "the state is written into the prompt, which the host does"
+    total = num_rows(dataset) + expected_replay_rows(rl_config)
+    needed = total * row_bytes(rl_config) // sharding.mesh.size
+    limit = int(_MEMORY_SHARE * _device_memory(sharding))
+    if needed > limit:
+        return (
+            f"{total:,} rows need {format_bytes(needed)} on each device, more than the {format_bytes(limit)} that are "
+            f"set aside for data ({_MEMORY_SHARE:.0%} of its memory)"
+        )
+    return None
+
+
+def row_bytes(rl_config: RLTrainConfig) -> int:
+    """Bytes of one row: observation, action, reward, last row, episode, step, and two flags."""
+    observation, _ = rl_config.model.inputs_spec(1)
+    seen = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(observation))
+    return seen + 4 * (rl_config.model.action_dim + 4) + 2
+
+
+def _device_memory(sharding: NamedSharding) -> int:
+    """Bytes of the smallest device of this process. The memory of a CPU is that of the machine."""
+    devices = sharding.mesh.local_devices
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in devices]
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(devices)
+    return min(host if limit is None else limit for limit in limits)
+
+
+def _are_windows_of(table: RowTable, builder: BatchBuilder) -> bool:
+    """Whether windows of transformed rows are transformed windows, to the last bit, for a sample of windows.
+
+    Relative actions depend on the first state of their chunk, and a user's own robot may do anything.
+    """
+    rows = np.unique(np.linspace(0, len(table.rewards) - 1, _CHECKED_WINDOWS).astype(np.int64))
+    offsets = builder.dataset.table.offsets
+    episodes = np.searchsorted(offsets, rows, side="right") - 1
+    expected = builder.build(episodes, rows - offsets[episodes])
+    windows = make_windows(rows, table.last_row[rows], table, *builder.horizons)
+    pairs = (
+        (expected.observations, jax.tree.map(lambda x: x[rows], table.observation)),
+        (expected.next_observations, jax.tree.map(lambda x: x[windows.next_rows], table.observation)),
+        (expected.actions, table.actions[windows.action_rows]),
+    )
+    return jax.tree.all(jax.tree.map(np.array_equal, *zip(*pairs, strict=True)))
