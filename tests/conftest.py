@@ -28,8 +28,10 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
-# How long an example takes says nothing on a machine that two workers share.
-hypothesis.settings.register_profile("acrlpd", deadline=None)
+# How long an example takes says nothing on a machine that two workers share. The examples are the same in every run, so
+# that a change is judged by what it changes; `pytest --hypothesis-profile=random` looks for new examples.
+hypothesis.settings.register_profile("random", deadline=None)
+hypothesis.settings.register_profile("acrlpd", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("acrlpd")
 
 

@@ -11,7 +11,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.panel import Panel
@@ -149,6 +149,7 @@ def test_a_terminal_shows_the_styles_of_errors_about_arguments() -> None:
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
 
+@example("__0__")
 @given(st.text(st.sampled_from("<b>&;|`*_~[]()!#-+=.1\\ x:/'\"\n"), max_size=30) | st.text())
 def test_markdown_shows_the_text_as_it_is(text: str) -> None:
     plain = " ".join(printable(text).split())

@@ -21,8 +21,9 @@ from typing import Any, TextIO, TypeVar
 # Categories of Unicode that a terminal obeys or does not show: control and format characters (escape sequences, marks
 # that turn the direction of a line), surrogates (which no terminal can encode), and separators of lines.
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-# Marks of Markdown (an underscore within a word is none), and the beginning of a list item or of a rule.
-_MARK = re.compile(r"[\\`*\[\]|~#$]|(?<!\w)_|_(?!\w)")
+# Marks of Markdown (a single underscore between letters or digits is none), and the beginning of a list item or of a
+# rule.
+_MARK = re.compile(r"[\\`*\[\]|~#$]|(?<![^\W_])_|_(?![^\W_])")
 _LIST_ITEM = re.compile(r"^(\d*)([-+.)])(?=[-\s]|$)")
 # Bold, dim, coloured, and plain again: what tyro writes between the texts of its messages.
 _STYLE = re.compile(r"(\x1b\[(?:[012]|[39][0-7])(?:;(?:[12]|[39][0-7]))*m)")
