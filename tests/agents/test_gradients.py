@@ -40,8 +40,8 @@ def evaluate(agent, batch, name):
 
 
 def noise_of(batch, num_samples=4) -> Draws:
-    """The random numbers that every loss called with KEY uses."""
-    _, draw_rng, _ = jax.random.split(KEY, 3)
+    """The random numbers that every loss of an agent at step 0 uses, called with KEY."""
+    _, draw_rng, _ = jax.random.split(jax.random.fold_in(KEY, 0), 3)
     return draw(draw_rng, batch, num_samples)
 
 
