@@ -12,7 +12,7 @@ from acrlpd.agents.networks import Draws, draw, estimate_entropy
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
 
-KEY = jax.random.key(3)
+KEY = jax.random.key(7)
 
 
 def build(config):
