@@ -88,7 +88,7 @@ def test_the_first_call_after_a_pause_is_not_timed(time: DrivenTime) -> None:
 
 
 class OnePolicy(Player):
-    """Wants a newer policy so often."""
+    """Wants a newer policy after `updates` updates."""
 
     def __init__(self, updates: int) -> None:
         self.updates = updates

@@ -138,9 +138,9 @@ class OnlinePhase:
         return self.totals["env_steps"] < self._wanted_steps(update)
 
     def updates_ahead(self, step: int, update: int) -> int:
-        """How many updates can be made from `update` on (which made `step`) before `prepare` must be called again.
+        """How many updates may follow before `prepare` must be called again: for a round, or for a newer policy.
 
-        A later update needs a round, or the player wants a newer policy.
+        `step` counts the updates of the run so far, and `update` those of the phase.
         """
         spare = self.totals["env_steps"] - self._config.start_steps
         # Rounding may make the first guess too large by one.
