@@ -28,6 +28,7 @@ def make_run(
     online_steps: int = 1000,
     log_frequency: int = 10,
     stages: dict[str, int] | None = None,
+    rates: dict[int, float] | None = None,
     finished: bool = True,
     anomalies: bool = True,
     traces: bool = True,
@@ -35,7 +36,7 @@ def make_run(
     seed: int = 0,
     **overrides: Any,
 ) -> Path:
-    """A run of the quick start; `stages` are successes out of 50 episodes."""
+    """A run of the quick start; `stages` are successes out of 50 episodes, `rates` success rates at steps."""
     rng = np.random.default_rng(seed)
     directory.mkdir(parents=True)
     changes = {
@@ -43,10 +44,14 @@ def make_run(
         "training.online_steps": online_steps,
         "training.log_frequency": log_frequency,
         "exp_name": directory.name,
+        "seed": seed,
     }
     save_config(apply_config_overrides(get_config("quickstart"), changes | overrides), directory / "config.yaml")
     total = offline_steps + online_steps
-    write_metrics(directory / "metrics.jsonl", offline_steps, total, log_frequency, rng)
+    if rates is None:
+        every = max(log_frequency, total // 10)
+        rates = {step: 0.3 + 0.55 * step / total for step in range(every, total + 1, every)}
+    write_metrics(directory / "metrics.jsonl", offline_steps, total, log_frequency, rng, rates)
     for step in (total // 2, total):
         (directory / str(step) / "params").mkdir(parents=True)
         (directory / str(step) / "params" / "data").write_bytes(bytes(100_000))
@@ -107,7 +112,9 @@ def make_summary(total: int, table: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_metrics(path: Path, offline_steps: int, total: int, frequency: int, rng: np.random.Generator) -> None:
+def write_metrics(
+    path: Path, offline_steps: int, total: int, frequency: int, rng: np.random.Generator, rates: dict[int, float]
+) -> None:
     with path.open("w") as file:
         for step in range(frequency, total + 1, frequency):
             file.write(json.dumps(metrics_line(step, offline_steps, total, rng)) + "\n")
@@ -117,8 +124,8 @@ def write_metrics(path: Path, offline_steps: int, total: int, frequency: int, rn
                 line |= {"online/total_episodes": played / 10, "online/episode_reward_mean": -100 + 50 * t}
                 line |= {"online/episode_length_mean": 120 - 60 * t, "online/policy_step": float(step)}
                 file.write(json.dumps({"step": step, **line}) + "\n")
-            if step % max(frequency, total // 10) == 0:
-                rate = 0.3 + 0.55 * step / total
+            if step in rates:
+                rate = rates[step]
                 low, high = wilson_interval(round(50 * rate), 50)
                 line = {"eval/success_rate": rate, "eval/success_rate_low": low, "eval/success_rate_high": high}
                 line |= {"eval/episode_reward_mean": -120 + 60 * step / total, "eval/episodes": 50.0}

@@ -86,3 +86,12 @@ def test_several_runs_are_overlaid(runs: tuple[Path, Path], tmp_path: Path) -> N
     assert console == "" and 'data-ready="true"' in document
     loss = re.search(r'<svg class="chart" role="img" aria-label="Total loss".*?</svg>', document, re.DOTALL)[0]
     assert 'class="line c0' in loss and 'class="line c1' in loss
+
+
+def test_two_seeds_have_a_mean_with_a_band(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """The two runs differ in nothing but their seed."""
+    document, console = open_page(generate_training_report(runs, tmp_path / "page.html"), tmp_path / "profile")
+    assert console == ""
+    rate = re.search(r'<svg class="chart" role="img" aria-label="Success rate".*?</svg>', document, re.DOTALL)[0]
+    assert re.findall(r'class="line (c\d) *(\w+)"', rate) == [("c0", "thin"), ("c1", "thin"), ("c9", "mean")]
+    assert rate.count('class="band c9"') == 1 and 'class="interval' not in rate

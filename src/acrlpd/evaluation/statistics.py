@@ -1,15 +1,23 @@
-"""Numbers about a set of episodes: success with its interval, and how far the values of the critics can be trusted."""
+"""Numbers about a set of episodes: success with its interval, and how far the values of the critics can be trusted.
+
+`mean_over_seeds` is about several runs: what a training reaches on average, whatever its seed.
+"""
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.special import stdtrit
 
 from acrlpd.config import RewardConfig
 from acrlpd.data.pipeline.rewards import compute_rewards
 from acrlpd.data.sources.source import ColumnTable
 from acrlpd.envs.episodes import Rollout
+
+# The range of a success rate, for `mean_over_seeds`.
+RATES = (0.0, 1.0)
 
 _BINS = 5
 _Z_95 = 1.959963984540054  # two-sided 95 % of a normal distribution
@@ -58,6 +66,29 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     half = _Z_95 / (1 + z2 / trials) * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2))
     # Rounding must not put the observed rate outside of the interval.
     return min(max(0.0, center - half), rate), max(min(1.0, center + half), rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanOverSeeds:
+    """What runs reach that differ in nothing but their seed."""
+
+    mean: float
+    interval: tuple[float, float] | None  # 95 %; None for one seed, because one value does not show a spread
+
+
+def mean_over_seeds(values: Sequence[float], limits: tuple[float, float] = (-math.inf, math.inf)) -> MeanOverSeeds:
+    """The mean of one value per seed with its 95 % interval by Student's t, which ends at `limits`.
+
+    A seed counts as one observation, however many episodes its value comes from. The interval therefore contains both
+    the chance of the training and the chance of the episodes.
+    """
+    if not values:
+        raise ValueError("there is no seed to take a mean over; expected at least one value")
+    mean = statistics.mean(values)
+    if len(values) == 1:
+        return MeanOverSeeds(mean, None)
+    half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
+    return MeanOverSeeds(mean, (max(limits[0], mean - half), min(limits[1], mean + half)))
 
 
 @dataclasses.dataclass(frozen=True)

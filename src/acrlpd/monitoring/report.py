@@ -1,7 +1,7 @@
 """`generate_training_report`: one or more runs as a page and a Markdown summary.
 
-Facts are computed in Python (`report_facts`, `report_verdict`, `report_curves`); the templates hold everything
-that is markup. The page is one file: styles, script and data are inside, and nothing is fetched.
+Facts are computed in Python (`report_facts`, `report_verdict`, `report_seeds`, `report_curves`); the templates hold
+everything that is markup. The page is one file: styles, script and data are inside, and nothing is fetched.
 """
 
 import datetime
@@ -17,6 +17,7 @@ from markupsafe import Markup
 from acrlpd.files import write_text_atomically
 from acrlpd.monitoring import report_facts as facts
 from acrlpd.monitoring.report_curves import create_curves
+from acrlpd.monitoring.report_seeds import SEEDS_NOTE, choose_colors, compare_seeds, find_seed_groups
 from acrlpd.runs.directory import RunError
 from acrlpd.runs.record import RunRecord, read_run
 from acrlpd.text import escape_markdown
@@ -48,16 +49,23 @@ def generate_training_report(run_directories: Sequence[Path], output: Path | Non
 
 def render_report(records: Sequence[RunRecord], output: Path) -> tuple[str, str]:
     """The page and the Markdown summary; `output` is where the page will lie."""
-    runs = [facts.collect_facts(record, output) for record in records]
-    curves = create_curves(records)
+    groups = find_seed_groups(records)
+    colors = choose_colors(len(records), groups)
+    runs = [
+        facts.collect_facts(record, output) | {"color": color} for record, color in zip(records, colors, strict=True)
+    ]
+    outcomes = [{stage.label: stage.outcome for stage in run["stages"]} for run in runs]
+    curves = create_curves(records, groups)
     context = {
         "runs": runs,
+        "seed_groups": [(group, compare_seeds(group, outcomes)) for group in groups],
+        "seeds_note": SEEDS_NOTE,
         "overviews": facts.side_by_side([run["overview"] for run in runs]),
-        "outcomes": facts.side_by_side([{stage.label: stage.outcome for stage in run["stages"]} for run in runs]),
+        "outcomes": facts.side_by_side(outcomes),
         "differences": facts.config_differences(records),
         "constants": curves.pop("constants"),
         "data": {
-            "runs": [_run_data(record) for record in records],
+            "runs": [_run_data(record) | {"color": color} for record, color in zip(records, colors, strict=True)],
             "curves": curves,
             "episodes": [episode["data"] for run in runs if run["critic"] for episode in run["critic"]["episodes"]],
         },

@@ -1,6 +1,8 @@
 """Learning curves for the report: which metrics share a chart, and few enough points for a browser."""
 
+import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
@@ -8,6 +10,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from acrlpd.evaluation.statistics import RATES
+from acrlpd.monitoring.report_seeds import SeedGroup, average_metric
 from acrlpd.runs.metrics_log import EVALUATION, Series
 from acrlpd.runs.record import RunRecord
 
@@ -21,13 +25,15 @@ _DIGITS = 5
 Steps = dict[tuple[int, ...], int]
 
 _INTERVALS = {"eval/success_rate": ("eval/success_rate_low", "eval/success_rate_high")}
+_SHARES = re.compile(r"success_rate|_ratio$|/robustness/")  # metrics from 0 to 1, shown in percent
+_MEANS_NOTE = "mean over seeds with its 95 % interval; thin: the seeds"
 
 
-def create_curves(records: Sequence[RunRecord]) -> dict[str, Any]:
+def create_curves(records: Sequence[RunRecord], seeds: Sequence[SeedGroup] = ()) -> dict[str, Any]:
     """Groups of charts with their lines, as the page's script reads them.
 
-    Most metrics have the same steps, so `steps` holds every distinct list of steps once. A metric that never changes
-    is in `constants` and has no chart.
+    Charts of evaluations have the means of `seeds`, too. Most metrics have the same steps, so `steps` holds every
+    distinct list of steps once. A metric that never changes is in `constants` and has no chart.
     """
     steps: Steps = {}
     names = dict.fromkeys(name for record in records for name in record.series)
@@ -40,7 +46,8 @@ def create_curves(records: Sequence[RunRecord]) -> dict[str, Any]:
             fixed = {name: value for name in metrics if (value := _constant(name, records)) is not None}
             constants |= fixed
             if len(fixed) < len(metrics):
-                drawn.append(_create_chart(chart, [name for name in metrics if name not in fixed], records, steps))
+                varying = [name for name in metrics if name not in fixed]
+                drawn.append(_create_chart(chart, varying, records, seeds, steps))
         if drawn:
             groups.append({"title": title, "charts": drawn})
     return {"groups": groups, "constants": constants, "steps": list(steps)}
@@ -76,7 +83,11 @@ def _create_line(series: Series, max_points: int, steps: Steps) -> dict[str, Any
 
 
 def _create_chart(
-    chart: dict[str, Any], metrics: list[str], records: Sequence[RunRecord], steps: Steps
+    chart: dict[str, Any],
+    metrics: list[str],
+    records: Sequence[RunRecord],
+    seeds: Sequence[SeedGroup],
+    steps: Steps,
 ) -> dict[str, Any]:
     max_points = max(_MIN_POINTS, _MAX_POINTS // len(records))
     lines = []
@@ -90,13 +101,41 @@ def _create_chart(
                 if low["x"] == high["x"] == line["x"]:
                     line |= {"low": low["y"], "high": high["y"]}
             lines.append(line)
+    is_evaluation = metrics[0].startswith(EVALUATION)
+    means = _create_means(metrics, records, seeds, steps) if is_evaluation else []
+    # The note of a rate is about the interval of each run, which the interval of the mean replaces.
+    notes = [] if means and metrics[0] in _INTERVALS else [chart.get("note")]
     return {
         "title": chart["title"],
-        "note": chart.get("note", ""),
+        "note": "; ".join(filter(None, [*notes, _MEANS_NOTE if means else None])),
         "metrics": metrics,
         "lines": lines,
-        "points": metrics[0].startswith(EVALUATION),
+        "means": means,
+        "points": is_evaluation,
+        "share": _SHARES.search(metrics[0]) is not None,
     }
+
+
+def _create_means(
+    metrics: Sequence[str], records: Sequence[RunRecord], seeds: Sequence[SeedGroup], steps: Steps
+) -> list[dict[str, Any]]:
+    """The line of every group of seeds, with the interval of the mean as a band, at the steps that all seeds have."""
+    lines = []
+    for group, (position, name) in itertools.product(seeds, enumerate(metrics)):
+        limits = RATES if _SHARES.search(name) else (-math.inf, math.inf)
+        means = average_metric([records[place] for place in group.places.values()], name, limits)
+        if means:
+            intervals = [one.interval for one in means.values() if one.interval is not None]
+            line = {
+                "x": steps.setdefault(tuple(means), len(steps)),
+                "y": round_numbers(one.mean for one in means.values()),
+                "low": round_numbers(low for low, _ in intervals),
+                "high": round_numbers(high for _, high in intervals),
+            }
+            lines.append(
+                line | {"group": group.name, "runs": list(group.places.values()), "metric": position, "name": name}
+            )
+    return lines
 
 
 def downsample(series: Series, max_points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:

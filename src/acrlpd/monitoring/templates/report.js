@@ -23,26 +23,38 @@
         const caption = htmlNode(card, "figcaption");
         htmlNode(caption, "span", "chart-title", chart.title);
         if (chart.note) htmlNode(caption, "span", "chart-note", chart.note);
+        const averaged = new Set(chart.means.flatMap((mean) => mean.runs));
         const lines = chart.lines.map((line) => ({
           ...line,
+          ...(averaged.has(line.run) ? { kind: "thin", low: null, high: null } : { kind: chart.points ? "points" : "line" }),
           x: data.curves.steps[line.x],
-          kind: chart.points ? "points" : "line",
-          color: several ? line.run % 8 : line.metric,
+          color: several ? data.runs[line.run].color % 8 : line.metric,
           dash: several ? DASHES[line.metric] : "",
           name: several ? `${data.runs[line.run].name}${chart.metrics.length > 1 ? " " + line.name : ""}` : line.name,
         }));
+        for (const mean of chart.means) {
+          lines.push({
+            ...mean, kind: "mean", x: data.curves.steps[mean.x], dash: DASHES[mean.metric], color: colorOfMean(mean),
+            name: `mean of ${mean.group}${chart.metrics.length > 1 ? " " + mean.name : ""}`,
+          });
+        }
         if (chart.metrics.length > 1) {
           legend(card, chart.metrics.map((name, i) => ({ name, color: several ? 8 : i, dash: several ? DASHES[i] : "" })));
         }
-        const unit = /success_rate|_ratio$|\/robustness\//.test(chart.metrics[0]) ? "share" : "";
         const spec = {
-          label: chart.title, extent: [0, last], panels: [{ height: 150, lines, unit }],
+          label: chart.title, extent: [0, last], panels: [{ height: 150, lines, unit: chart.share ? "share" : "" }],
           spans: only.anomalies, boundaries: only.boundaries,
         };
         new Chart(htmlNode(card, "div", "plot"), spec, shared);
       }
     }
     bindControls();
+  }
+
+  // The colour of the seeds; black or white where every seed has a colour of its own.
+  function colorOfMean(mean) {
+    const colors = new Set(mean.runs.map((run) => data.runs[run].color));
+    return colors.size === 1 ? [...colors][0] % 8 : 9;
   }
 
   function bindControls() {

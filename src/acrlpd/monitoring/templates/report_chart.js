@@ -83,7 +83,7 @@ const charts = (() => {
 
   class Chart {
     // spec: {panels: [{height, lines, zero, unit}], extent: [first, last], spans, boundaries, strip, xLabel}
-    // line: {x, y, low, high, color, dash, name, kind: "line" | "points" | "steps"}
+    // line: {x, y, low, high, color, dash, name, kind: "line" | "points" | "steps" | "mean" | "thin"}
     constructor(host, spec, shared) {
       this.host = host;
       this.spec = spec;
@@ -227,8 +227,8 @@ const charts = (() => {
         if (d) svgNode(plot, "path", { class: `band c${line.color}`, d: d + "Z" });
       }
       if (smoothing && line.kind === "line") svgNode(plot, "path", { class: `raw c${line.color}`, d: path(line.y) });
-      svgNode(plot, "path", { class: `line c${line.color} ${line.dash || ""}`, d: path(line.mean) });
-      if (line.kind === "points" || line.dots || to - from < 2) {
+      svgNode(plot, "path", { class: `line c${line.color} ${line.dash || ""} ${line.kind}`, d: path(line.mean) });
+      if (line.kind === "points" || line.kind === "mean" || line.dots || to - from < 2) {
         for (let i = from; i < to; i++) {
           if (line.y[i] !== null) svgNode(plot, "circle", { class: `point c${line.color}`, cx: this.x(line.x[i]), cy: scale.y(line.y[i]), r: 2.6 });
         }
