@@ -3,10 +3,12 @@
     python benchmarks/quickstart.py --seeds 0 1 2 --directory /tmp/quickstart
     python benchmarks/quickstart.py --config aloha_sim --seeds 0 --directory /tmp/aloha --figure aloha_sim.svg
 
-Every seed is a run of `acrlpd train --config ...`: demonstrations, weights, batches and exploration all change
-with it. Runs that are finished are not repeated, one that was interrupted goes on. Prints Markdown: the
-outcome of every seed, and of the first one its intervals, its learning curve (drawn with `--figure`) and where
-its time went. `--report_only` runs nothing and prints what there is. Words after `--` go to `acrlpd train`.
+One `acrlpd train --seeds ...` trains all seeds together, from demonstrations to report. The seeds share the
+demonstrations; weights, batches and exploration change with the seed. Seeds that are finished are not repeated, and
+seeds that were interrupted go on. Prints Markdown: the outcome of every seed, the mean over seeds with its 95 %
+interval (Student's t, as in the report of several seeds), of the first seed its intervals and its learning curve (drawn
+with `--figure`), and where the time of all seeds went. `--report_only` runs nothing and prints what there is. Words
+after `--` go to `acrlpd train`.
 """
 
 import argparse
@@ -22,37 +24,36 @@ import subprocess
 import sys
 from typing import Any
 
+from acrlpd.evaluation.statistics import RATES, mean_over_seeds
 from acrlpd.files import read_json_lines
 from acrlpd.runs.record import BASELINES, STAGES
 
 STARTED = "started"
 
 
-def run(config: str, seed: int, directory: pathlib.Path, words: list[str]) -> None:
-    """`acrlpd train` from demonstrations to report, unless it is finished."""
-    run_directory = directory_of(config, seed, directory)
-    if (run_directory / "report.html").exists():
+def train(config: str, seeds: list[int], directory: pathlib.Path, words: list[str]) -> None:
+    """`acrlpd train` from demonstrations to the report of all seeds, unless all seeds are finished."""
+    runs = [directory_of(config, seed, directory) for seed in seeds]
+    if all((run / "report.html").exists() for run in runs):
         return
     options = {
-        "--seed": seed,
-        "--exp_name": f"seed{seed}",
+        "--exp_name": config,
         "--checkpoint_dir": directory / "checkpoints",
-        "--data_dir": directory / f"data-seed{seed}",
-        "--data.assets_dir": directory / f"assets-seed{seed}",
-        "--data.demonstrations.seed": seed,
+        "--data_dir": directory / "data",
+        "--data.assets_dir": directory / "assets",
     }
-    command = [sys.executable, "-m", "acrlpd.cli.main", "train", "--config", config]
+    command = [sys.executable, "-m", "acrlpd.cli.main", "train", "--config", config, "--seeds", *map(str, seeds)]
     command += [str(word) for option in options.items() for word in option] + words
-    if run_directory.exists():
+    if any(run.exists() for run in runs):
         command.append("--resume")
     else:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{STARTED}-seed{seed}").touch()
+        (directory / STARTED).touch()
     subprocess.run(command, check=True, stdout=sys.stderr)  # stdout is for the result
 
 
 def directory_of(config: str, seed: int, directory: pathlib.Path) -> pathlib.Path:
-    return directory / "checkpoints" / config / f"seed{seed}"
+    return directory / "checkpoints" / config / f"{config}-seed{seed}"
 
 
 def outcomes(run_directory: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -92,14 +93,16 @@ def learning_curve(run_directory: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def print_outcomes(runs: dict[int, dict[str, dict[str, Any]]]) -> None:
-    print(f"| policy | {' | '.join(f'seed {seed}' for seed in runs)} | mean |")
-    print("|---|" + "---|" * (len(runs) + 1))
+    print(f"| policy | {' | '.join(f'seed {seed}' for seed in runs)} | mean | 95 % of the mean |")
+    print("|---|" + "---|" * (len(runs) + 2))
     for name, description in STAGES.items():
-        rates = [found[name]["success_rate"] if name in found else None for found in runs.values()]
+        rates = [stages[name]["success_rate"] if name in stages else None for stages in runs.values()]
         known = [rate for rate in rates if rate is not None]
         cells = ["" if rate is None else f"{rate:.0%}" for rate in rates]
-        mean = f"**{statistics.mean(known):.0%}**" if known else ""
-        print(f"| {description} (`{name}`) | {' | '.join(cells)} | {mean} |")
+        found = mean_over_seeds(known, RATES) if known else None
+        mean = f"**{found.mean:.0%}**" if found else ""
+        interval = "{:.0%} to {:.0%}".format(*found.interval) if found and found.interval else ""
+        print(f"| {description} (`{name}`) | {' | '.join(cells)} | {mean} | {interval} |")
 
 
 def success_lengths(run_directory: pathlib.Path, name: str, step: int) -> list[int]:
@@ -133,18 +136,18 @@ def print_details(run_directory: pathlib.Path, found: dict[str, dict[str, Any]],
 
 
 def print_times(config: str, seed: int, directory: pathlib.Path) -> None:
-    """Wall time by part, from when each began; the run itself by activity."""
+    """Wall time by part, from when each began for this seed: the seeds train together. The run itself by activity."""
     run_directory = directory_of(config, seed, directory)
     baselines = run_directory / BASELINES
     began = {
-        "demonstrations": directory / f"{STARTED}-seed{seed}",
-        "norm statistics, start": directory / f"data-seed{seed}" / "meta" / "info.json",
+        "demonstrations": directory / STARTED,
+        "norm statistics, start": directory / "data" / "meta" / "info.json",
         "`bc`": baselines / "bc" / "config.yaml",
         "`bc_success_only`": baselines / "bc_success_only" / "config.yaml",
         "`offline` and `online`": run_directory / "config.yaml",
         "`offline_continued`": baselines / "offline_continued" / "config.yaml",
         "report": baselines / "offline_continued" / "summary.json",
-        "": run_directory / "report.html",
+        "": run_directory.with_name(f"{config}-seeds.html"),
     }
     times = [(name, path.stat().st_mtime) for name, path in began.items() if path.exists()]
     print("\n| part | s |\n|---|---|")
@@ -244,8 +247,8 @@ def main() -> None:
     parser.add_argument("--report_only", action="store_true")
     parser.add_argument("words", nargs="*", help="options of `acrlpd train`, after --")
     args = parser.parse_args()
-    for seed in () if args.report_only else args.seeds:
-        run(args.config, seed, args.directory, args.words)
+    if not args.report_only:
+        train(args.config, args.seeds, args.directory, args.words)
     runs = {seed: outcomes(directory_of(args.config, seed, args.directory)) for seed in args.seeds}
     first = args.seeds[0]
     points = learning_curve(directory_of(args.config, first, args.directory))
@@ -253,6 +256,7 @@ def main() -> None:
     print_outcomes(runs)
     print(f"\n## Seed {first}")
     print_details(directory_of(args.config, first, args.directory), runs[first], points)
+    print("\n## Time of all seeds")
     print_times(args.config, first, args.directory)
     if args.figure is not None:
         draw(args.figure, f"{args.config}: success rate", runs[first], points)

@@ -63,7 +63,9 @@ def make_run(
             target = directory / "evaluations" / str(entry["step"])
             seeds = (10_000, 10_001) if traces else ()
             made = [make_trace(target, s, s % 2 == 0, rng, film=film) for s in seeds]
-            write_json(target / "evaluation.json", outcome(counts[name]) | critic() | {"traces": made})
+            episodes = [{"length": 60 + i, "success": i < counts[name]} for i in range(EPISODES)]
+            found = outcome(counts[name]) | critic() | {"traces": made, "per_episode": episodes}
+            write_json(target / "evaluation.json", found)
         else:
             summary = {"status": "finished", "final_step": entry["step"], "evaluation": {"offline": entry}}
             write_json(directory / "baselines" / name / "summary.json", summary)

@@ -3,6 +3,8 @@
 import html
 import json
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,3 +155,20 @@ def test_names_with_markup_stay_text(tmp_path: Path) -> None:
     assert "<b onclick" not in page.read_text()
     shown = MarkdownIt("commonmark").enable("table").render(page.with_suffix(".md").read_text())
     assert read_tables(shown)[title] == ROWS and "<b onclick" not in shown and "<img" not in shown
+
+
+def test_the_quick_start_benchmark_prints_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_seeds(tmp_path / "checkpoints" / "quickstart", "quickstart")
+    script = str(Path(__file__).parents[2] / "benchmarks" / "quickstart.py")
+    arguments = ["--report_only", "--directory", str(tmp_path), "--seeds"]
+    monkeypatch.setattr(sys, "argv", [script, *arguments, "0", "1", "2"])
+    runpy.run_path(script, run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "| policy | seed 0 | seed 1 | seed 2 | mean | 95 % of the mean |\n|---|---|---|---|---|---|\n" in printed
+    assert "| Imitation (`bc`) | 20% | 30% | 40% | **30%** | 5% to 55% |\n" in printed
+    assert "| Online RL (`online`) | 88% | 84% |  | **86%** | 61% to 100% |\n" in printed
+    monkeypatch.setattr(sys, "argv", [script, *arguments, "1"])
+    runpy.run_path(script, run_name="__main__")
+    assert "| Imitation (`bc`) | 30% | **30%** |  |\n" in capsys.readouterr().out

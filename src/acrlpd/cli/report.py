@@ -13,7 +13,8 @@ from acrlpd.text import parse_arguments, print
 class ReportOptions:
     """Write a run's report: one HTML file that needs no network, and a Markdown summary."""
 
-    # Run directories: <checkpoints>/<config>/<exp_name>. Several are shown side by side.
+    # Run directories: <checkpoints>/<config>/<exp_name>. Several are shown side by side; seeds of one config also have
+    # their mean and its interval.
     runs: tyro.conf.Positional[tuple[Path, ...]]
     # The page; the summary goes beside it. Default: report.html in the first run's directory.
     output: Path | None = None

@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import stdtrit
 
 from acrlpd.config import RewardConfig
 from acrlpd.data.pipeline.rewards import compute_rewards
@@ -87,6 +86,8 @@ def mean_over_seeds(values: Sequence[float], limits: tuple[float, float] = (-mat
     mean = statistics.mean(values)
     if len(values) == 1:
         return MeanOverSeeds(mean, None)
+    from scipy.special import stdtrit  # takes a quarter of a second, which a training of one seed does not pay
+
     half = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
     return MeanOverSeeds(mean, (max(limits[0], mean - half), min(limits[1], mean + half)))
 
