@@ -92,15 +92,15 @@ def test_one_thing_is_disturbed_at_a_time(evaluator: EvaluationProtocol, agent: 
 
     policy = evaluator.policy(agent)
     undisturbed = evaluator.evaluate(policy).summary
-    evaluator.evaluate_robustness(Watched(**vars(policy)), undisturbed)
+    evaluator.evaluate_robustness(Watched(**vars(policy)), {0: undisturbed})
     assert seen == {(0.1, 0.0, 4), (0.0, 0.1, 4), (0.0, 0.0, 1)}
 
 
 def test_the_record_and_the_videos_are_written(agent: Agent, tmp_path: Path) -> None:
     base = toy_config()
     config = dataclasses.replace(base, evaluation=dataclasses.replace(base.evaluation, num_videos=2))
-    with EvaluationProtocol(config, NORM_STATS, directory=tmp_path, num_workers=0) as evaluator:
-        metrics = evaluator.evaluate_at_step(agent, 300)
+    with EvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
+        metrics = evaluator.evaluate_at_step({0: agent}, 300, {0: tmp_path})[0]
     record = json.loads((tmp_path / "300" / "evaluation.json").read_text())
     assert record["success_rate"] == metrics["success_rate"]
     assert {"episodes", "interval", "success_rate", "tasks", "calibration", "per_episode"} <= set(record)
@@ -128,13 +128,35 @@ def test_the_trainer_gets_robustness_at_every_fifth_evaluation(agent: Agent) -> 
     changed = dataclasses.replace(base.evaluation, robustness=True, num_episodes=2, best_of_n_values=(1,))
     config = dataclasses.replace(base, evaluation=changed)
     with EvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
-        results = {step: evaluator.evaluate_at_step(agent, step) for step in (40, 50, 60)}
+        results = {step: evaluator.evaluate_at_step({0: agent}, step, {})[0] for step in (40, 50, 60)}
     assert {step: "robustness/obs_noise_0.1" in metrics for step, metrics in results.items()} == {
         40: False,
         50: True,
         60: False,
     }
     assert {"success_rate", "episode_reward_mean", "episode_length_mean"} <= set(results[40])
+
+
+def test_agents_of_several_runs_are_judged_together_as_each_is_alone(agent: Agent, tmp_path: Path) -> None:
+    base = toy_config(training=TrainingConfig(eval_frequency=10))
+    evaluation = dataclasses.replace(base.evaluation, robustness=True, num_episodes=3, num_videos=1)
+    config = dataclasses.replace(base, evaluation=evaluation)
+    agents = {0: agent, 2: toy_agent(toy_config(), seed=1)}
+    with EvaluationProtocol(config, NORM_STATS, num_workers=0, num_runs=3) as evaluator:
+        assert evaluator.envs.num_envs == 3 * config.env.num_envs
+        together = evaluator.evaluate_at_step(agents, 50, {1: tmp_path / "rests", 2: tmp_path / "judged"})
+        only_one = evaluator.evaluate_at_step({2: agents[2]}, 50, {})
+    with EvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
+        alone = {member: evaluator.evaluate_at_step({0: agents[member]}, 50, {0: tmp_path}) for member in agents}
+    assert list(together) == [0, 2] and together[0] != together[2]
+    for member, metrics in together.items():
+        assert metrics == pytest.approx(alone[member][0], rel=1e-3, abs=1e-4)
+        assert "robustness/action_noise_0.1" in metrics
+    assert only_one == {2: together[2]}  # to the last bit, whoever plays beside it
+    record, expected = (json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("judged/50", "50"))
+    assert record["per_episode"] == expected["per_episode"] and record["robustness"] == expected["robustness"]
+    assert len(list((tmp_path / "judged" / "50" / "videos").glob("*.mp4"))) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["50", "judged"]
 
 
 def test_a_record_that_cannot_be_written_costs_a_run_nothing_but_the_record(
@@ -144,8 +166,8 @@ def test_a_record_that_cannot_be_written_costs_a_run_nothing_but_the_record(
     config = dataclasses.replace(base, evaluation=dataclasses.replace(base.evaluation, num_videos=1))
     place = tmp_path / "evaluations"
     place.write_text("stands in for a disk that takes no more")
-    with EvaluationProtocol(config, NORM_STATS, directory=place, num_workers=0) as evaluator:
-        metrics = evaluator.evaluate_at_step(agent, 10)
+    with EvaluationProtocol(config, NORM_STATS, num_workers=0) as evaluator:
+        metrics = evaluator.evaluate_at_step({0: agent}, 10, {0: place})[0]
         assert metrics == evaluator.evaluate(evaluator.policy(agent)).metrics()
         with pytest.raises(OSError):  # `evaluate` writes the record that it is asked for, or raises
             evaluator.evaluate(evaluator.policy(agent), directory=place / "10")
@@ -186,7 +208,7 @@ def test_any_prompt_makes_a_file_name(prompt: str, tmp_path: Path) -> None:
 
 def test_lost_episodes_are_counted_apart() -> None:
     with protocol_of("toy-nan-102", num_episodes=6, seed=100) as evaluator:
-        summary, played = evaluator.play(seeded_chunks)
+        summary, played = evaluator.play(seeded_chunks)[0]
     assert (summary.episodes, summary.lost_episodes) == (5, 1)
     assert [rollout.seed for rollout in played] == [100, 101, 103, 104, 105]
     with (

@@ -27,7 +27,7 @@ from acrlpd.monitoring.debug_mode import (
     summarize,
 )
 from acrlpd.monitoring.profiling import PARTS
-from acrlpd.training.online.rounds import Round
+from acrlpd.training.online.records import Round
 
 STEPS = 24
 

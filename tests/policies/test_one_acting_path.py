@@ -2,8 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,15 +15,16 @@ from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
+from acrlpd.envs.create import create_env_pool
 from acrlpd.evaluation.protocol import EvaluationProtocol
-from acrlpd.execution.base import ChunkPolicy, Columns
+from acrlpd.execution.base import ChunkPolicy, Chunks, Columns
 from acrlpd.policies.acting_model import acting_model
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.policies.policy import create_policy
 from acrlpd.serving.export import export_policy
 from acrlpd.serving.serving_policy import load_serving_policy
+from acrlpd.training.online import rounds
 from acrlpd.training.online.actor import PublishedPolicy, publish
-from acrlpd.training.online.rounds import SynchronousPlayer
 
 SEEDS = [3, 2**31 + 5]
 PROMPTS = ["go left", "go"]
@@ -56,15 +56,35 @@ def by_evaluation(config: RLTrainConfig, agent: Agent) -> ChunkPolicy:
         return protocol.policy(agent)
 
 
-def by_a_synchronous_round(config: RLTrainConfig, agent: Agent) -> ChunkPolicy:
-    played: list[ChunkPolicy] = []
-    rounds: Any = SimpleNamespace(play=lambda number, policy, step: played.append(policy) or "a round")
-    player = SynchronousPlayer(config, rounds, NORM_STATS)
-    player.update_policy(make_agent(config, 9), STEP - 1)
-    player.round(0)
-    player.update_policy(agent, STEP)
-    player.round(1)
-    return played[-1]
+def by_a_synchronous_round(
+    config: RLTrainConfig, agent: Agent, directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> ChunkPolicy:
+    asked: list[ChunkPolicy] = []
+    monkeypatch.setattr(rounds, "joint_rollouts", lambda envs, policy, plans, **_: asked.append(policy) or ())
+    config = dataclasses.replace(config, online=dataclasses.replace(config.online, episodes_per_round=1))
+    with create_env_pool(config, num_workers=0) as envs:
+        round_player = rounds.RoundPlayer(config, envs, rounds.open_replay(directory, config, envs.spec))
+        player = rounds.SynchronousPlayer(config, round_player, NORM_STATS)
+        player.update_policy(lambda: make_agent(config, 9), STEP - 1)
+        player.round(0)
+        player.update_policy(lambda: agent, STEP)
+        assert player.round(1).policy_step == STEP
+    return asked[-1]
+
+
+def by_several_runs(config: RLTrainConfig, agent: Agent) -> ChunkPolicy:
+    """The agent is the second of two runs that act in one call."""
+    models = {
+        i: acting_model(a, average=config.acts_with_average) for i, a in enumerate((make_agent(config, 9), agent))
+    }
+    policy = create_policy(models[0], config, NORM_STATS).with_models(models, 2)
+
+    def act(observations: Columns, prompts: Sequence[str], seeds: Sequence[int]) -> Chunks:
+        twice = {name: np.concatenate([values, values]) for name, values in observations.items()}
+        chunks = policy(twice, [*prompts, *prompts], [*seeds, *seeds])
+        return Chunks(chunks.actions[2:], {name: values[2:] for name, values in chunks.values.items()})
+
+    return act
 
 
 def by_the_actor(config: RLTrainConfig, agent: Agent, directory: pathlib.Path) -> ChunkPolicy:
@@ -91,7 +111,7 @@ def replies(policy: Any, config: RLTrainConfig, observations: Columns) -> list[d
 
 @pytest.mark.parametrize("make_config", [state_config, steered, pi0_in_the_toy])
 def test_everything_that_acts_gives_equal_actions(
-    make_config: Callable[[], RLTrainConfig], tmp_path: pathlib.Path
+    make_config: Callable[[], RLTrainConfig], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config()
     agent = make_agent(config)
@@ -100,7 +120,8 @@ def test_everything_that_acts_gives_equal_actions(
     export_policy(run, tmp_path / "export", critics="all")
     policies = {
         "evaluation": by_evaluation(config, agent),
-        "round": by_a_synchronous_round(config, agent),
+        "round": by_a_synchronous_round(config, agent, tmp_path, monkeypatch),
+        "several runs": by_several_runs(config, agent),
         "actor": by_the_actor(config, agent, tmp_path),
         "run": load_policy(open_checkpoint(run)),
         "export": load_policy(open_checkpoint(tmp_path / "export")),

@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,8 @@ from acrlpd.data.pipeline import device_rows
 from acrlpd.runs.directory import run_directory
 from acrlpd.training import calls
 from acrlpd.training.calls import CALL_S, CallLengths, next_multiple
-from acrlpd.training.online.rounds import OnlinePhase, Player, Round
+from acrlpd.training.online.records import Round
+from acrlpd.training.online.rounds import OnlinePhase, Player
 from acrlpd.training.trainer import Trainer
 
 OFFLINE, ONLINE = 30, 25
@@ -93,7 +94,7 @@ class OnePolicy(Player):
     def __init__(self, updates: int) -> None:
         self.updates = updates
 
-    def update_policy(self, agent: Agent, step: int) -> None: ...
+    def update_policy(self, agent: Callable[[], Agent], step: int) -> None: ...
 
     def round(self, number: int) -> Round:
         raise AssertionError

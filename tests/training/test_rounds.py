@@ -18,6 +18,7 @@ from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.data.pipeline.replay import Replay, ReplayDataset, ReplayError
 from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
 from acrlpd.policies.policy import create_policy
+from acrlpd.training.online.records import read_round, read_rounds, verify_rounds
 from acrlpd.training.online.rounds import (
     OnlinePhase,
     RoundPlayer,
@@ -25,9 +26,6 @@ from acrlpd.training.online.rounds import (
     create_online_policy,
     episode_seed,
     open_replay,
-    read_round,
-    read_rounds,
-    verify_rounds,
 )
 
 SEED, SIZE = 0, 3

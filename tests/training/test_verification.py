@@ -16,7 +16,7 @@ from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.sources.source import Feature
 from acrlpd.runs.directory import write_run_config
 from acrlpd.serving.export import export_policy
-from acrlpd.training.online.rounds import Round
+from acrlpd.training.online.records import Round
 
 ROUND = Round(
     number=0,

@@ -8,4 +8,4 @@ from acrlpd.envs.env import Env, EnvError, EnvSpec
 from acrlpd.envs.episodes import Rollout, rollout_features
 from acrlpd.envs.pool import EnvFailure, EnvPool
 from acrlpd.envs.registry import make_env, make_gymnasium, register_env
-from acrlpd.envs.rollouts import ChunkPolicy, Chunks, rollouts
+from acrlpd.envs.rollouts import ChunkPolicy, Chunks, Plan, joint_rollouts, rollouts

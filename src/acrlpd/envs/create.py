@@ -10,14 +10,14 @@ from acrlpd.envs.pool import EnvPool
 from acrlpd.execution.base import ChunkExecution
 
 
-def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None) -> EnvPool:
-    """The environments of a config, with the cameras that its policy looks at."""
+def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None, num_runs: int = 1) -> EnvPool:
+    """The environments of a config, for `num_runs` runs together, with the cameras that its policy looks at."""
     config = rl_config.env
     if config.id is None:
         raise EnvError("there is no environment: set env.id, or give --env to `acrlpd eval`")
     return EnvPool(
         config.id,
-        config.num_envs,
+        num_runs * config.num_envs,
         num_workers=num_workers,
         cameras=policy_cameras(rl_config),
         image_size=config.image_size,

@@ -21,10 +21,19 @@ _MAX_FAILURES_IN_A_ROW = 10
 
 
 @dataclasses.dataclass(frozen=True)
+class Plan:
+    """The episodes of one run: one for each seed. The noise of the policy follows from `policy_seed` too."""
+
+    seeds: Iterable[int]
+    policy_seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class _Planned:
     """An episode to play."""
 
     seed: int
+    policy_seed: int
     film: bool
     attempt: int = 1
 
@@ -63,8 +72,50 @@ def rollouts(
     An episode that is lost to a crash or a time-out is started again once and then left out. The episodes that were
     yielded before are not affected. `envs.failures` has the reasons.
     """
-    planned = (_Planned(int(seed), i < films) for i, seed in enumerate(seeds))
-    return _Rollouts(envs, policy, execution, policy_seed, record, films > 0, planned).play()
+    plans = [Plan(seeds, policy_seed)]
+    played = joint_rollouts(envs, policy, plans, execution=execution, record=record, films=films)
+    return (rollout for _, rollout in played)
+
+
+def joint_rollouts(
+    envs: EnvPool,
+    policy: ChunkPolicy,
+    plans: Sequence[Plan | None],
+    *,
+    execution: ChunkExecution,
+    record: bool = False,
+    films: int = 0,
+) -> Iterator[tuple[int, Rollout]]:
+    """Plays the episodes of several runs, the members, at the same time; yields (member, episode) as `rollouts` does.
+
+    Member i plays `plans[i]` in its own share of the environments: in the slots from i * k on, where k is the number
+    of environments divided by the number of members. A member whose plan is None rests. Every policy call has the
+    observations of all members, ordered by member, with the same number of rows for each. What happens in the
+    episodes of a member does not depend on the other members, as long as the policy treats each row by itself. The
+    first `films` episodes of each member are filmed.
+    """
+    if envs.num_envs % len(plans):
+        raise EnvError(
+            f"{len(plans)} runs share a pool in equal parts, but the pool of {envs.name!r} has {envs.num_envs} "
+            "environments; make the pool with a multiple of the number of runs"
+        )
+    members = [_Member(iter(()) if plan is None else _planned(plan, films)) for plan in plans]
+    return _Rollouts(envs, policy, execution, record, films > 0, members).play()
+
+
+def _planned(plan: Plan, films: int) -> Iterator[_Planned]:
+    return (_Planned(int(seed), plan.policy_seed, i < films) for i, seed in enumerate(plan.seeds))
+
+
+@dataclasses.dataclass
+class _Member:
+    """The episodes that one run has not started yet."""
+
+    planned: Iterator[_Planned]
+    again: list[_Planned] = dataclasses.field(default_factory=list)  # episodes that failed
+
+    def next_planned(self) -> _Planned | None:
+        return self.again.pop(0) if self.again else next(self.planned, None)
 
 
 @dataclasses.dataclass
@@ -74,22 +125,17 @@ class _Rollouts:
     envs: EnvPool
     policy: ChunkPolicy
     execution: ChunkExecution
-    policy_seed: int
     record: bool
     films: bool
-    planned: Iterator[_Planned]
-    again: list[_Planned] = dataclasses.field(default_factory=list)
+    members: list[_Member]
     active: dict[int, _Episode] = dataclasses.field(default_factory=dict)
     running: set[int] = dataclasses.field(default_factory=set)  # slots that have a call to answer
     # Answers that were received before they were asked for, by slot.
     results: dict[int, Any] = dataclasses.field(default_factory=dict)
     failures_in_a_row: int = 0
 
-    def play(self) -> Iterator[Rollout]:
-        # Two halves take turns: one half steps while the policy looks at the other. The halves do not depend on the
-        # number of processes, so the result does not depend on the machine.
-        half, odd = divmod(self.envs.num_envs, 2)
-        groups = [range(self.envs.num_envs)] if odd else [range(half), range(half, 2 * half)]
+    def play(self) -> Iterator[tuple[int, Rollout]]:
+        groups = self._groups()
         if self.films and isinstance(failure := self.envs.run({0: (check_filming,)})[0], EnvFailure):
             raise EnvError(failure.reason)
         try:
@@ -99,17 +145,36 @@ class _Rollouts:
                     self._start(group)
                     self._act(group)
                     yield from finished
-                if not self.active and not self.again:
+                if not self.active and not any(member.again for member in self.members):
                     return
         finally:  # the next user of the pool must not receive the answers to these calls
             while self.running:
                 self.running.discard(self.envs.next_result()[0])
 
+    def _groups(self) -> list[list[int]]:
+        """Two groups take turns: one group steps while the policy looks at the other.
+
+        A group has one half of the slots of each member. The groups do not depend on the number of processes, so the
+        result does not depend on the machine.
+        """
+        half, odd = divmod(self._share, 2)
+        parts = [range(self._share)] if odd else [range(half), range(half, self._share)]
+        firsts = range(0, self.envs.num_envs, self._share)
+        return [[first + i for first in firsts for i in part] for part in parts]
+
+    @property
+    def _share(self) -> int:
+        """How many slots a member has."""
+        return self.envs.num_envs // len(self.members)
+
+    def _member(self, slot: int) -> int:
+        return slot // self._share
+
     def _start(self, group: Sequence[int]) -> None:
         """Starts an episode in every idle slot of a group; a start that fails is tried again like any failure."""
         while True:
             idle = [slot for slot in group if slot not in self.active]
-            starting = {slot: planned for slot in idle if (planned := self._next_planned()) is not None}
+            starting = {slot: planned for slot in idle if (planned := self._next_planned(slot)) is not None}
             if not starting:
                 return
             for slot, planned in starting.items():
@@ -117,17 +182,19 @@ class _Rollouts:
             for slot, planned in starting.items():
                 result = self._result(slot)
                 if isinstance(result, EnvFailure):
-                    self._failed(result, planned)
+                    self._failed(slot, result, planned)
                 else:
                     self.active[slot] = _Episode(planned, *result)
 
     def _act(self, group: Sequence[int]) -> None:
         """Asks the policy and sends the actions of a turn into every active slot of the group."""
-        active = [self.active[slot] for slot in group if slot in self.active]
+        active = [slot for slot in group if slot in self.active]
         if not active:
             return
-        # An idle slot repeats an active one, so that shapes never change.
-        episodes = [self.active.get(slot, active[0]) for slot in group]
+        # An idle slot repeats an active one, so that shapes never change: of its own member, or else of any member.
+        repeated = {self._member(slot): slot for slot in reversed(active)}
+        sources = [slot if slot in self.active else repeated.get(self._member(slot), active[0]) for slot in group]
+        episodes = [self.active[slot] for slot in sources]
         turns = self.execution.act(
             self._checked_policy,
             stack([episode.observations[-1] for episode in episodes]),
@@ -143,7 +210,7 @@ class _Rollouts:
                 episode.left = turn.left
                 self._submit(slot, execute_chunk, turn.actions, self.record, episode.planned.film)
 
-    def _receive(self, group: Sequence[int]) -> list[Rollout]:
+    def _receive(self, group: Sequence[int]) -> list[tuple[int, Rollout]]:
         """Waits until a group has executed its turns; returns the episodes that are over."""
         finished = []
         for slot in [slot for slot in group if slot in self.active]:
@@ -151,7 +218,7 @@ class _Rollouts:
             episode = self.active[slot]
             if isinstance(result, EnvFailure):
                 del self.active[slot]
-                self._failed(result, episode.planned)
+                self._failed(slot, result, episode.planned)
                 continue
             self.failures_in_a_row = 0
             episode.parts.append(result)
@@ -159,12 +226,12 @@ class _Rollouts:
             kept = episode.observations if self.record else []
             episode.observations = kept + result.observations
             if result.done:
-                finished.append(_finish(self.active.pop(slot), self.record))
+                finished.append((self._member(slot), _finish(self.active.pop(slot), self.record)))
         return finished
 
     def _noise_seed(self, episode: _Episode) -> int:
         """One seed per observation, so that its noise does not depend on the other environments."""
-        source = [self.policy_seed, episode.planned.seed, len(episode.parts)]
+        source = [episode.planned.policy_seed, episode.planned.seed, len(episode.parts)]
         return int(np.random.SeedSequence(source).generate_state(1)[0])
 
     def _checked_policy(self, observations: Columns, prompts: Sequence[str], seeds: Sequence[int]) -> Chunks:
@@ -192,10 +259,10 @@ class _Rollouts:
             self.results[answered] = result
         return self.results.pop(slot)
 
-    def _next_planned(self) -> _Planned | None:
-        return self.again.pop(0) if self.again else next(self.planned, None)
+    def _next_planned(self, slot: int) -> _Planned | None:
+        return self.members[self._member(slot)].next_planned()
 
-    def _failed(self, failure: EnvFailure, planned: _Planned) -> None:
+    def _failed(self, slot: int, failure: EnvFailure, planned: _Planned) -> None:
         self.failures_in_a_row += 1
         # When the processes of all environments are killed together, every environment fails once or twice.
         if self.failures_in_a_row >= max(_MAX_FAILURES_IN_A_ROW, 2 * self.envs.num_envs):
@@ -204,7 +271,7 @@ class _Rollouts:
                 f"time: {failure.reason}"
             )
         if planned.attempt < _ATTEMPTS:
-            self.again.append(dataclasses.replace(planned, attempt=planned.attempt + 1))
+            self.members[self._member(slot)].again.append(dataclasses.replace(planned, attempt=planned.attempt + 1))
         else:
             logger.warning("%s: the episode with seed %d is left out", self.envs.name, planned.seed)
 

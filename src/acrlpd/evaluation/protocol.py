@@ -12,14 +12,14 @@ from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.rewards import RewardOrigin, environment_rewards
-from acrlpd.envs import EnvError, Rollout, rollouts
+from acrlpd.envs import EnvError, Plan, Rollout, joint_rollouts
 from acrlpd.envs.create import check_environment, create_env_pool, create_execution
 from acrlpd.envs.episodes import write_video
 from acrlpd.evaluation.statistics import BestOfNEffect, Calibration, Summary, best_of_n_effect, calibrate, summarize
 from acrlpd.evaluation.traces import EpisodeTrace, add_film, trace_episodes
 from acrlpd.execution.base import ChunkPolicy
 from acrlpd.files import write_text_atomically
-from acrlpd.policies.acting_model import acting_model
+from acrlpd.policies.acting_model import ActingModel, acting_model
 from acrlpd.policies.policy import Policy, create_policy
 from acrlpd.runs.record import EVALUATION_FILE
 
@@ -88,7 +88,8 @@ class Evaluation:
 class EvaluationProtocol:
     """Judges policies in the environment of one config, which is made once and kept.
 
-    The trainer calls `evaluate_at_step`; `evaluate` gives everything at once.
+    The trainer calls `evaluate_at_step`; `evaluate` gives everything at once. With `num_runs` the protocol judges that
+    many runs of the config together: each run, a member, plays the same episodes in its own env.num_envs environments.
     """
 
     def __init__(
@@ -97,16 +98,16 @@ class EvaluationProtocol:
         norm_stats: Mapping[str, NormStats] | None,
         *,
         reward_origin: RewardOrigin | None = None,
-        directory: Path | None = None,
         num_workers: int | None = None,
+        num_runs: int = 1,
     ) -> None:
         """`reward_origin` says where the rewards of the policy's data came from (`StepRewards.origin`)."""
         self._config = rl_config
         self._norm_stats = norm_stats
         self._rewards = environment_rewards(rl_config.data.rewards, reward_origin)
-        self._directory = directory
+        self._num_runs = num_runs
         self._execution = create_execution(rl_config)
-        self.envs = create_env_pool(rl_config, num_workers=num_workers)
+        self.envs = create_env_pool(rl_config, num_workers=num_workers, num_runs=num_runs)
         try:  # now instead of at the first evaluation, which may be hours away
             check_environment(rl_config, norm_stats, self.envs.spec)
         except EnvError:
@@ -115,64 +116,105 @@ class EvaluationProtocol:
 
     def policy(self, agent: Agent) -> Policy:
         """An agent as a policy that takes the best candidate."""
-        return create_policy(
-            acting_model(agent, average=self._config.acts_with_average), self._config, self._norm_stats
-        )
+        return create_policy(self._model(agent), self._config, self._norm_stats)
 
-    def evaluate_at_step(self, agent: Agent, step: int) -> dict[str, float]:
-        """The numbers to log at a step of a run; videos and the full record go to `directory/<step>`.
+    def evaluate_at_step(
+        self, agents: Mapping[int, Agent], step: int, directories: Mapping[int, Path]
+    ) -> dict[int, dict[str, float]]:
+        """The numbers to log at a step, by member; the agents of all members act together.
 
-        Whether robustness is measured depends on the step alone, so that a resumed run does the same.
+        A member without an agent rests. Videos and the full record of a member go to `directories[member]/<step>`; a
+        member without a directory has no record. Whether robustness is measured depends on the step alone, so that a
+        resumed run does the same.
         """
         period = _ROBUSTNESS_PERIOD * self._config.training.eval_frequency
         robustness = self._config.evaluation.robustness and period > 0 and step % period == 0
-        directory = self._directory and self._directory / str(step)
-        evaluation, played = self._judge(self.policy(agent), robustness=robustness, films=directory is not None)
-        if directory is not None:
+        models = {member: self._model(agent) for member, agent in agents.items()}
+        policy = self.policy(next(iter(agents.values()))).with_models(models, self._num_runs)
+        written = {member: directories[member] / str(step) for member in agents if member in directories}
+        judged = self._judge(policy, list(agents), robustness=robustness, films=bool(written))
+        for member, directory in written.items():
             try:
-                self._record(evaluation, played, directory)
+                self._record(*judged[member], directory)
             except OSError as error:  # a full disk costs the record, not the run
                 logger.error("%s: the evaluation could not be recorded (%s); its numbers are logged", directory, error)
-        return evaluation.metrics()
+        return {member: evaluation.metrics() for member, (evaluation, _) in judged.items()}
 
     def evaluate(self, policy: Policy, *, robustness: bool = False, directory: Path | None = None) -> Evaluation:
         """One evaluation of any policy; evaluation.json and videos go to `directory`."""
-        evaluation, played = self._judge(policy, robustness=robustness, films=directory is not None)
+        [(evaluation, played)] = self._judge(policy, [0], robustness=robustness, films=directory is not None).values()
         return evaluation if directory is None else self._record(evaluation, played, directory)
 
-    def play(self, policy: ChunkPolicy, *, films: int = 0) -> tuple[Summary, list[Rollout]]:
-        """Plays the config's episodes to their ends; the rollouts in order of seeds."""
+    def play(
+        self, policy: ChunkPolicy, members: Sequence[int] = (0,), *, films: int = 0
+    ) -> dict[int, tuple[Summary, list[Rollout]]]:
+        """Plays the config's episodes to their ends; for each member the rollouts in order of seeds."""
         config = self._config.evaluation
         seeds = range(config.seed, config.seed + config.num_episodes)
-        episodes = rollouts(self.envs, policy, seeds, execution=self._execution, policy_seed=config.seed, films=films)
-        played = sorted(episodes, key=lambda rollout: rollout.seed)
-        if not played:
-            reason = self.envs.failures[-1].reason if self.envs.failures else "the reason is not known"
-            raise EnvError(f"all {len(seeds)} episodes in {self.envs.name!r} were lost; the last: {reason}")
-        return summarize(played, lost_episodes=len(seeds) - len(played)), played
+        plans = [Plan(seeds, config.seed) if member in members else None for member in range(self._num_runs)]
+        played: dict[int, list[Rollout]] = {member: [] for member in members}
+        for member, rollout in joint_rollouts(self.envs, policy, plans, execution=self._execution, films=films):
+            played[member].append(rollout)
+        return {member: self._summarize(episodes, seeds) for member, episodes in played.items()}
 
-    def evaluate_robustness(self, policy: Policy, undisturbed: Summary) -> dict[str, dict[str, Summary]]:
-        """The same seeds under noise and, where critics choose among candidates, with other numbers of candidates."""
+    def evaluate_robustness(
+        self, policy: Policy, undisturbed: Mapping[int, Summary]
+    ) -> dict[int, dict[str, dict[str, Summary]]]:
+        """The same seeds under noise and, where critics choose among candidates, with other numbers of candidates.
+
+        `undisturbed` and the result are by member.
+        """
         config = self._config.evaluation
 
-        def play(**changes: Any) -> Summary:
-            return self.play(dataclasses.replace(policy, **changes))[0]
+        def play(**changes: Any) -> Mapping[int, Summary]:
+            played = self.play(dataclasses.replace(policy, **changes), list(undisturbed))
+            return {member: summary for member, (summary, _) in played.items()}
 
-        result = {
+        found = {
             "obs_noise": {str(level): play(observation_noise=level) for level in config.noise_levels},
             "action_noise": {str(level): play(action_noise=level) for level in config.noise_levels},
         }
         if policy.model.critics is not None:
-            result["best_of"] = {
+            found["best_of"] = {
                 str(n): undisturbed if n == policy.best_of_n else play(best_of_n=n) for n in config.best_of_n_values
             }
-        return result
+        return {
+            member: {
+                kind: {level: summaries[member] for level, summaries in levels.items()}
+                for kind, levels in found.items()
+            }
+            for member in undisturbed
+        }
 
-    def _judge(self, policy: Policy, *, robustness: bool, films: bool) -> tuple[Evaluation, list[Rollout]]:
-        """Plays all episodes; what they show, and the episodes themselves without those of robustness."""
-        summary, played = self.play(policy, films=self._config.evaluation.num_videos if films else 0)
+    def _model(self, agent: Agent) -> ActingModel:
+        return acting_model(agent, average=self._config.acts_with_average)
+
+    def _summarize(self, episodes: Sequence[Rollout], seeds: Sequence[int]) -> tuple[Summary, list[Rollout]]:
+        """How the episodes of a member went, and the episodes in order of seeds."""
+        if not episodes:
+            reason = self.envs.failures[-1].reason if self.envs.failures else "the reason is not known"
+            raise EnvError(f"all {len(seeds)} episodes in {self.envs.name!r} were lost; the last: {reason}")
+        ordered = sorted(episodes, key=lambda rollout: rollout.seed)
+        return summarize(ordered, lost_episodes=len(seeds) - len(ordered)), ordered
+
+    def _judge(
+        self, policy: Policy, members: Sequence[int], *, robustness: bool, films: bool
+    ) -> dict[int, tuple[Evaluation, list[Rollout]]]:
+        """Plays all episodes; for each member what they show, and the episodes without those of robustness."""
+        played = self.play(policy, members, films=self._config.evaluation.num_videos if films else 0)
+        undisturbed = {member: summary for member, (summary, _) in played.items()}
+        disturbed = self.evaluate_robustness(policy, undisturbed) if robustness else {}
+        return {
+            member: (self._explain(summary, episodes, disturbed.get(member, {})), episodes)
+            for member, (summary, episodes) in played.items()
+        }
+
+    def _explain(
+        self, summary: Summary, played: list[Rollout], robustness: dict[str, dict[str, Summary]]
+    ) -> Evaluation:
+        """The episodes of one member with everything that explains their summary."""
         prompts, discount = sorted({rollout.prompt for rollout in played}), self._config.acrlpd.discount
-        evaluation = Evaluation(
+        return Evaluation(
             env=self.envs.name,
             summary=summary,
             tasks={prompt: summarize([r for r in played if r.prompt == prompt]) for prompt in prompts},
@@ -182,10 +224,9 @@ class EvaluationProtocol:
             ),
             best_of_n=best_of_n_effect(played),
             calibration=calibrate(played, self._rewards, discount),
-            robustness=self.evaluate_robustness(policy, summary) if robustness else {},
+            robustness=robustness,
             traces=trace_episodes(played, self._rewards, discount),
         )
-        return evaluation, played
 
     def _record(self, evaluation: Evaluation, played: Sequence[Rollout], directory: Path) -> Evaluation:
         """Writes videos, film strips and evaluation.json; returns the evaluation with the paths of the films."""

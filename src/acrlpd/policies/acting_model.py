@@ -1,5 +1,6 @@
 """A policy and the critics that choose among its candidates: the part of an agent that acts."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -81,6 +82,12 @@ def abstract_model(rl_config: RLTrainConfig) -> ActingModel:
     return acting_model(agent, average=rl_config.acts_with_average)
 
 
+@jax.jit
+def stack_models(models: Sequence[ActingModel]) -> ActingModel:
+    """Models of the same config as one model, whose arrays have the axis of the models first."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+
+
 class ChosenActions(flax.struct.PyTreeNode):
     """The chosen chunks, and the candidates that they were chosen from."""
 
@@ -153,3 +160,24 @@ def choose_actions(
 
         index = jax.vmap(draw)(candidates, scores, jnp.asarray(seeds))
     return ChosenActions(take_candidate(candidates, index), index, q_values, candidates)
+
+
+@partial(jax.jit, static_argnames=("num_steps", "exploration"))
+def choose_actions_of_models(
+    models: ActingModel,
+    observation: Observation,
+    noise: Any,
+    num_candidates: Any,
+    seeds: Any = None,
+    *,
+    num_steps: int,
+    exploration: BestOfNConfig | None = None,
+) -> ChosenActions:
+    """`choose_actions` of S stacked models in one program, for S * b observations: the b of the first model first."""
+    [num_models] = {leaf.shape[0] for leaf in jax.tree.leaves(models)}
+    rows = jax.tree.map(
+        lambda x: jnp.reshape(x, (num_models, -1, *jnp.shape(x)[1:])), (observation, noise, num_candidates, seeds)
+    )
+    choose = partial(choose_actions, num_steps=num_steps, exploration=exploration)
+    chosen = jax.vmap(choose)(models, *rows)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chosen)

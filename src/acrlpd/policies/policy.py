@@ -23,7 +23,14 @@ from acrlpd.data.pipeline.transforms import (
 )
 from acrlpd.execution.base import Chunks, Columns
 from acrlpd.models.observation import Observation
-from acrlpd.policies.acting_model import ActingModel, ChosenActions, candidate_noise, choose_actions
+from acrlpd.policies.acting_model import (
+    ActingModel,
+    ChosenActions,
+    candidate_noise,
+    choose_actions,
+    choose_actions_of_models,
+    stack_models,
+)
 from acrlpd.policies.levels import trained_level
 from acrlpd.robots.base import DataDict
 
@@ -50,14 +57,18 @@ class Policy:
     # share of the whole range, to pixels; that of actions applies to the normalised actions.
     observation_noise: float = 0.0
     action_noise: float = 0.0
+    # With a number S, `model` is S stacked models. A call has the same number of observations for each model, and the
+    # observations of the first model come first. None: `model` is one model.
+    num_models: int | None = None
 
     def __call__(self, observations: Columns, prompts: Sequence[str], seeds: Sequence[int]) -> Chunks:
         """Chunks for the columns [n, ...] and tasks [n] of environments; each observation has its own seed."""
         disturbances = [np.random.default_rng([seed, 1]) for seed in seeds]
         tasks = np.array([self._prompt(prompt) for prompt in prompts])
         observation = self.observe(self.repack({**observations, "prompt": tasks}), disturbances)
+        choose = choose_actions if self.num_models is None else choose_actions_of_models
         chosen = jax.device_get(
-            choose_actions(
+            choose(
                 self.model,
                 observation,
                 np.stack([self.noise(seed) for seed in seeds]),
@@ -72,6 +83,17 @@ class Policy:
             actions = actions + _normal(disturbances, self.action_noise, actions.shape[1:])
         outputs = self.outputs({"state": observation.state, "actions": actions})
         return Chunks(np.asarray(outputs["actions"], np.float32), _values(chosen))
+
+    def with_models(self, models: Mapping[int, ActingModel], num_models: int) -> "Policy":
+        """This policy with the models of the runs 0 to `num_models` - 1, which act in one call.
+
+        A run that rests has no model; any other model takes its place, and nobody looks at the result.
+        """
+        if num_models == 1:
+            return dataclasses.replace(self, model=models[0], num_models=None)
+        some_model = next(iter(models.values()))
+        model = stack_models([models.get(i, some_model) for i in range(num_models)])
+        return dataclasses.replace(self, model=model, num_models=num_models)
 
     def observe(self, data: DataDict, disturbances: Sequence[np.random.Generator] = ()) -> Observation:
         """What a robot sends, as the model reads it. Any leading axes are kept; `disturbances` [n] draw the noise."""

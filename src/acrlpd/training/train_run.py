@@ -59,9 +59,9 @@ def train_run(
         if is_primary():
             runs.write_run_config(written, rl_config)
         loader = stack.enter_context(create_data_loader(rl_config, device_sharding=sharding.data))
-        protocol = _create_protocol(rl_config, written, loader, stack)
+        protocol = _create_protocol(rl_config, loader, stack)
         if eval_fn is None and protocol is not None and rl_config.evaluation.num_episodes:
-            eval_fn = protocol.evaluate_at_step
+            eval_fn = _create_eval_fn(protocol, written / EVALUATIONS)
         trainer = Trainer(
             rl_config,
             loader,
@@ -104,7 +104,7 @@ def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
 
 
 def _create_protocol(
-    rl_config: RLTrainConfig, directory: pathlib.Path, loader: DataLoader, stack: contextlib.ExitStack
+    rl_config: RLTrainConfig, loader: DataLoader, stack: contextlib.ExitStack
 ) -> EvaluationProtocol | None:
     """The config's environment, if the run evaluates or acts in one; the stack closes it."""
     if rl_config.env.id is None or not (rl_config.evaluation.num_episodes or rl_config.training.online_steps):
@@ -117,15 +117,14 @@ def _create_protocol(
             )
         logger.warning("evaluation in %s needs a single process; use `acrlpd eval`", rl_config.env.id)
         return None
-    protocol = EvaluationProtocol(
-        rl_config,
-        loader.dataset.norm_stats,
-        reward_origin=loader.dataset.rewards.origin,
-        directory=directory / EVALUATIONS,
-    )
+    protocol = EvaluationProtocol(rl_config, loader.dataset.norm_stats, reward_origin=loader.dataset.rewards.origin)
     stack.enter_context(protocol)
     warn_about_image_size(loader.dataset.source.features, protocol.envs.spec)
     return protocol
+
+
+def _create_eval_fn(protocol: EvaluationProtocol, directory: pathlib.Path) -> EvalFn:
+    return lambda agent, step: protocol.evaluate_at_step({0: agent}, step, {0: directory})[0]
 
 
 def warn_about_image_size(recorded: Mapping[str, Feature], spec: EnvSpec) -> None:

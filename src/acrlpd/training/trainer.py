@@ -234,7 +234,10 @@ class Trainer:
         if self._online.needs_round(update):
             self._collect(leave=0)  # playing waits for the policy anyway; this time belongs to the updates
         with self.clock.measure("rollouts"):
-            played = self._online.prepare(self.agent, self.step, update)
+            self._online.begin(lambda: self.agent, self.step)
+            while (number := self._online.missing_round(update)) is not None:
+                self._online.add(self._online.player.round(number))
+            played = self._online.take()
         if played:
             self._collect(leave=0)  # lines of metrics have their place in the file, however long the calls are
         for metrics in played:

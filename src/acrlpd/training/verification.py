@@ -21,7 +21,8 @@ from acrlpd.runs.checkpoint_layout import (
 )
 from acrlpd.runs.directory import CONFIG_FILE, saved_steps
 from acrlpd.runs.record import BASELINES, RunReader
-from acrlpd.training.online.rounds import REPLAY, verify_rounds
+from acrlpd.training.online.records import verify_rounds
+from acrlpd.training.online.rounds import REPLAY
 
 Advance = Callable[[int], object]  # is called with the number of bytes that have been checked
 

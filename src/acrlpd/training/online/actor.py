@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import flax.serialization
 import jax
@@ -35,7 +35,8 @@ from acrlpd.policies.acting_model import ActingModel, acting_model
 from acrlpd.policies.policy import Policy
 from acrlpd.process import enable_compilation_cache
 from acrlpd.runs.directory import CONFIG_FILE
-from acrlpd.training.online.rounds import Player, Round, RoundPlayer, create_online_policy, open_replay, read_rounds
+from acrlpd.training.online.records import Round, read_rounds
+from acrlpd.training.online.rounds import Player, RoundPlayer, create_online_policy, open_replay
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +58,9 @@ class ActorProcess(Player):
         self._process: subprocess.Popen[bytes] | None = None
         self._starts_in_a_row = 0
 
-    def update_policy(self, agent: Agent, step: int) -> None:
+    def update_policy(self, agent: Callable[[], Agent], step: int) -> None:
         if self._published is None or step - self._published >= self._rl_config.online.actor_refresh_steps:
-            publish(self._directory, acting_model(agent, average=self._rl_config.acts_with_average), step)
+            publish(self._directory, acting_model(agent(), average=self._rl_config.acts_with_average), step)
             self._published = step
         self._keep_alive()
 

@@ -2,7 +2,8 @@
 
 Everything about a round follows from the run's seed, the round's number and the policy. An episode is on disk as soon
 as it is over, the record of a round as soon as all its episodes are. A run that was interrupted therefore takes the
-rounds that are on disk instead of playing them again, and plays an unfinished round to the same end.
+rounds that are on disk instead of playing them again, and plays an unfinished round to the same end. Several runs of
+one process, the members, may play their rounds together; the records are then written when the last round is over.
 """
 
 import abc
@@ -11,21 +12,22 @@ import math
 import pathlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from acrlpd.agents import Agent
-from acrlpd.checksums import is_intact, read_json_with_checksum, stored_checksum, write_json_with_checksum
+from acrlpd.checksums import stored_checksum
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.replay import RESTORE, Replay, ReplayDataset, ReplayError, shard_name
-from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, rollout_features, rollouts
+from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, Plan, Rollout, joint_rollouts, rollout_features
 from acrlpd.envs.create import create_execution
-from acrlpd.policies.acting_model import abstract_model, acting_model
+from acrlpd.policies.acting_model import ActingModel, abstract_model, acting_model
 from acrlpd.policies.policy import Policy, create_policy
+from acrlpd.training.online.records import Round, episode_problems, read_round, read_rounds, write_round
 
 REPLAY = "replay"
 REWARD, SUCCESS = "next.reward", "next.success"
@@ -33,45 +35,15 @@ REWARD, SUCCESS = "next.reward", "next.success"
 _MAX_LOST_IN_A_ROW = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """The result of a round, episode by episode in the order of their numbers."""
-
-    number: int
-    episodes: tuple[int, ...]  # their numbers in the replay, without the lost episodes
-    lengths: tuple[int, ...]
-    checksums: tuple[str, ...]  # of their shards
-    successes: tuple[bool, ...]
-    returns: tuple[float, ...]  # sums of the environment's own rewards
-    lost_episodes: int  # to crashes and time-outs of the environment
-    policy_step: int  # updates of the policy that played
-
-    @property
-    def env_steps(self) -> int:
-        return sum(self.lengths)
-
-    def metrics(self) -> dict[str, float]:
-        """The numbers to follow over a run."""
-        metrics = {
-            "episodes": float(len(self.episodes)),
-            "lost_episodes": float(self.lost_episodes),
-            "policy_step": float(self.policy_step),
-        }
-        if self.episodes:
-            metrics |= {
-                "success_rate": float(np.mean(self.successes)),
-                "episode_reward_mean": float(np.mean(self.returns)),
-                "episode_length_mean": float(np.mean(self.lengths)),
-            }
-        return metrics
-
-
 class Player(abc.ABC):
     """Where the rounds of an online phase come from: this process, or an actor process."""
 
     @abc.abstractmethod
-    def update_policy(self, agent: Agent, step: int) -> None:
-        """Called before every call of the train step with the newest policy."""
+    def update_policy(self, agent: Callable[[], Agent], step: int) -> None:
+        """Called before every call of the train step.
+
+        `agent` gives the newest agent. This may take time, so a player calls `agent` only if it needs the agent.
+        """
 
     @abc.abstractmethod
     def round(self, number: int) -> Round:
@@ -95,18 +67,39 @@ class SynchronousPlayer(Player):
     def __init__(
         self, rl_config: RLTrainConfig, rounds: "RoundPlayer", norm_stats: Mapping[str, NormStats] | None
     ) -> None:
-        self._rl_config = rl_config
-        self._rounds = rounds
-        self._policy = create_online_policy(rl_config, norm_stats)
-        self._agent: Agent
-        self._step = 0
+        self.rounds = rounds
+        self.policy = create_online_policy(rl_config, norm_stats)  # without arrays
+        self.step = 0
+        self._agent: Callable[[], Agent]
+        self._average = rl_config.acts_with_average
 
-    def update_policy(self, agent: Agent, step: int) -> None:
-        self._agent, self._step = agent, step
+    def update_policy(self, agent: Callable[[], Agent], step: int) -> None:
+        self._agent, self.step = agent, step
+
+    def model(self) -> ActingModel:
+        """The newest model."""
+        return acting_model(self._agent(), average=self._average)
 
     def round(self, number: int) -> Round:
-        model = acting_model(self._agent, average=self._rl_config.acts_with_average)
-        return self._rounds.play(number, dataclasses.replace(self._policy, model=model), self._step)
+        return play_jointly({0: self}, {0: number}, num_runs=1)[0]
+
+
+def play_jointly(
+    players: Mapping[int, SynchronousPlayer], numbers: Mapping[int, int], num_runs: int
+) -> dict[int, Round]:
+    """The round `numbers[i]` of each given member i of `num_runs` runs, which share one pool of environments.
+
+    The members play together, with one policy call for all of them. A member rests if it is not given, or if the
+    record of its round is on disk. A round is the same whoever rests, because the number of runs stays.
+    """
+    rounds = {i: recorded for i, player in players.items() if (recorded := player.rounds.recorded(numbers[i]))}
+    playing = {i: player for i, player in players.items() if i not in rounds}
+    if playing:
+        models = {i: player.model() for i, player in playing.items()}
+        policy = next(iter(playing.values())).policy.with_models(models, num_runs)
+        opened = {i: player.rounds.open(numbers[i], player.step) for i, player in playing.items()}
+        rounds |= _play({i: player.rounds for i, player in playing.items()}, opened, policy, num_runs)
+    return {i: rounds[i] for i in players}
 
 
 class OnlinePhase:
@@ -118,69 +111,31 @@ class OnlinePhase:
 
     def __init__(self, rl_config: RLTrainConfig, loader: DataLoader, replay: ReplayDataset, player: Player) -> None:
         self.totals = Counter(env_steps=0, episodes=0, successes=0, lost_episodes=0)
-        self._rounds = 0
+        self.player = player
+        self._rounds = 0  # how many rounds were taken
+        self._pending: list[Round] = []  # the rounds after them, which wait to be taken
         self._config = rl_config.online
         self._bc_weight = rl_config.acrlpd.loss_weights.bc_weight
         self._loader = loader
         self._replay = replay
-        self._player = player
 
-    def prepare(self, agent: Agent, step: int, update: int) -> list[dict[str, float]]:
-        """Takes the rounds that the next update needs; returns the metrics of the new rounds."""
-        self._player.update_policy(agent, step)
-        rounds = self._player.finished_rounds(self._rounds)
-        while self.totals["env_steps"] + sum(played.env_steps for played in rounds) < self._wanted_steps(update):
-            rounds.append(self._player.round(self._rounds + len(rounds)))
-        return self._take(rounds)
+    def begin(self, agent: Callable[[], Agent], step: int) -> None:
+        """Tells the player about the newest policy; rounds that are over already wait to be taken."""
+        self.player.update_policy(agent, step)
+        self._pending += self.player.finished_rounds(self._rounds + len(self._pending))
 
-    def needs_round(self, update: int) -> bool:
-        """Whether the update needs more environment steps than the rounds so far have."""
-        return self.totals["env_steps"] < self._wanted_steps(update)
+    def missing_round(self, update: int) -> int | None:
+        """The number of the next round that the update needs beside the rounds so far; None if they are enough."""
+        env_steps = self.totals["env_steps"] + sum(played.env_steps for played in self._pending)
+        return self._rounds + len(self._pending) if env_steps < self._wanted_steps(update) else None
 
-    def updates_ahead(self, step: int, update: int) -> int:
-        """How many updates may follow before `prepare` must be called again: for a round, or for a newer policy.
+    def add(self, played: Round) -> None:
+        """Lets a round wait to be taken; it is the round that `missing_round` asked for."""
+        self._pending.append(played)
 
-        `step` counts the updates of the run so far, and `update` those of the phase.
-        """
-        spare = self.totals["env_steps"] - self._config.start_steps
-        # Rounding may make the first guess too large by one.
-        last = max(update, int(spare * self._config.update_to_data_ratio) + 1)
-        while last > update and self.needs_round(last):
-            last -= 1
-        return min(last - update + 1, self._player.updates_with_one_policy(step))
-
-    def _wanted_steps(self, update: int) -> int:
-        """The environment steps that must have been made before an update."""
-        return self._config.start_steps + math.ceil(update / self._config.update_to_data_ratio)
-
-    def bc_weight(self, update: int) -> float:
-        """The weight of cloning at an update, on its way from the offline value to the final value."""
-        final, decay = self._config.final_bc_weight, self._config.bc_weight_decay_steps
-        if final is None:
-            return self._bc_weight
-        share = min(update / decay, 1.0) if decay else 1.0
-        return self._bc_weight + share * (final - self._bc_weight)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rounds": self._rounds}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the rounds that the interrupted run had taken, which are all on disk."""
-        rounds = read_rounds(self._replay.replay.root, 0)[: state["rounds"]]
-        if len(rounds) < state["rounds"]:
-            raise FileNotFoundError(
-                f"{self._replay.replay.root}: the record of round {len(rounds)} is missing, and the checkpoint has "
-                "learned from this round; restore the replay or start the run again with --overwrite"
-            )
-        self._take(rounds)
-
-    def close(self) -> None:
-        self._player.close()
-        self._loader.close()  # before the replay, because the loader's threads read from it
-        self._replay.close()
-
-    def _take(self, rounds: Sequence[Round]) -> list[dict[str, float]]:
-        """Adds rounds to the replay and, from the next batch on, to the batches; returns their metrics."""
+    def take(self) -> list[dict[str, float]]:
+        """Adds the waiting rounds to the replay and, from the next batch on, to the batches; returns their metrics."""
+        rounds, self._pending = self._pending, []
         metrics = []
         for played in rounds:
             self._rounds += 1
@@ -200,6 +155,53 @@ class OnlinePhase:
             self._loader.mix_replay(dataset, self._config.offline_ratio)
         return metrics
 
+    def needs_round(self, update: int) -> bool:
+        """Whether the update needs more environment steps than the rounds so far have."""
+        return self.missing_round(update) is not None
+
+    def updates_ahead(self, step: int, update: int) -> int:
+        """How many updates may follow before `begin` must be called again: for a round, or for a newer policy.
+
+        `step` counts the updates of the run so far, and `update` those of the phase.
+        """
+        spare = self.totals["env_steps"] - self._config.start_steps
+        # Rounding may make the first guess too large by one.
+        last = max(update, int(spare * self._config.update_to_data_ratio) + 1)
+        while last > update and self.needs_round(last):
+            last -= 1
+        return min(last - update + 1, self.player.updates_with_one_policy(step))
+
+    def _wanted_steps(self, update: int) -> int:
+        """The environment steps that must have been made before an update."""
+        return self._config.start_steps + math.ceil(update / self._config.update_to_data_ratio)
+
+    def bc_weight(self, update: int) -> float:
+        """The weight of cloning at an update, on its way from the offline value to the final value."""
+        final, decay = self._config.final_bc_weight, self._config.bc_weight_decay_steps
+        if final is None:
+            return self._bc_weight
+        share = min(update / decay, 1.0) if decay else 1.0
+        return self._bc_weight + share * (final - self._bc_weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self._rounds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the rounds that the interrupted run had taken, which are all on disk."""
+        root = self._replay.replay.root
+        self._pending = read_rounds(root, 0)[: state["rounds"]]
+        if len(self._pending) < state["rounds"]:
+            raise FileNotFoundError(
+                f"{root}: the record of round {len(self._pending)} is missing, and the checkpoint has "
+                "learned from this round; restore the replay or start the run again with --overwrite"
+            )
+        self.take()
+
+    def close(self) -> None:
+        self.player.close()
+        self._loader.close()  # before the replay, because the loader's threads read from it
+        self._replay.close()
+
     def _check_episodes(self, played: Round) -> None:
         """Refuses episodes that are not those of which the record of their round tells."""
         replay = self._replay.replay
@@ -210,17 +212,28 @@ class OnlinePhase:
                     f"{replay.root / shard_name(number, lengths[number])}: the episode has {lengths[number]} steps, "
                     f"the record of round {played.number} says {length}; {RESTORE}"
                 )
-        for problem in _episode_problems(replay.root, played):
+        for problem in episode_problems(replay.root, played):
             raise ReplayError(problem)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OpenRound:
+    """A round that is being played."""
+
+    number: int
+    policy_step: int
+    episodes: dict[int, int]  # seed of the environment -> number in the replay
+    policy_seed: int
+    on_disk: frozenset[int]  # episodes that were there before, because the round was interrupted
 
 
 class RoundPlayer:
     """Plays the rounds of a run into its replay."""
 
     def __init__(self, rl_config: RLTrainConfig, envs: EnvPool, replay: Replay) -> None:
-        self._envs = envs
+        self.envs = envs
+        self.execution = create_execution(rl_config)
         self._replay = replay
-        self._execution = create_execution(rl_config)
         self._seed = rl_config.seed
         self._size = rl_config.online.episodes_per_round or rl_config.env.num_envs
         [self._action_column] = rl_config.data.repack.actions  # checked with the config: there is one column
@@ -228,37 +241,32 @@ class RoundPlayer:
         self._firsts = [0]  # first episode of each round
 
     def play(self, number: int, policy: ChunkPolicy, policy_step: int) -> Round:
-        """Plays a round to its end, unless its record is on disk; every episode is on disk as soon as it is over.
+        """Plays a round to its end in all environments of the pool, unless its record is on disk."""
+        recorded = self.recorded(number)
+        return recorded or _play({0: self}, {0: self.open(number, policy_step)}, policy, num_runs=1)[0]
 
-        Episodes that are on disk already, from before an interruption, stay as they are. They are played once more
-        all the same: the actions of the others are the same to the last bit only in the same batches.
-        """
-        recorded = read_round(self._replay.root, number)
-        if recorded is not None:
-            return recorded
+    def recorded(self, number: int) -> Round | None:
+        """The round, if its record is on disk."""
+        return read_round(self._replay.root, number)
+
+    def open(self, number: int, policy_step: int) -> _OpenRound:
+        """What is to be played in a round."""
         first = self._first_episode(number)
-        seeds = {episode_seed(self._seed, first + i): first + i for i in range(self._size)}
-        on_disk = set(self._replay.scan())
-        for rollout in rollouts(
-            self._envs,
-            policy,
-            seeds,
-            execution=self._execution,
-            policy_seed=policy_seed(self._seed, number),
-            record=True,
-        ):
-            episode = seeds[rollout.seed]
-            if episode not in on_disk:
-                self._replay.write(episode, rollout.columns(self._action_column), rollout.prompt)
-        played = self._record(number, policy_step)
+        episodes = {episode_seed(self._seed, first + i): first + i for i in range(self._size)}
+        on_disk = frozenset(self._replay.scan())
+        return _OpenRound(number, policy_step, episodes, policy_seed(self._seed, number), on_disk)
+
+    def write(self, opened: _OpenRound, rollout: Rollout) -> None:
+        """Writes an episode that is over, unless the episode is on disk from before an interruption."""
+        episode = opened.episodes[rollout.seed]
+        if episode not in opened.on_disk:
+            self._replay.write(episode, rollout.columns(self._action_column), rollout.prompt)
+
+    def end(self, opened: _OpenRound) -> Round:
+        """Writes the record of a round whose episodes are all over."""
+        played = self._record(opened.number, opened.policy_step)
         self._give_up_on(played)
-        try:
-            write_json_with_checksum(_round_file(self._replay.root, number), dataclasses.asdict(played))
-        except OSError as error:
-            raise ReplayError(
-                f"{self._replay.root}: the record of round {number} could not be written ({error.strerror or error}). "
-                "Its episodes are complete; free some space and go on with --resume"
-            ) from error
+        write_round(self._replay.root, played)
         return played
 
     def _first_episode(self, number: int) -> int:
@@ -293,9 +301,30 @@ class RoundPlayer:
         self._lost_in_a_row = 0 if played.episodes else self._lost_in_a_row + played.lost_episodes
         if self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
             raise EnvError(
-                f"the last {self._lost_in_a_row} episodes in {self._envs.name!r} were all lost, up to round "
-                f"{played.number}; the last one: {self._envs.failures[-1].reason}"
+                f"the last {self._lost_in_a_row} episodes in {self.envs.name!r} were all lost, up to round "
+                f"{played.number}; the last one: {self.envs.failures[-1].reason}"
             )
+
+
+def _play(
+    players: Mapping[int, RoundPlayer], rounds: Mapping[int, _OpenRound], policy: ChunkPolicy, num_runs: int
+) -> dict[int, Round]:
+    """Plays one round of each given member to its end; every episode is on disk as soon as it is over.
+
+    Episodes that are on disk already, from before an interruption, stay as they are. They are played once more all the
+    same: the actions of the others are the same to the last bit only in the same batches.
+    """
+    plans = {i: Plan(opened.episodes, opened.policy_seed) for i, opened in rounds.items()}
+    some_player = next(iter(players.values()))  # pool and execution are the same for all members
+    for i, rollout in joint_rollouts(
+        some_player.envs,
+        policy,
+        [plans.get(i) for i in range(num_runs)],
+        execution=some_player.execution,
+        record=True,
+    ):
+        players[i].write(rounds[i], rollout)
+    return {i: players[i].end(opened) for i, opened in rounds.items()}
 
 
 def create_online_policy(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> Policy:
@@ -312,65 +341,6 @@ def open_replay(directory: pathlib.Path, rl_config: RLTrainConfig, spec: EnvSpec
     [action_column] = rl_config.data.repack.actions
     features = rollout_features(dataclasses.replace(spec, action_column=action_column))
     return Replay(directory / REPLAY, features, spec.fps)
-
-
-def read_round(directory: pathlib.Path, number: int) -> Round | None:
-    """The record of a round that was played to its end; None if the round has no record."""
-    path = _round_file(directory, number)
-    if not path.exists():
-        return None
-    try:
-        content = read_json_with_checksum(path)
-        fields: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
-        return Round(**fields)
-    except (ValueError, TypeError) as error:
-        raise ReplayError(f"{path} is damaged ({error}); {RESTORE}") from error
-
-
-def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
-    """The records of the rounds from `first` on that are on disk now, up to the first missing round."""
-    rounds: list[Round] = []
-    while (played := read_round(directory, first + len(rounds))) is not None:
-        rounds.append(played)
-    return rounds
-
-
-def verify_rounds(directory: pathlib.Path) -> Iterator[str]:
-    """What is wrong with the records of rounds in the replay in `directory`, with the name of the file.
-
-    A record is sound if its checksum fits, no record before it is missing, and its episodes are on disk.
-    """
-    for expected, path in enumerate(sorted(directory.glob("round-*.json"))):
-        if path != _round_file(directory, expected):
-            yield f"{_round_file(directory, expected)} is missing, but {path.name} is there; {RESTORE}"
-            return
-        try:
-            played = read_round(directory, expected)
-        except ReplayError as error:
-            yield str(error)
-            continue
-        assert played is not None, "the file is there"
-        yield from _episode_problems(directory, played)
-
-
-def _episode_problems(directory: pathlib.Path, played: Round) -> Iterator[str]:
-    """Which episodes of a round are not on disk: their file is missing, or it is an intact file of another episode.
-
-    A damaged file is named where it is read.
-    """
-    for number, length, checksum in zip(played.episodes, played.lengths, played.checksums, strict=True):
-        shard = directory / shard_name(number, length)
-        if not shard.is_file():
-            yield f"{shard} is missing, but the record of round {played.number} names this episode; {RESTORE}"
-        elif (found := stored_checksum(shard)) != checksum and is_intact(shard):
-            yield (
-                f"{shard} is not the file that round {played.number} wrote: its checksum is {found}, the record of the "
-                f"round says {checksum}; {RESTORE}"
-            )
-
-
-def _round_file(directory: pathlib.Path, number: int) -> pathlib.Path:
-    return directory / f"round-{number:06d}.json"
 
 
 def episode_seed(seed: int, episode: int) -> int:
