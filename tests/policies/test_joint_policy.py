@@ -29,9 +29,11 @@ def policy_for(model: ActingModel, *, explores: bool) -> Policy:
     return create_policy(model, config, NORM_STATS, explore=explores)
 
 
-@pytest.mark.parametrize("explores", [False, True])
-def test_every_model_acts_as_it_acts_alone(models: dict[int, ActingModel], explores: bool) -> None:
-    policy = policy_for(models[0], explores=explores)
+@pytest.mark.parametrize("kind", ["best", "exploring", "cloning"])
+def test_every_model_acts_as_it_acts_alone(models: dict[int, ActingModel], kind: str) -> None:
+    if kind == "cloning":
+        models = {i: model.replace(critics=None) for i, model in models.items()}
+    policy = policy_for(models[0], explores=kind == "exploring")
     joint = policy.with_models(models, NUM_MODELS)({"observation.state": STATES}, PROMPTS, SEEDS)
     assert joint.actions.shape == (NUM_MODELS * ROWS, 4, 2)
     for member, model in models.items():
