@@ -87,13 +87,12 @@ def main() -> None:
     from acrlpd.data.pipeline.rewards import Labels
     from acrlpd.data.sources.source import open_source
     from acrlpd.data.tools.label import label_list
-    from acrlpd.training import train_run
+    from acrlpd.training import train_runs
     from acrlpd.training.options import RunOptions
-    from acrlpd.training.trainer import Trainer
 
     recorder = Recorder()
-    train_run.create_data_loader = recorder.record(train_run.create_data_loader)
-    Trainer.train = recorder.record(Trainer.train)  # type: ignore[method-assign]
+    train_runs.create_data_loader = recorder.record(train_runs.create_data_loader)
+    train_runs.train = recorder.record(train_runs.train)
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         source = open_source(str(args.dataset))
@@ -114,7 +113,7 @@ def main() -> None:
         Labels(directory / "labels.json", label_list(source, range(len(source)), [])).save()
         config = apply_config_overrides(get_config("debug"), changes)
         write_norm_stats(config)
-        train_run.train_run(config, directory / "run", RunOptions())
+        train_runs.train_runs([config], [directory / "run"], RunOptions())
     files = recorder.files
     books = sorted(file for file in files if file.startswith(BOOKKEEPING))
     way = sorted(files - set(books))

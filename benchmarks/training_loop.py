@@ -40,6 +40,8 @@ from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.process import setup_logging
 from acrlpd.training.checkpoints.manager import restore_agent
+from acrlpd.training.drive import drive
+from acrlpd.training.learner import Call, Learner
 from acrlpd.training.sharding import (
     abstract_train_state,
     compile_train_steps,
@@ -75,7 +77,7 @@ def make_trainer(config: RLTrainConfig, directory: pathlib.Path) -> Trainer:
     sharding = create_sharding(config)
     loader = create_data_loader(config, device_sharding=sharding.data)
     directory.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(config, loader, sharding, directory)
+    trainer = Trainer(config, loader, Learner(sharding), directory)
     trainer.initialize()
     return trainer
 
@@ -83,7 +85,7 @@ def make_trainer(config: RLTrainConfig, directory: pathlib.Path) -> Trainer:
 def train_until(trainer: Trainer, step: int) -> float:
     """Seconds per step of the trainer's own loop; no checkpoint."""
     start, first = time.perf_counter(), trainer.step
-    trainer.train_until(step)
+    drive([trainer], [trainer.train_until(step)])
     trainer._collect(leave=0)
     return (time.perf_counter() - start) / (step - first)
 
@@ -93,8 +95,8 @@ def bare_steps(trainer: Trainer, feed: Feed, num_steps: int) -> float:
     start, left = time.perf_counter(), num_steps
     while left:
         length = min(left, feed.capacity)
-        program, weights = trainer._train_steps[True], trainer._bc_weights()
-        trainer.agent, metrics = program(trainer.agent, feed, np.int32(length), weights, trainer._rng)
+        call = Call(feed, trainer._bc_weights(), trainer._rng)
+        metrics = trainer.learner.update([call], [0], length, update_policy=True)[0]
         left -= length
     jax.block_until_ready(metrics)
     return (time.perf_counter() - start) / num_steps
@@ -144,8 +146,8 @@ def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path, num_saves
     yield "saves, until they are complete on disk", ", ".join(f"{seconds:.1f} s" for seconds in saves)
     yield "host memory, at most, in the saves", f"{_peak_memory():.1f} GiB"
     step_directory = trainer.directory / str(trainer.step)
-    sharding = trainer._sharding
-    del trainer.agent
+    sharding = trainer.learner.sharding
+    trainer.learner._agents.clear()
     abstract = abstract_train_state(config, sharding)
     start = time.perf_counter()
     agent = restore_agent(step_directory, abstract)

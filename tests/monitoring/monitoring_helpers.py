@@ -15,6 +15,9 @@ from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, g
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.files import read_json_lines
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
+from acrlpd.training import drive
+from acrlpd.training.drive import Arena
+from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import create_sharding
 from acrlpd.training.trainer import Trainer
 
@@ -112,17 +115,24 @@ def train(
                 return feed.replace(batches=fault(trainer.step + 1, feed.batches))
 
             loader.sample_feed = with_fault  # type: ignore[method-assign]
-        trainer = Trainer(config, loader, sharding, directory, profile_steps=profile_steps, eval_fn=eval_fn)
+        trainer = Trainer(
+            config,
+            loader,
+            Learner(sharding),
+            directory,
+            profile_steps=profile_steps,
+            is_evaluated=eval_fn is not None,
+        )
         drive_clock(trainer, time or DrivenTime(), patch)
         if resume:
             trainer.load_checkpoint(max(directory.glob("[0-9]*"), key=lambda path: int(path.name)))
         else:
             trainer.initialize()
         if compiled := _COMPILED.get(_computation(config)):
-            trainer._train_steps, trainer._feed_shapes = compiled
+            trainer.learner.programs, trainer.learner.feed_shapes = compiled
             trainer.writer.prepare(trainer.agent)
-        trainer.train()
-        _COMPILED[_computation(config)] = trainer._train_steps, trainer._feed_shapes
+        drive.train([trainer], [Arena((0,), eval_fn=eval_fn)])
+        _COMPILED[_computation(config)] = trainer.learner.programs, trainer.learner.feed_shapes
         trainer.close()
     return read_run(directory)
 

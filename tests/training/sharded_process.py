@@ -15,7 +15,9 @@ import numpy as np
 from training_helpers import metrics_of, sharded_config
 
 from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.training import drive
 from acrlpd.training.checkpoints.manager import load_checkpoint_agent
+from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import (
     FSDPSharding,
     create_fsdp_mesh,
@@ -32,7 +34,7 @@ def train(directory: pathlib.Path) -> dict[str, Any]:
     run = directory / "run"
     run.mkdir(parents=True)
     loader = create_data_loader(config, device_sharding=sharding.data)
-    trainer = Trainer(config, loader, sharding, run)
+    trainer = Trainer(config, loader, Learner(sharding), run)
     trainer.initialize()
     at_birth = validate_fsdp_sharding(trainer.agent, sharding)
     compiled: list[int] = []
@@ -43,10 +45,10 @@ def train(directory: pathlib.Path) -> dict[str, Any]:
             compiled.append(trainer.step)
 
     jax.monitoring.register_event_duration_secs_listener(count)
-    trainer.train()
+    drive.train([trainer])
     compiled_after_first_step = [step for step in compiled if step > 0]
     in_the_end = validate_fsdp_sharding(trainer.agent, sharding)
-    program = trainer._train_steps[True].as_text()
+    program = trainer.learner.programs[True].as_text()
     trainer.close()
     loader.close()
     return {

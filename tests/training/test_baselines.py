@@ -102,9 +102,9 @@ def test_it_is_not_resumed_as_something_else(compared: tuple[pathlib.Path, str])
     before = (directory / "config.yaml").read_bytes()
     other = apply_config_overrides(load_config(directory / "config.yaml"), {"acrlpd.discount": 0.5})
     with pytest.raises(ConfigError, match="differs from that of"):
-        run_comparison(other, directory, RunOptions(resume=True))
+        run_comparison([other], [directory], RunOptions(resume=True))
     with pytest.raises(ConfigError, match=r"are finished(.|\n)*acrlpd\.discount: 0.99 -> 0.5"):
-        run_comparison(other, directory, RunOptions(resume=True, allow_changed=("acrlpd.discount",)))
+        run_comparison([other], [directory], RunOptions(resume=True, allow_changed=("acrlpd.discount",)))
     assert (directory / "config.yaml").read_bytes() == before
 
 

@@ -3,6 +3,7 @@
 import math
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,9 +16,9 @@ from acrlpd.data.pipeline import device_rows
 from acrlpd.runs.directory import run_directory
 from acrlpd.training import calls
 from acrlpd.training.calls import CALL_S, CallLengths, next_multiple
+from acrlpd.training.learner import CallMetrics, Learner
 from acrlpd.training.online.records import Round
 from acrlpd.training.online.rounds import OnlinePhase, Player
-from acrlpd.training.trainer import Trainer
 
 OFFLINE, ONLINE = 30, 25
 
@@ -167,13 +168,15 @@ def test_the_lengths_of_calls_change_nothing(
 
     Where the data lies on the devices, the replay of the run with long calls outgrows its place.
     """
-    update, made = Trainer._update, []
+    update, made = Learner.update, []
 
-    def watched(self: Trainer, feed: object, num_updates: int) -> None:
+    def watched(
+        self: Learner, calls: Any, active: Any, num_updates: int, *, update_policy: bool
+    ) -> dict[int, CallMetrics]:
         made.append(num_updates)
-        update(self, feed, num_updates)  # type: ignore[arg-type]
+        return update(self, calls, active, num_updates, update_policy=update_policy)
 
-    monkeypatch.setattr(Trainer, "_update", watched)
+    monkeypatch.setattr(Learner, "update", watched)
     expected_rows = device_rows.expected_replay_rows
     configs = [
         config_of(tmp_path, str(length), training__updates_per_call=length, data__on_device=on_device)

@@ -14,7 +14,7 @@ from acrlpd.config.command_line import NoOptions, parse_config_args
 from acrlpd.data.sources.source import Feature
 from acrlpd.envs import EnvSpec, register_env
 from acrlpd.envs.create import create_env_pool
-from acrlpd.training.train_run import warn_about_image_size
+from acrlpd.training.train_runs import warn_about_image_size
 
 CLONING = {"acrlpd__loss_weights__critic_weight": 0.0, "online_steps": 0, "evaluation__best_of_n": 1}
 

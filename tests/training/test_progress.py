@@ -7,7 +7,7 @@ import pytest
 
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.plan.flops import step_flops
-from acrlpd.training.progress import Clock, Progress, model_flops_utilization, update_flops
+from acrlpd.training.progress import Clock, Progress, ProgressBars, model_flops_utilization, update_flops
 
 LINE = {
     "step": 100,
@@ -20,14 +20,14 @@ LINE = {
 
 
 def test_without_a_terminal_there_is_a_line_per_logged_step(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "acrlpd"), Progress("offline", 0, 1_000, enabled=True) as progress:
+    with caplog.at_level(logging.INFO, "acrlpd"), Progress(ProgressBars(enabled=True), "offline", 0, 1_000) as progress:
         progress.advance_to(99)
         progress.show(LINE)
     assert caplog.messages == ["offline 100/1000  loss 1.235  Q -4.5  samples/s 640.0  MFU 31.4%  eta 0:01:30"]
 
 
 def test_what_is_not_known_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "acrlpd"), Progress("offline", 0, 1_000, enabled=True) as progress:
+    with caplog.at_level(logging.INFO, "acrlpd"), Progress(ProgressBars(enabled=True), "offline", 0, 1_000) as progress:
         progress.show({"step": 1, "total_loss": None, "q_mean": 2.0})
     assert caplog.messages == ["offline 1/1000  Q 2"]
 
@@ -35,7 +35,7 @@ def test_what_is_not_known_is_left_out(caplog: pytest.LogCaptureFixture) -> None
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
-    with Progress("offline", 0, 1_000, enabled=True) as progress:
+    with Progress(ProgressBars(enabled=True), "offline", 0, 1_000) as progress:
         progress.show(LINE)
     output = capsys.readouterr().err
     assert "100/1000" in output
@@ -43,7 +43,10 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def test_other_processes_show_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "acrlpd"), Progress("offline", 0, 1_000, enabled=False) as progress:
+    with (
+        caplog.at_level(logging.INFO, "acrlpd"),
+        Progress(ProgressBars(enabled=False), "offline", 0, 1_000) as progress,
+    ):
         progress.show(LINE)
     assert not caplog.messages
 

@@ -11,7 +11,7 @@ from acrlpd.config import ConfigError, load_config
 from acrlpd.runs.directory import (
     is_finished,
     only_trainer,
-    prepare_run_directory,
+    prepare_run_directories,
     run_directory,
     saved_steps,
     warn_about_space,
@@ -42,7 +42,7 @@ def test_only_complete_checkpoints_count(earlier: pathlib.Path) -> None:
 
 def test_an_earlier_run_is_not_touched_unasked(earlier: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoints up to step 20.*--resume.*--overwrite.*--exp_name"):
-        prepare_run_directory(earlier, resume=False, overwrite=False)
+        prepare_run_directories([earlier], resume=False, overwrite=False)
     assert saved_steps(earlier) == [10, 20]
 
 
@@ -52,15 +52,15 @@ def test_a_start_that_failed_does_not_block_the_next_one(tmp_path: pathlib.Path)
     (directory / "baselines" / "bc").mkdir(parents=True)
     for where in (directory, directory / "baselines" / "bc"):
         write_run_config(where, config)
-    prepare_run_directory(directory, resume=False, overwrite=False)
+    prepare_run_directories([directory], resume=False, overwrite=False)
     (directory / "baselines" / "bc" / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match="holds a run without a checkpoint"):
-        prepare_run_directory(directory, resume=False, overwrite=False)
+        prepare_run_directories([directory], resume=False, overwrite=False)
 
 
 def test_overwrite_says_what_it_removes(earlier: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "acrlpd"):
-        prepare_run_directory(earlier, resume=False, overwrite=True)
+        prepare_run_directories([earlier], resume=False, overwrite=True)
     assert "2 checkpoints (10, 20), 30.orbax-checkpoint-tmp, config.yaml" in caplog.text
     assert list(earlier.iterdir()) == []
 
@@ -68,7 +68,7 @@ def test_overwrite_says_what_it_removes(earlier: pathlib.Path, caplog: pytest.Lo
 def test_overwrite_spares_what_is_not_a_run(tmp_path: pathlib.Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(ConfigError, match="not the directory of a run"):
-        prepare_run_directory(tmp_path, resume=False, overwrite=True)
+        prepare_run_directories([tmp_path], resume=False, overwrite=True)
     assert (tmp_path / "photos").exists()
 
 
@@ -77,12 +77,12 @@ def test_a_directory_in_which_another_process_trains_is_left_alone(earlier: path
     found = sorted(earlier.iterdir())
     with only_trainer(earlier):
         with pytest.raises(ConfigError, match=r"earlier: another process is training here"):
-            prepare_run_directory(earlier, resume=False, overwrite=True)
+            prepare_run_directories([earlier], resume=False, overwrite=True)
         resumed = processes.run(config, resume=True)
     assert resumed.returncode != 0
     assert f"{earlier}: another process is training here" in resumed.output
     assert [path for path in sorted(earlier.iterdir()) if path.name != ".lock"] == found
-    prepare_run_directory(earlier, resume=False, overwrite=True)  # it has ended
+    prepare_run_directories([earlier], resume=False, overwrite=True)  # it has ended
 
 
 def test_a_file_system_without_locks_is_a_warning(
@@ -98,12 +98,12 @@ def test_a_file_system_without_locks_is_a_warning(
 
 def test_a_place_that_cannot_be_written_to_is_named() -> None:
     with pytest.raises(ConfigError, match=r"run directory /proc/runs.*set checkpoints\.directory"):
-        prepare_run_directory(pathlib.Path("/proc/runs"), resume=False, overwrite=False)
+        prepare_run_directories([pathlib.Path("/proc/runs")], resume=False, overwrite=False)
 
 
 def test_nothing_to_resume(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="there is no run in"):
-        prepare_run_directory(tmp_path / "nothing", resume=True, overwrite=False)
+        prepare_run_directories([tmp_path / "nothing"], resume=True, overwrite=False)
 
 
 def test_too_little_space_is_said_before_it_is_missed(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,5 +128,5 @@ def test_a_run_that_cannot_be_reported_on_has_still_succeeded(
     (earlier / "metrics.jsonl").write_text('{"step": 5, "total_loss": 1.0}\n')
     (earlier / "evaluations" / "5").mkdir(parents=True)
     (earlier / "evaluations" / "5" / "evaluation.json").write_text("{")
-    write_report(earlier)
+    write_report([earlier])
     assert "evaluation.json" in caplog.text and "`acrlpd report" in caplog.text

@@ -16,12 +16,12 @@ from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, g
 from acrlpd.files import read_json_lines
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.monitoring.run_monitor import MEMORY
-from acrlpd.runs.directory import prepare_run_directory, run_directory
+from acrlpd.runs.directory import prepare_run_directories, run_directory
 from acrlpd.runs.metrics_log import TIMING
 from acrlpd.training.checkpoints.manager import load_checkpoint_agent
+from acrlpd.training.drive import EvalFn
 from acrlpd.training.options import RunOptions
-from acrlpd.training.train_run import train_run
-from acrlpd.training.trainer import EvalFn
+from acrlpd.training.train_runs import train_runs
 from acrlpd.training.verification import parts_to_verify
 
 HERE = pathlib.Path(__file__).parent
@@ -136,8 +136,8 @@ class Processes:
 def train_here(config: RLTrainConfig, eval_fn: EvalFn | None = None, **options: Any) -> None:
     """A whole run in the process of the test, where a process of its own would show nothing more and cost seconds."""
     directory, run_options = run_directory(config), RunOptions(**options)
-    prepare_run_directory(directory, resume=run_options.resume, overwrite=run_options.overwrite)
-    assert train_run(config, directory, run_options, eval_fn=eval_fn) == 0
+    prepare_run_directories([directory], resume=run_options.resume, overwrite=run_options.overwrite)
+    assert train_runs([config], [directory], run_options, eval_fn=eval_fn) == 0
 
 
 def scored(scores: Mapping[str, float]) -> EvalFn:

@@ -37,12 +37,15 @@ def main(args: Sequence[str]) -> int:
     from acrlpd.monitoring.profiling import parse_profile_steps
     from acrlpd.training.demonstrations import collect_missing_demonstrations
     from acrlpd.training.experiment import run_experiment
+    from acrlpd.training.members import create_members
 
     parse_profile_steps(options.profile_steps)  # Steps that make no sense are refused before anything starts.
     try:
         initialize_distributed(options)
-        collect_missing_demonstrations(config, dry_run=options.dry_run)
-        check(config, ignore_plan=options.ignore_plan)
+        members = create_members(config, options)
+        for member in members:
+            collect_missing_demonstrations(member, dry_run=options.dry_run)
+        check(members, ignore_plan=options.ignore_plan)
         return run_experiment(config, options)
     except BaseException as error:  # Ctrl-C too
         if (lost := peer_error(error)) is not None:  # This process is not at fault: a message, no traceback.
@@ -51,26 +54,34 @@ def main(args: Sequence[str]) -> int:
         raise
 
 
-def check(config: RLTrainConfig, *, ignore_plan: bool = False) -> None:
-    """Checks everything that can be known before a compile: the config, the files, the memory."""
+def check(members: Sequence[RLTrainConfig], *, ignore_plan: bool = False) -> None:
+    """Checks everything that can be known before a compile: the configs, the files, the memory.
+
+    The plan is that of the first run; several runs share the memory of the devices.
+    """
     import jax
 
     from acrlpd.cli.plan import print_plan
     from acrlpd.config.plan.plan import make_plan
 
     num_devices = jax.device_count()
-    validation = validate_config(config, num_devices=num_devices, ready_to_train=True)
-    for warning in validation.warnings if is_primary() else ():
+    warnings: list[str] = []
+    for member in members:
+        validation = validate_config(member, num_devices=num_devices, ready_to_train=True)
+        validation.raise_for_errors()
+        warnings += validation.warnings
+    for warning in dict.fromkeys(warnings) if is_primary() else ():
         print(f"warning: {warning}", file=sys.stderr)
-    validation.raise_for_errors()
     chip = find_device_chip(jax.devices()[0].device_kind)
     plan = make_plan(
-        config,
+        members[0],
         num_devices=num_devices,
-        device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / 2**30,
+        device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / 2**30 / len(members),
         accelerator=None if chip is None else chip.name,
     )
     if is_primary():
+        if len(members) > 1:
+            print(f"{len(members)} runs train together; the plan is that of one run, with its share of the memory")
         print_plan(plan)
     if not plan.fits and not ignore_plan:
         raise ConfigError(f"{plan.verdict}\n--ignore_plan trains all the same")

@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_to_yaml
@@ -38,20 +38,43 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
     return sorted(int(entry.name) for entry in directory.iterdir() if is_whole_number(entry.name))
 
 
-def prepare_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bool) -> None:
-    """Makes the directory, or refuses a directory that holds another run. Removes a run only with `overwrite`."""
-    exists = directory.exists() and any(path.name != LOCK for path in directory.iterdir())
+def prepare_run_directories(directories: Sequence[pathlib.Path], *, resume: bool, overwrite: bool) -> None:
+    """Makes the directories of runs that train together. If one of them is refused, all stay as they are."""
+    for directory in directories:
+        _check_run_directory(directory, resume=resume, overwrite=overwrite)
+    for directory in directories:
+        _make_run_directory(directory, overwrite=overwrite)
+
+
+def _check_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuses a directory that holds another run."""
+    exists = _holds_something(directory)
     if resume and not exists:
         raise ConfigError(f"--resume: there is no run in {directory}; start it without --resume")
     if exists and overwrite:
-        _remove_run(directory)
-    elif exists and not resume and not _is_failed_start(directory):
+        if not (directory / CONFIG_FILE).is_file():
+            raise ConfigError(
+                f"--overwrite: {directory} is not the directory of a run (it has no {CONFIG_FILE}); move it away"
+            )
+        with only_trainer(directory):
+            return
+    if exists and not resume and not _is_failed_start(directory):
         steps = saved_steps(directory)
         what = f"with checkpoints up to step {steps[-1]}" if steps else "without a checkpoint"
         raise ConfigError(
             f"{directory} holds a run {what}: continue it with --resume, replace it with --overwrite, or "
             f"choose another --exp_name"
         )
+
+
+def _holds_something(directory: pathlib.Path) -> bool:
+    return directory.exists() and any(path.name != LOCK for path in directory.iterdir())
+
+
+def _make_run_directory(directory: pathlib.Path, *, overwrite: bool) -> None:
+    """Makes the directory. Removes the run in it only with `overwrite`."""
+    if overwrite and _holds_something(directory):
+        _remove_run(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -67,11 +90,7 @@ def _is_failed_start(directory: pathlib.Path) -> bool:
 
 
 def _remove_run(directory: pathlib.Path) -> None:
-    """Removes a run and says what it removes; refuses a directory that does not belong to a run."""
-    if not (directory / CONFIG_FILE).is_file():
-        raise ConfigError(
-            f"--overwrite: {directory} is not the directory of a run (it has no {CONFIG_FILE}); move it away"
-        )
+    """Removes a run and says what it removes."""
     steps = saved_steps(directory)
     others = sorted(
         entry.name for entry in directory.iterdir() if not is_whole_number(entry.name) and entry.name != LOCK

@@ -1,4 +1,4 @@
-"""`run_experiment`: a run, or a run and its baselines, from a config to a report.
+"""`run_experiment`: a run, or several runs together, with or without baselines, from a config to a report.
 
 The baselines (`evaluation.baselines`) have the data, seeds and number of updates of the run, without RL or without
 acting.
@@ -22,10 +22,11 @@ from acrlpd.runs import directory as runs
 from acrlpd.runs.record import BASELINES, STAGES
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.distributed import barrier, is_primary
+from acrlpd.training.drive import EvalFn
+from acrlpd.training.members import create_members, joint_name
 from acrlpd.training.options import RunOptions
 from acrlpd.training.out_of_memory import OutOfMemoryError
-from acrlpd.training.train_run import read_assets, train_run
-from acrlpd.training.trainer import EvalFn
+from acrlpd.training.train_runs import read_assets, train_runs
 from acrlpd.units import format_interval, format_percent
 
 logger = logging.getLogger(__name__)
@@ -38,67 +39,78 @@ _CHANGED_BY_CONTINUED = ("training", "evaluation")
 def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalFn | None = None) -> int:
     """Trains as the config says; returns the exit code: 0, or 128 + the signal that ended the run.
 
-    A dry run prepares everything, makes no update and leaves no trace.
+    With seeds or tasks in the options, several runs train together. A dry run prepares everything, makes no update and
+    leaves no trace.
     """
     setup_logging()
     enable_compilation_cache()
     keep_freed_memory()
-    directory = runs.run_directory(rl_config)
+    members = create_members(rl_config, options)
+    directories = [runs.run_directory(member) for member in members]
     with contextlib.ExitStack() as stack:
         if is_primary() and not options.dry_run:
-            runs.prepare_run_directory(directory, resume=options.resume, overwrite=options.overwrite)
-            stack.enter_context(runs.only_trainer(directory))
+            runs.prepare_run_directories(directories, resume=options.resume, overwrite=options.overwrite)
+            for directory in directories:
+                stack.enter_context(runs.only_trainer(directory))
         barrier("run directory")
         while True:
             try:
                 if rl_config.evaluation.baselines and not options.dry_run:
-                    code = run_comparison(rl_config, directory, options)
+                    code = run_comparison(members, directories, options)
                 else:
-                    code = train_run(rl_config, directory, options, eval_fn=eval_fn)
+                    code = train_runs(members, directories, options, eval_fn=eval_fn)
                 break
             except OutOfMemoryError as error:
                 steps = error.next_accumulation
                 if not options.auto_batch or steps is None:
                     raise
                 logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
-                rl_config = apply_config_overrides(rl_config, gradient_accumulation_steps=steps)
+                members = [apply_config_overrides(member, gradient_accumulation_steps=steps) for member in members]
         if code == 0 and is_primary() and not options.dry_run:
-            write_report(directory)
+            for directory in directories:
+                write_report([directory])
+            if len(directories) > 1:
+                write_report(directories, directories[0].with_name(f"{joint_name(rl_config, options)}.html"))
     return code
 
 
-def write_report(directory: pathlib.Path) -> None:
-    """Writes the report of a run that has ended. A report that cannot be written does not make the run a failure."""
+def write_report(directories: Sequence[pathlib.Path], output: pathlib.Path | None = None) -> None:
+    """Writes the report of runs that have ended. A report that cannot be written does not make a run a failure."""
     try:
-        logger.info("report %s", generate_training_report([directory]))
+        logger.info("report %s", generate_training_report(directories, output))
     except (OSError, runs.RunError) as error:
-        logger.error("the report could not be written (%s); `acrlpd report %s` tries again", error, directory)
+        given = " ".join(map(str, directories))
+        logger.error("the report could not be written (%s); `acrlpd report %s` tries again", error, given)
 
 
-def run_comparison(rl_config: RLTrainConfig, directory: pathlib.Path, options: RunOptions) -> int:
-    """Trains the run and its baselines, each in its own directory, and compares them; returns the exit code.
+def run_comparison(configs: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], options: RunOptions) -> int:
+    """Trains runs and their baselines, each in its own directory, and compares them; returns the exit code.
 
     The baselines that only clone come first. `offline_continued` comes last: it starts from the checkpoint with
-    which the run went online. What is finished is not trained again.
+    which a run went online. What is finished is not trained again.
     """
     if jax.process_count() > 1:
         raise ConfigError("evaluation.baselines are judged in an environment, which needs a single process")
-    if options.resume:
-        _check_resume(rl_config, directory, options.allow_changed)
-    runs.write_run_config(directory, rl_config)  # From now on, --overwrite knows that this is the directory of a run.
-    names = rl_config.evaluation.baselines
-    continued = directory / BASELINES / OFFLINE_CONTINUED if OFFLINE_CONTINUED in names else None
+    for config, directory in zip(configs, directories, strict=True):
+        if options.resume:
+            _check_resume(config, directory, options.allow_changed)
+        runs.write_run_config(directory, config)  # From now on, --overwrite knows that this is the directory of a run.
+    names = configs[0].evaluation.baselines
+    continued = [directory / BASELINES / OFFLINE_CONTINUED for directory in directories]
     for name in (name for name in names if name != OFFLINE_CONTINUED):
-        if code := _train_baseline(rl_config, directory, name, options):
+        if code := _train_baselines(configs, directories, name, options):
             return code
-    if not runs.is_finished(directory) and (code := train_run(rl_config, directory, options, offline_copy=continued)):
-        return code
-    if continued is not None:
+    if not all(map(runs.is_finished, directories)):
+        copies = continued if OFFLINE_CONTINUED in names else None
+        if code := train_runs(configs, directories, options, offline_copies=copies):
+            return code
+    if OFFLINE_CONTINUED in names:
         allowed = (*options.allow_changed, *_CHANGED_BY_CONTINUED)
         going_on = dataclasses.replace(options, resume=True, allow_changed=allowed)
-        if code := _train_baseline(rl_config, directory, OFFLINE_CONTINUED, going_on):
+        if code := _train_baselines(configs, directories, OFFLINE_CONTINUED, going_on):
             return code
-    write_comparison(rl_config, directory)
+    for config, directory in zip(configs, directories, strict=True):
+        write_comparison(config, directory)
     return 0
 
 
@@ -116,14 +128,19 @@ def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_chang
         )
 
 
-def _train_baseline(rl_config: RLTrainConfig, directory: pathlib.Path, name: str, options: RunOptions) -> int:
-    """Trains the baseline `name` of the run in `directory`, unless it is finished; returns the exit code."""
-    where = directory / BASELINES / name
-    if runs.is_finished(where):
+def _train_baselines(
+    configs: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], name: str, options: RunOptions
+) -> int:
+    """Trains the baseline `name` of the runs in `directories`, unless it is finished; returns the exit code."""
+    places = [directory / BASELINES / name for directory in directories]
+    if all(map(runs.is_finished, places)):
         return 0
-    config = baseline_config(rl_config, name, runs.read_summary(directory))
+    baselines = [
+        baseline_config(config, name, runs.read_summary(directory))
+        for config, directory in zip(configs, directories, strict=True)
+    ]
     logger.info("baseline %s", name)
-    return train_run(config, where, dataclasses.replace(options, profile_steps=None))
+    return train_runs(baselines, places, dataclasses.replace(options, profile_steps=None))
 
 
 def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, Any]) -> RLTrainConfig:
@@ -152,7 +169,7 @@ def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, A
 
 
 def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
-    """Adds the evaluations of the baselines to the summary of the run, and prints all of them."""
+    """Adds the evaluations of the baselines to the summary of a run, and prints all of them."""
     summary = runs.read_summary(directory)
     found = dict(summary["evaluation"])
     for name in rl_config.evaluation.baselines:
@@ -160,7 +177,9 @@ def write_comparison(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
     summary["evaluation"] = {name: found[name] for name in STAGES if name in found}
     runs.write_summary(directory, summary)
     columns = [rich.table.Column(title, justify="right") for title in ("updates", "success", "95 % interval")]
-    table = rich.table.Table("policy", *columns, title="success in the same episodes", title_justify="left")
+    table = rich.table.Table(
+        "policy", *columns, title=f"{rl_config.exp_name}: success in the same episodes", title_justify="left"
+    )
     for name, result in summary["evaluation"].items():
         success = format_percent(result["success_rate"]), format_interval(result["interval"])
         table.add_row(STAGES[name], f"{result['step']:,}", *success)

@@ -9,6 +9,10 @@ from acrlpd.config.command_line import Flag
 class RunOptions:
     """How to run. The comments are the help of the command."""
 
+    # Train a run with each of these seeds, all in one program; their names are <exp_name>-seed<seed>.
+    seeds: tuple[int, ...] = ()
+    # Train a run for each of these tasks, all in one program: {task} in fields of the config becomes the task's name.
+    tasks: tuple[str, ...] = ()
     # Continue the run of this name from its newest complete checkpoint.
     resume: Flag = False
     # Remove an earlier run of this name first.

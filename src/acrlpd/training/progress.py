@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import rich.progress
@@ -24,13 +24,13 @@ _REFRESH_RATE = 2.0
 _ACTIVITIES = ("data_wait", "checkpoint", "evaluation", "rollouts")
 
 
-class Progress(rich.progress.Progress):
-    """The progress of one phase: a bar on a terminal, elsewhere one log message per line of metrics."""
+class ProgressBars(rich.progress.Progress):
+    """The bars of all runs that train together, on a terminal; a terminal can show one such object at a time."""
 
-    def __init__(self, phase: str, first_step: int, last_step: int, *, enabled: bool) -> None:
+    def __init__(self, *, enabled: bool) -> None:
         """Without `enabled`, on processes that do not log, nothing is shown."""
         console = Console(stderr=True)
-        self._logs = enabled and not console.is_terminal
+        self.logs = enabled and not console.is_terminal
         super().__init__(
             rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(bar_width=20),
@@ -38,14 +38,32 @@ class Progress(rich.progress.Progress):
             rich.progress.TextColumn("{task.fields[text]}", markup=False),
             console=console,
             refresh_per_second=_REFRESH_RATE,
-            disable=self._logs or not enabled,
+            disable=self.logs or not enabled,
         )
-        self._phase, self._last_step = phase, last_step
-        self._bar = self.add_task(phase, total=last_step, completed=first_step, text="")
+
+
+class Progress:
+    """The progress of one phase of a run: a bar on a terminal, elsewhere one log message per line of metrics."""
+
+    def __init__(self, bars: ProgressBars, title: str, first_step: int, last_step: int) -> None:
+        self._bars = bars
+        self._title, self._last_step = title, last_step
+        self._bar = bars.add_task(title, total=last_step, completed=first_step, text="")
+
+    def __enter__(self) -> Self:
+        self._bars.start()  # nothing happens if another run has started the bars
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop_task(self._bar)
+        if all(task.stop_time is not None for task in self._bars.tasks):
+            self._bars.stop()
+            for task in self._bars.task_ids:  # the bars of the next phase come below
+                self._bars.remove_task(task)
 
     def advance_to(self, step: int) -> None:
-        if not self.disable:
-            self.update(self._bar, completed=step)
+        if not self._bars.disable:
+            self._bars.update(self._bar, completed=step)
 
     def show(self, line: Mapping[str, Any]) -> None:
         """Shows the numbers of a new line of metrics that matter most, as far as the line has them."""
@@ -59,9 +77,9 @@ class Progress(rich.progress.Progress):
         if rate := line.get(f"{TIMING}steps_per_s"):  # The rate includes checkpoints and evaluations.
             seconds = int((self._last_step - line["step"]) / rate)
             text += f"  eta {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        self.update(self._bar, completed=line["step"], text=text)
-        if self._logs:
-            logger.info("%s %d/%d  %s", self._phase, line["step"], self._last_step, text)
+        self._bars.update(self._bar, completed=line["step"], text=text)
+        if self._bars.logs:
+            logger.info("%s %d/%d  %s", self._title, line["step"], self._last_step, text)
 
 
 class Clock:

@@ -7,7 +7,7 @@ chosen here, and XLA gathers what a layer needs when it needs it.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -56,6 +56,11 @@ class FSDPSharding:
     def data(self) -> NamedSharding:
         """The place of a batch: its first axis is split over all devices."""
         return NamedSharding(self.mesh, PartitionSpec(DATA_AXES))
+
+    @property
+    def is_split(self) -> bool:
+        """Whether devices share one copy of the large arrays."""
+        return self.mesh.shape[FSDP_AXIS] > 1
 
     @property
     def replicated(self) -> NamedSharding:
@@ -110,20 +115,35 @@ def compile_train_steps(
     used up. The result is compiled ahead of time: arrays of other shapes or in other places are an error, never a
     second compile.
     """
-    places = jax.tree.map(sharding.of_array, agent)
-    feed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), feed)
+    steps = functools.partial(train_steps, update_policy=update_policy)
+    places, bc_weights = jax.tree.map(sharding.of_array, agent), np.zeros(feed.capacity, np.float32)
+    return compile_step(steps, agent, places, feed, sharding, bc_weights, jax.random.key(0))
+
+
+def compile_step(
+    function: Callable[..., Any],
+    agent: Agent,
+    places: Agent,
+    feed: Any,
+    sharding: FSDPSharding,
+    bc_weights: np.ndarray,
+    rng: jax.Array,
+) -> jax.stages.Compiled:
+    """Compiles a function like `train_steps` for an agent in these places; its other results lie on every device."""
+    agent, feed = (
+        jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, tree_places)
+        for tree, tree_places in ((agent, places), (feed, jax.tree.map(lambda x: x.sharding, feed)))
+    )
     step = jax.jit(
-        functools.partial(train_steps, update_policy=update_policy),
+        function,
         in_shardings=(places, jax.tree.map(lambda x: x.sharding, feed), *(sharding.replicated,) * 3),
         out_shardings=(places, sharding.replicated),
         donate_argnums=0,
     )
-    num_updates, bc_weights = np.int32(1), np.zeros(feed.capacity, np.float32)
     is_small = sum(math.prod(x.shape) for x in jax.tree.leaves(agent.policy_params)) < _SMALL_NETWORK
     options = SMALL_NETWORK_OPTIONS if is_small and feed.capacity > 1 else None
     with jax.set_mesh(sharding.mesh):  # Models use this mesh to keep their activations split by sample.
-        lowered = step.lower(sharding.abstract(agent), feed, num_updates, bc_weights, jax.random.key(0))
-        return lowered.compile(compiler_options=options)
+        return step.lower(agent, feed, np.int32(1), bc_weights, rng).compile(compiler_options=options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,10 +23,14 @@ class StopRequest:
     further ahead, so every process sees the proposal in time, and no step needs a collective for this.
     """
 
-    def __init__(self, in_flight: int) -> None:
-        self._margin = 2 * in_flight + 2
+    def __init__(self) -> None:
+        self._margin = 2
         self._received: int | None = None  # the signal that this process got
         self._agreed: tuple[int, int] | None = None  # the step, and the signal that some process got
+
+    def allow_for(self, in_flight: int) -> None:
+        """A process may have started so many steps that other processes have not started."""
+        self._margin = max(self._margin, 2 * in_flight + 2)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

@@ -1,18 +1,17 @@
-"""The trainer: one loop from batches to updates, with everything that happens around the updates."""
+"""The trainer: one run from its first update to its last, with everything that happens around the updates."""
 
 import collections
 import logging
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from acrlpd.agents import Agent, MetricsTable
-from acrlpd.batch import Feed
+from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import follow_config
 from acrlpd.data.pipeline.loader import DataLoader
@@ -25,14 +24,15 @@ from acrlpd.runs.metrics_log import MetricsLog
 from acrlpd.training.calls import CallLengths, next_multiple
 from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
 from acrlpd.training.checkpoints.metadata import restore_rng
-from acrlpd.training.distributed import barrier, is_primary
+from acrlpd.training.distributed import is_primary
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
+from acrlpd.training.learner import Call, CallMetrics, Learner
 from acrlpd.training.online.rounds import OnlinePhase
-from acrlpd.training.out_of_memory import answer_out_of_memory
-from acrlpd.training.progress import Clock, Progress, model_flops_utilization
-from acrlpd.training.sharding import FSDPSharding, abstract_train_state, compile_train_steps
+from acrlpd.training.progress import Clock, Progress, ProgressBars, model_flops_utilization
+from acrlpd.training.sharding import abstract_train_state
 from acrlpd.training.stopping import StopRequest
+from acrlpd.training.wishes import Evaluation, Made, NextRound, Updates, Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 2
 
 OFFLINE, ONLINE = "offline", "online"
-
-EvalFn = Callable[[Agent, int], Mapping[str, float]]
 
 # What a run.json must hold to be resumed from, beside what every run.json holds.
 _RESUMED_STATE: dict[str, type | tuple[type, ...]] = {
@@ -60,35 +58,37 @@ _RESUMED_STATE: dict[str, type | tuple[type, ...]] = {
 class Trainer:
     """Trains one agent in one run directory.
 
-    Call `initialize` or `load_checkpoint` first, then `train`. Agent, random key, the loader's cursor and the
-    step decide what the next update computes, and a checkpoint holds all of them: a run that is killed and
-    resumed computes what it would have computed.
+    Call `initialize` or `load_checkpoint` first, then `drive.train` with this trainer, alone or with others. Agent,
+    random key, the loader's cursor and the step decide what the next update computes, and a checkpoint holds all of
+    them: a run that is killed and resumed computes what it would have computed.
     """
 
     def __init__(
         self,
         rl_config: RLTrainConfig,
         data_loader: DataLoader,
-        sharding: FSDPSharding,
+        learner: Learner,
         directory: pathlib.Path,
         *,
+        run: int = 0,
+        stop: StopRequest | None = None,
+        bars: ProgressBars | None = None,
         assets: Mapping[str, bytes] | None = None,
-        eval_fn: EvalFn | None = None,
+        is_evaluated: bool = False,
         online: OnlinePhase | None = None,
         offline_copy: pathlib.Path | None = None,
         profile_steps: tuple[int, int] | None = None,
     ) -> None:
-        """`assets` are files that every checkpoint carries for openpi; `eval_fn` evaluates an agent.
+        """`run` is the number of this run in the learner. Runs that train together share `stop` and `bars`.
 
-        With `online` the online phase follows the offline phase. `offline_copy` is a directory that gets a
-        copy of the checkpoint between the phases, from which another run goes on. `profile_steps` (a, b) traces
-        the updates after step a up to step b.
+        `assets` are files that every checkpoint carries for openpi. With `online` the online phase follows the
+        offline phase. `offline_copy` is a directory that gets a copy of the checkpoint between the phases, from which
+        another run goes on. `profile_steps` (a, b) traces the updates after step a up to step b.
         """
         self.rl_config = rl_config
         self.directory = directory
         self.step = 0
-        self.agent: Agent  # set by `initialize` or `load_checkpoint`
-        self.stopped_by: int | None = None  # the signal that ended `train` early
+        self.stopped_by: int | None = None  # the signal that ended the run early
         self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
         self.evaluations = EvaluationHistory(rl_config.training.early_stopping_patience)
@@ -99,28 +99,34 @@ class Trainer:
         self.monitor = RunMonitor(rl_config, directory, is_primary=is_primary(), profile_steps=profile_steps)
         self.clock = Clock()
         self._loader = data_loader
-        self._sharding = sharding
-        self._eval_fn = eval_fn
-        self._online = online
+        self.learner = learner
+        self.online = online
+        self._run = run
+        self._is_evaluated = is_evaluated
         self._offline_copy = offline_copy
         self._rng: jax.Array  # the key of the run, set with the agent
-        self._train_steps: dict[bool, jax.stages.Compiled] = {}  # by whether the policy is updated
-        self._feed_shapes: list[tuple[int, ...]] = []  # those that the programs are compiled for
         self._calls = _call_lengths(rl_config, data_loader.capacity, one_by_one=self.monitor.looks_at_updates)
         # The calls under way: their last step, their length, and their metrics.
-        self._in_flight: collections.deque[tuple[int, int, MetricsTable]] = collections.deque()
+        self._in_flight: collections.deque[tuple[int, int, CallMetrics]] = collections.deque()
         self._progress: Progress | None = None
-        self._stop = StopRequest(MAX_IN_FLIGHT * self._calls.most)
-        self._started = time.monotonic()
+        self._bars = bars or ProgressBars(enabled=is_primary())
+        self.stop = stop or StopRequest()
+        self.stop.allow_for(MAX_IN_FLIGHT * self._calls.most)
+        self.started = time.monotonic()
         self._earlier_wall_time_s = 0.0
-        self._first_step: int | None = None  # the last step of the first call of this process, which is not timed
+        self._untimed_step: int | None = None  # the last step of a call that the train step was compiled for
 
     # -- state ---------------------------------------------------------------------------------------
+
+    @property
+    def agent(self) -> Agent:
+        """The agent after the updates that were started so far; `initialize` or `load_checkpoint` creates it."""
+        return self.learner.agent(self._run)
 
     def initialize(self) -> None:
         """Starts the run at step 0, with the weights that the config names."""
         init_rng, self._rng = jax.random.split(jax.random.key(self.rl_config.seed))
-        self.agent = create_initial_agent(self.rl_config, self._sharding, init_rng)
+        self.learner.put(self._run, create_initial_agent(self.rl_config, self.learner.sharding, init_rng))
         # A run that was killed before its first checkpoint leaves metrics; they are all written again.
         self.metrics_log.load_state_dict({"window": []}, step=-1)
         self.monitor.load_state_dict(None, step=-1)
@@ -128,8 +134,8 @@ class Trainer:
     def load_checkpoint(self, step_directory: pathlib.Path) -> None:
         """Puts the run into the state in which this checkpoint was written."""
         metadata = load_checkpoint_metadata(step_directory, _RESUMED_STATE)
-        abstract = abstract_train_state(self.rl_config, self._sharding)
-        self.agent = follow_config(restore_agent(step_directory, abstract), self.rl_config)
+        abstract = abstract_train_state(self.rl_config, self.learner.sharding)
+        self.learner.put(self._run, follow_config(restore_agent(step_directory, abstract), self.rl_config))
         self.step = self.writer.newest_step = metadata["step"]
         self._rng = restore_rng(metadata)
         self._loader.load_state_dict(metadata["data"])
@@ -137,8 +143,8 @@ class Trainer:
         self.monitor.load_state_dict(metadata["monitor"], self.step)
         self.evaluations.load_state_dict(metadata["evaluation"])
         self.phase, self.online_start = metadata["phase"], metadata["online_start"]
-        if self._online is not None and metadata["online"] is not None:
-            self._online.load_state_dict(metadata["online"])
+        if self.online is not None and metadata["online"] is not None:
+            self.online.load_state_dict(metadata["online"])
         self._earlier_wall_time_s = metadata["wall_time_s"]
 
     def save_checkpoint(self) -> None:
@@ -157,7 +163,7 @@ class Trainer:
                     "evaluation": self.evaluations.state_dict(),
                     "phase": self.phase,
                     "online_start": self.online_start,
-                    "online": None if self._online is None else self._online.state_dict(),
+                    "online": None if self.online is None else self.online.state_dict(),
                     "wall_time_s": self.wall_time_s,
                 },
                 score=self.evaluations.best_score(self.step),
@@ -166,47 +172,48 @@ class Trainer:
     @property
     def wall_time_s(self) -> float:
         """Seconds spent on this run, in this process and in the processes before it."""
-        return self._earlier_wall_time_s + time.monotonic() - self._started
+        return self._earlier_wall_time_s + time.monotonic() - self.started
 
     # -- the loop ------------------------------------------------------------------------------------
 
-    def train(self) -> None:
+    def run(self) -> Wishes:
         """Runs the phases to their end, or until a signal, and saves."""
         training = self.rl_config.training
-        with self._stop.listening():
-            if self.phase == OFFLINE:
-                self._run_phase(training.offline_steps)
-                if self._online is not None and self.stopped_by is None:
-                    if self._offline_copy is not None and is_primary():
-                        copy_directory(self.directory / str(self.step), self._offline_copy / str(self.step))
-                    self.phase, self.online_start = ONLINE, self.step
-                    self.evaluations.begin_phase()
-            if self.online_start is not None and self.stopped_by is None:
-                self._run_phase(self.online_start + training.online_steps)
+        if self.phase == OFFLINE:
+            yield from self._run_phase(training.offline_steps)
+            if self.online is not None and self.stopped_by is None:
+                if self._offline_copy is not None and is_primary():
+                    copy_directory(self.directory / str(self.step), self._offline_copy / str(self.step))
+                self.phase, self.online_start = ONLINE, self.step
+                self.evaluations.begin_phase()
+        if self.online_start is not None and self.stopped_by is None:
+            yield from self._run_phase(self.online_start + training.online_steps)
 
-    def _run_phase(self, last_step: int) -> None:
+    def _run_phase(self, last_step: int) -> Wishes:
         """Trains until the phase is over, then evaluates the policy and saves."""
-        with Progress(self.phase, self.step, last_step, enabled=is_primary()) as self._progress:
-            self.train_until(last_step)
+        with Progress(self._bars, self._title(), self.step, last_step) as self._progress:
+            yield from self.train_until(last_step)
             self._collect(leave=0)
             if self.stopped_by is None and self.metrics_log.has_open_line:
                 self._write_line(self.step)
         if self.stopped_by is None and not self.evaluations.has(self.phase, self.step):
-            self.evaluate()
+            yield from self.evaluate()
         self._save_for_good()
 
-    def train_until(self, last_step: int) -> None:
+    def _title(self) -> str:
+        """The name of the phase, and of the run where several runs train together."""
+        return self.phase if self.learner.num_runs == 1 else f"{self.rl_config.exp_name} {self.phase}"
+
+    def train_until(self, last_step: int) -> Wishes:
         """Trains up to `last_step`, or until the phase ends earlier."""
         while self.step < last_step and not self._is_over():
             if self.phase == ONLINE:
-                self._act()
-            num_updates = self._calls.next(self.step, last_step, *self._stops())
-            with self.clock.measure("data_wait"):
-                feed = self._loader.sample_feed(num_updates)
-            self._update(feed, num_updates)
+                yield from self._act()
+            most = self._calls.next(self.step, last_step, *self._stops())
+            self._begin_call((yield Updates(most, self._updates_policy())))
             self._collect(leave=MAX_IN_FLIGHT)
             if self._eval_frequency and self.step % self._eval_frequency == 0:
-                self.evaluate()
+                yield from self.evaluate()
             is_due = self.step % self.rl_config.training.save_frequency == 0
             is_end = self.step == last_step or self.evaluations.is_out_of_patience  # `_run_phase` saves
             is_best = self.evaluations.best_score(self.step) is not None
@@ -223,21 +230,21 @@ class Trainer:
         if self.online_start is None:
             yield self.rl_config.acrlpd.critic_warmup_steps
         else:
-            assert self._online is not None
+            assert self.online is not None
             yield self.online_start + self.rl_config.online.critic_warmup_steps
-            yield self.step + self._online.updates_ahead(self.step, self.step - self.online_start)
+            yield self.step + self.online.updates_ahead(self.step, self.step - self.online_start)
 
-    def _act(self) -> None:
+    def _act(self) -> Wishes:
         """Plays the episodes that the next update of the online phase needs."""
-        assert self._online is not None and self.online_start is not None
+        assert self.online is not None and self.online_start is not None
         update = self.step - self.online_start
-        if self._online.needs_round(update):
+        if self.online.needs_round(update):
             self._collect(leave=0)  # playing waits for the policy anyway; this time belongs to the updates
         with self.clock.measure("rollouts"):
-            self._online.begin(lambda: self.agent, self.step)
-            while (number := self._online.missing_round(update)) is not None:
-                self._online.add(self._online.player.round(number))
-            played = self._online.take()
+            self.online.begin(lambda: self.agent, self.step)
+            while (number := self.online.missing_round(update)) is not None:
+                self.online.add((yield NextRound(number)))
+            played = self.online.take()
         if played:
             self._collect(leave=0)  # lines of metrics have their place in the file, however long the calls are
         for metrics in played:
@@ -246,10 +253,10 @@ class Trainer:
     def _bc_weights(self) -> np.ndarray:
         """The weights of the cloning loss in the next updates: float32 [capacity of a call]."""
         capacity = self._loader.capacity
-        if self._online is None or self.online_start is None:
+        if self.online is None or self.online_start is None:
             return np.full(capacity, self.rl_config.acrlpd.loss_weights.bc_weight, np.float32)
         first = self.step - self.online_start
-        return np.array([self._online.bc_weight(first + i) for i in range(capacity)], np.float32)
+        return np.array([self.online.bc_weight(first + i) for i in range(capacity)], np.float32)
 
     @property
     def _eval_frequency(self) -> int:
@@ -267,54 +274,51 @@ class Trainer:
                 return
             self.save_checkpoint()
 
-    def evaluate(self) -> None:
-        """Evaluates the agent, if the run has an `eval_fn`, and remembers the best score."""
-        if self._eval_fn is None:
+    def evaluate(self) -> Wishes:
+        """Evaluates the agent, if the run has something to evaluate it by, and remembers the best score."""
+        if not self._is_evaluated:
             return
         self._collect(leave=0)
         with self.clock.measure("evaluation"):
-            metrics = dict(self._eval_fn(self.agent, self.step))
+            metrics = dict((yield Evaluation()))
         self.monitor.on_event(self.metrics_log.write_event(self.step, metrics_log.EVALUATION, metrics))
         self.evaluations.add(self.phase, self.step, metrics)
 
-    def compile(self, feed: Feed) -> None:
-        """Compiles the updates of the run for feeds like this one; without this call, the first update does so."""
+    # -- calls of the train step ---------------------------------------------------------------------
+
+    def kinds_ahead(self) -> set[bool]:
+        """Which updates the rest of the run makes: those with the policy (True), those of the critics alone (False)."""
         training, online = self.rl_config.training, self.rl_config.online
         offline_warmup = self.rl_config.acrlpd.critic_warmup_steps
-        warmup_ahead = self.step < offline_warmup or (self._online is not None and online.critic_warmup_steps > 0)
-        policy_ahead = training.offline_steps > offline_warmup or self._online is not None
-        for update_policy, is_ahead in ((True, policy_ahead), (False, warmup_ahead)):
-            if is_ahead:
-                self._train_steps[update_policy] = compile_train_steps(
-                    self.agent, feed, self._sharding, update_policy=update_policy
-                )
-        self._feed_shapes = _shapes(feed)
-        self.writer.prepare(self.agent)
-        # One process may find its program in the cache while another compiles for minutes. A collective would give up
-        # waiting for that process; a barrier waits.
-        barrier(f"compiled with {training.gradient_accumulation_steps} micro-batches")
+        warmup_ahead = self.step < offline_warmup or (self.online is not None and online.critic_warmup_steps > 0)
+        policy_ahead = training.offline_steps > offline_warmup or self.online is not None
+        return {kind for kind, is_ahead in ((True, policy_ahead), (False, warmup_ahead)) if is_ahead}
 
-    def _update(self, feed: Feed, num_updates: int) -> None:
-        """Starts the updates of one call; `_collect` reads their results later."""
-        is_first = not self._train_steps
-        with answer_out_of_memory(self.rl_config, is_first):
-            if self._feed_shapes != _shapes(feed):  # at the start, or because the replay has outgrown its place
-                self._collect(leave=0)
-                self.compile(feed)
-                self.clock.restart()
-            train_steps = self._train_steps[self._updates_policy()]
-            self.monitor.before_update(self.step + 1, self.agent, feed, self._rng)
-            self.agent, metrics = train_steps(self.agent, feed, np.int32(num_updates), self._bc_weights(), self._rng)
-            if is_first:
-                jax.block_until_ready(metrics)
-        self.step += num_updates
-        self._in_flight.append((self.step, num_updates, metrics))
-        self.monitor.after_update(self.step, metrics, train_steps)
-        if is_first:  # The time to compile is not part of the time of a step.
-            logger.info(
-                "first step %.1f s after the run was started; %s", time.monotonic() - self._started, device_memory()
-            )
-            self._first_step = self.step
+    def prepare_to_compile(self) -> None:
+        """Waits for the devices, and compiles what the run needs beside the train step."""
+        self._collect(leave=0)
+        self.writer.prepare(self.agent)
+
+    def create_call(self, num_updates: int) -> Call:
+        """What this run brings to a call of the train step; draws the batches of the updates."""
+        with self.clock.measure("data_wait"):
+            feed = self._loader.sample_feed(num_updates)
+        self.monitor.before_update(self.step + 1, lambda: self.agent, feed, self._rng)
+        return Call(feed, self._bc_weights(), self._rng)
+
+    def create_idle_call(self) -> Call | None:
+        """A call for a place in the joint train step whose result is not used; None if any other call can be used."""
+        feed = self._loader.idle_feed()
+        return None if feed is None else Call(feed, self._bc_weights(), self._rng)
+
+    def _begin_call(self, made: Made) -> None:
+        """The devices have begun with the updates of one call; `_collect` reads their results later."""
+        policy_is_updated = self._updates_policy()
+        self.step += made.num_updates
+        self._in_flight.append((self.step, made.num_updates, made.metrics))
+        self.monitor.after_update(self.step, made.metrics, self.learner.programs[policy_is_updated])
+        if made.is_first:  # The time to compile is not part of the time of a step.
+            self._untimed_step = self.step
             self.clock.restart()
 
     def _updates_policy(self) -> bool:
@@ -329,7 +333,7 @@ class Trainer:
             last_step, num_updates, metrics = self._in_flight.popleft()
             rows = metrics.rows(num_updates)
             self._calls.end(num_updates)
-            if last_step != self._first_step:
+            if last_step != self._untimed_step:
                 self.clock.count_steps(num_updates)
             for step, info in enumerate(rows, last_step - num_updates + 1):
                 if self.metrics_log.add(step, info):
@@ -351,7 +355,7 @@ class Trainer:
 
     def _is_over(self) -> bool:
         """Whether the phase ends before its last step: because of a signal, or because nothing improves."""
-        self.stopped_by = self._stop.check(self.step)
+        self.stopped_by = self.stop.check(self.step)
         return self.stopped_by is not None or self.evaluations.is_out_of_patience
 
     def summary(self) -> dict[str, Any]:
@@ -363,7 +367,7 @@ class Trainer:
             "last_metrics": self.metrics_log.last,
             "evaluation": self.evaluations.phases,
             "best_evaluation": self.evaluations.best,
-            "online": None if self._online is None else dict(self._online.totals),
+            "online": None if self.online is None else dict(self.online.totals),
             "failed_saves": self.writer.num_failures,
             "peak_device_bytes": device_memory().peak,
         }
@@ -372,8 +376,8 @@ class Trainer:
         """Ends the threads and processes of the trainer, which cannot be used afterwards."""
         self.writer.close()
         self.monitor.close()
-        if self._online is not None:
-            self._online.close()
+        if self.online is not None:
+            self.online.close()
 
 
 def _call_lengths(rl_config: RLTrainConfig, capacity: int, *, one_by_one: bool) -> CallLengths:
@@ -385,7 +389,3 @@ def _call_lengths(rl_config: RLTrainConfig, capacity: int, *, one_by_one: bool) 
         )
     most = min(capacity, wanted or (capacity if is_alone else 1))
     return CallLengths(1 if one_by_one else most, is_timed=is_alone and wanted is None)
-
-
-def _shapes(feed: Feed) -> list[tuple[int, ...]]:
-    return [x.shape for x in jax.tree.leaves(feed)]

@@ -62,6 +62,10 @@ class RowFeed:
     def capacity(self) -> int:
         return self.rows.shape[0]
 
+    @property
+    def lasting(self) -> RowTable:
+        return self.table
+
     def batch(self, index: jax.Array) -> Batch:
         table, rows = self.table, self.rows[index]
         windows = make_windows(rows, table.last_row[rows], table, *self.horizons, xp=jnp)
@@ -78,15 +82,26 @@ class RowFeed:
 class DeviceRows:
     """The table of a run on its devices, each of which keeps its share of the rows."""
 
-    def __init__(self, rows: RowTable, horizons: tuple[int, int], sharding: NamedSharding, *, spare_rows: int) -> None:
+    def __init__(
+        self,
+        rows: RowTable,
+        horizons: tuple[int, int],
+        sharding: NamedSharding,
+        *,
+        spare_rows: int,
+        like: "DeviceRows | None" = None,
+    ) -> None:
         """`rows` are those of the dataset, on the host; `sharding` is that of a batch.
 
-        `spare_rows` is the number of rows that the replay is expected to have in the end.
+        `spare_rows` is the number of rows that the replay is expected to have in the end. Equal columns of another run
+        on these devices, `like`, are used in place of own columns; such rows must not grow.
         """
         self._horizons = horizons
         self._sharding = sharding
         self._num_rows = self._num_prior = len(rows.rewards)
         self._table = self._place(rows, self._num_rows + spare_rows)
+        if like is not None:
+            self._table = jax.tree.map(_choose, self._table, like._table)
 
     def feed(self, rows: np.ndarray) -> RowFeed:
         """The feed of updates whose windows start at `rows` [updates, b], b of this process."""
@@ -127,6 +142,11 @@ class DeviceRows:
         return jax.tree.map(place, rows)
 
 
+def _choose(own: jax.Array, others: jax.Array) -> jax.Array:
+    """The other array where both are equal, so that the devices keep one of them."""
+    return others if own.shape == others.shape and bool(jnp.array_equal(own, others)) else own
+
+
 @functools.partial(jax.jit, donate_argnums=0)
 def _write(table: RowTable, rows: jax.Array, new: RowTable) -> RowTable:
     return jax.tree.map(lambda old, values: old.at[rows].set(values, mode="drop"), table, new)
@@ -161,16 +181,29 @@ def read_rows(builder: BatchBuilder, *, first: int = 0, rows_before: int = 0) ->
     )
 
 
-def create_device_rows(builder: BatchBuilder, rl_config: RLTrainConfig, sharding: NamedSharding) -> DeviceRows | None:
-    """The rows of a run on its devices; None if the config does not want them there, or they cannot be there."""
+def create_device_rows(
+    builder: BatchBuilder,
+    rl_config: RLTrainConfig,
+    sharding: NamedSharding,
+    *,
+    num_runs: int = 1,
+    like: DeviceRows | None = None,
+) -> DeviceRows | None:
+    """The rows of a run on its devices; None if the config does not want them there, or they cannot be there.
+
+    `num_runs` runs train on these devices together; `like` has the rows of one of them. Runs that act online get rows
+    of their own from the start, because each has its own replay: the train step stays the same in both phases.
+    """
     wish = rl_config.data.on_device
     if wish == "never":
         return None
-    problem = _what_prevents_rows(builder.dataset, rl_config, sharding)
+    problem = _what_prevents_rows(builder.dataset, rl_config, sharding, num_runs)
     if problem is None:
         rows = read_rows(builder)
         if _are_windows_of(rows, builder):
-            return DeviceRows(rows, builder.horizons, sharding, spare_rows=expected_replay_rows(rl_config))
+            spare_rows = expected_replay_rows(rl_config)
+            like = None if spare_rows else like
+            return DeviceRows(rows, builder.horizons, sharding, spare_rows=spare_rows, like=like)
         problem = "a chunk of actions is not transformed action by action, as with data.use_delta_joint_actions=true"
     if wish == "always":
         raise ConfigError(f"data.on_device=always: {problem}; use data.on_device=auto")
@@ -184,14 +217,18 @@ def expected_replay_rows(rl_config: RLTrainConfig) -> int:
     return math.ceil(1.25 * (online.start_steps + steps / online.update_to_data_ratio)) if steps else 0
 
 
-def _what_prevents_rows(dataset: Dataset, rl_config: RLTrainConfig, sharding: NamedSharding) -> str | None:
+def _what_prevents_rows(
+    dataset: Dataset, rl_config: RLTrainConfig, sharding: NamedSharding, num_runs: int
+) -> str | None:
     """Why the rows cannot lie on the devices, as far as their size and the policy tell; None if they can."""
     if dataset.frames is not None:
         return "the policy sees images, which the host reads"
     if rl_config.model.discrete_state_input and dataset.prompts is not None:
         return "the state is written into the prompt, which the host does"
     total = num_rows(dataset) + expected_replay_rows(rl_config)
-    needed = total * row_bytes(rl_config) // sharding.mesh.size
+    # A train step for several runs needs their rows in one array, beside the rows of each run.
+    copies = 1 if num_runs == 1 else 2 * num_runs
+    needed = copies * total * row_bytes(rl_config) // sharding.mesh.size
     limit = int(_MEMORY_SHARE * _device_memory(sharding))
     if needed > limit:
         return (

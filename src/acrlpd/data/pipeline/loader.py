@@ -48,8 +48,13 @@ class DataLoader:
         device_sharding: NamedSharding | None = None,
         process_index: int = 0,
         process_count: int = 1,
+        num_runs: int = 1,
+        like: "DataLoader | None" = None,
     ) -> None:
-        """Batches of `batch_size` windows over all processes; use `create_data_loader`."""
+        """Batches of `batch_size` windows over all processes; use `create_data_loader`.
+
+        `num_runs` runs train on the devices together; `like` is the loader of one of them.
+        """
         if batch_size % process_count:
             raise ValueError(
                 f"batch_size {batch_size} cannot be split over {process_count} processes; choose a multiple"
@@ -62,7 +67,10 @@ class DataLoader:
         self._parts = [(prior, batch_size)]
         self._sharding = device_sharding
         self._process = (process_index, process_count)
-        self._rows = None if device_sharding is None else create_device_rows(prior, rl_config, device_sharding)
+        self._rows = None
+        if device_sharding is not None:
+            rows = None if like is None else like._rows
+            self._rows = create_device_rows(prior, rl_config, device_sharding, num_runs=num_runs, like=rows)
         self._first_rows = [0]  # of each part, in the table on the devices
         self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
         self._prefetcher: Prefetcher | RowDraws = self._start(step=0)
@@ -90,6 +98,10 @@ class DataLoader:
         places = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
         return StackedBatches(_place(_stack(prepared, self.capacity), places), self.capacity)
 
+    def idle_feed(self) -> Feed | None:
+        """A feed of the shape of the others that draws nothing; None if the data is not on the devices."""
+        return None if self._rows is None else self._rows.feed(np.zeros((1, self.batch_size), np.int32))
+
     def sample_batch(self) -> Batch:
         """The batch of the next step. Raises what went wrong while the batch was prepared."""
         return self._next() if self.capacity == 1 else first_batch(self.sample_feed(1))
@@ -113,6 +125,11 @@ class DataLoader:
         if self._rows is not None:
             self._first_rows = [0, self._rows.extend(online)]
         self._restart(self._prefetcher.step)
+
+    def reads_data_of(self, rl_config: RLTrainConfig) -> bool:
+        """Whether the data of a config is the data of this loader."""
+        own = self._rl_config
+        return (own.data, own.model, own.qchunking) == (rl_config.data, rl_config.model, rl_config.qchunking)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -295,18 +312,25 @@ def create_data_loader(
     batch_size: int | None = None,
     *,
     device_sharding: NamedSharding | None = None,
+    num_runs: int = 1,
+    like: DataLoader | None = None,
 ) -> DataLoader:
     """Opens the dataset of a config and starts loading it.
 
-    `batch_size` is that of the config unless given, and counts the windows of all processes together.
+    `batch_size` is that of the config unless given, and counts the windows of all processes together. `num_runs` runs
+    train on the devices together. `like` is the loader of another one of them: if both runs have the same data without
+    images, they share the data in memory. Frames are not shared, because each run draws from other episodes.
     """
+    is_shared = like is not None and like.dataset.frames is None and like.reads_data_of(rl_config)
     return DataLoader(
-        open_dataset(rl_config),
+        like.dataset if like is not None and is_shared else open_dataset(rl_config),
         rl_config,
         batch_size=rl_config.batch_size if batch_size is None else batch_size,
         device_sharding=device_sharding,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
+        num_runs=num_runs,
+        like=like,
     )
 
 

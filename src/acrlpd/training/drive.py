@@ -1,0 +1,172 @@
+"""The driver: fulfils the wishes of one or several runs, and does together what several runs wish for.
+
+The run that is furthest behind goes first, so all runs come to the same step and stay there together. Each run gets
+exactly what it would get alone: which runs share a call, and how many updates the call makes, changes nothing else.
+"""
+
+import collections
+import dataclasses
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from acrlpd.agents import Agent
+from acrlpd.evaluation.protocol import EvaluationProtocol
+from acrlpd.monitoring.run_monitor import device_memory
+from acrlpd.runs.record import EVALUATIONS
+from acrlpd.training.distributed import barrier
+from acrlpd.training.learner import Call, Learner
+from acrlpd.training.online.records import Round
+from acrlpd.training.online.rounds import SynchronousPlayer, play_jointly
+from acrlpd.training.out_of_memory import answer_out_of_memory
+from acrlpd.training.trainer import Trainer
+from acrlpd.training.wishes import Evaluation, EvaluationMetrics, Made, NextRound, Updates, Wish, Wishes
+
+logger = logging.getLogger(__name__)
+
+EvalFn = Callable[[Agent, int], EvaluationMetrics]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arena:
+    """Where the runs of one environment are judged and play, together."""
+
+    runs: tuple[int, ...]  # their numbers among all runs
+    protocol: EvaluationProtocol | None = None
+    eval_fn: EvalFn | None = None  # judges instead of the protocol
+
+    def evaluate(
+        self, agents: Mapping[int, Agent], step: int, directories: Mapping[int, pathlib.Path]
+    ) -> Mapping[int, EvaluationMetrics]:
+        """The metrics of the agents of some runs; the records of the evaluations go to the directories of the runs."""
+        if self.eval_fn is not None:
+            return {run: self.eval_fn(agent, step) for run, agent in agents.items()}
+        assert self.protocol is not None, "a run without environment asks for no evaluation"
+        found = self.protocol.evaluate_at_step(
+            self._by_place(agents), step, self._by_place({run: path / EVALUATIONS for run, path in directories.items()})
+        )
+        return {self.runs[place]: metrics for place, metrics in found.items()}
+
+    def play(self, trainers: Mapping[int, Trainer], numbers: Mapping[int, int]) -> dict[int, Round]:
+        """The next rounds of some runs."""
+        players = {run: trainer.online.player for run, trainer in trainers.items() if trainer.online is not None}
+        if len(self.runs) == 1:
+            return {run: player.round(numbers[run]) for run, player in players.items()}
+        together = {run: player for run, player in players.items() if isinstance(player, SynchronousPlayer)}
+        played = play_jointly(self._by_place(together), self._by_place(numbers), len(self.runs))
+        return {self.runs[place]: round_ for place, round_ in played.items()}
+
+    def _by_place(self, of_runs: Mapping[int, Any]) -> dict[int, Any]:
+        return {self.runs.index(run): value for run, value in of_runs.items()}
+
+
+def train(trainers: Sequence[Trainer], arenas: Sequence[Arena] = ()) -> None:
+    """Trains the runs of one learner to their ends, or until a signal. The trainers are in the order of their runs."""
+    with trainers[0].stop.listening():
+        drive(trainers, [trainer.run() for trainer in trainers], arenas)
+
+
+def compile_only(trainers: Sequence[Trainer]) -> None:
+    """Compiles what `train` would compile for its first call, and makes no update."""
+    _Driver(trainers, {}).compile([trainer.create_call(1) for trainer in trainers])
+
+
+def drive(trainers: Sequence[Trainer], runs: Sequence[Wishes], arenas: Sequence[Arena] = ()) -> None:
+    """Fulfils all wishes of the runs, until the last run has ended."""
+    driver = _Driver(trainers, {run: arena for arena in arenas for run in arena.runs})
+    wishes: dict[int, Wish] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(runs)))
+    while True:
+        for run, answer in answers.items():
+            wishes.pop(run, None)
+            try:
+                wishes[run] = runs[run].send(answer)
+            except StopIteration:  # the run has ended
+                continue
+        if not wishes:
+            return
+        answers = driver.fulfil(wishes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Driver:
+    trainers: Sequence[Trainer]
+    arenas: Mapping[int, Arena]  # by run
+
+    @property
+    def learner(self) -> Learner:
+        return self.trainers[0].learner
+
+    def fulfil(self, wishes: Mapping[int, Wish]) -> dict[int, Any]:
+        """Fulfils as many wishes as can be fulfilled together; the other runs go on waiting."""
+        steps = {run: self.trainers[run].step for run in wishes}
+        behind = {run: wish for run, wish in wishes.items() if steps[run] == min(steps.values())}
+        rounds = {run: wish.number for run, wish in behind.items() if isinstance(wish, NextRound)}
+        judged = [run for run, wish in behind.items() if isinstance(wish, Evaluation)]
+        if rounds:
+            return self._play(rounds)
+        if judged:
+            return self._evaluate(judged)
+        return self._update({run: wish for run, wish in behind.items() if isinstance(wish, Updates)}, steps.values())
+
+    def _play(self, numbers: Mapping[int, int]) -> dict[int, Round]:
+        played: dict[int, Round] = {}
+        for arena, runs in self._by_arena(numbers):
+            played |= arena.play({run: self.trainers[run] for run in runs}, {run: numbers[run] for run in runs})
+        return played
+
+    def _evaluate(self, judged: Sequence[int]) -> dict[int, EvaluationMetrics]:
+        found: dict[int, EvaluationMetrics] = {}
+        for arena, runs in self._by_arena(judged):
+            trainers = {run: self.trainers[run] for run in runs}
+            agents = {run: trainer.agent for run, trainer in trainers.items()}
+            directories = {run: trainer.directory for run, trainer in trainers.items()}
+            found |= arena.evaluate(agents, self.trainers[runs[0]].step, directories)
+        return found
+
+    def _by_arena(self, runs: Iterable[int]) -> list[tuple[Arena, list[int]]]:
+        found: dict[int, list[int]] = collections.defaultdict(list)
+        for run in runs:
+            found[id(self.arenas[run])].append(run)
+        return [(self.arenas[group[0]], group) for group in found.values()]
+
+    def _update(self, wishes: Mapping[int, Updates], steps: Collection[int]) -> dict[int, Made]:
+        """One call for all runs that make the same kind of updates now."""
+        kind = next(iter(wishes.values())).update_policy
+        chosen = {run: self.trainers[run] for run, wish in wishes.items() if wish.update_policy == kind}
+        step = self.trainers[next(iter(chosen))].step
+        # Runs that are behind stop where the next run waits for them.
+        ahead = [other - step for other in steps if other > step]
+        num_updates = min([wishes[run].num_updates for run in chosen] + ahead)
+        is_first = not self.learner.programs
+        with answer_out_of_memory(self.trainers[0].rl_config, is_first):
+            calls = self._create_calls(chosen, num_updates)
+            compiles = not self.learner.is_compiled_for(calls)
+            if compiles:  # at the start, or because a replay has outgrown its place
+                self.compile(calls)
+            metrics = self.learner.update(calls, chosen, num_updates, update_policy=kind)
+            if compiles:
+                for found in metrics.values():
+                    found.rows(num_updates)
+        if is_first:
+            waited = time.monotonic() - self.trainers[0].started
+            logger.info("first step %.1f s after the run was started; %s", waited, device_memory())
+        return {run: Made(num_updates, metrics[run], is_first=compiles) for run in chosen}
+
+    def _create_calls(self, active: Mapping[int, Trainer], num_updates: int) -> list[Call]:
+        """A call for each run, also for those that wait or have ended."""
+        calls = {run: trainer.create_call(num_updates) for run, trainer in active.items()}
+        any_call = next(iter(calls.values()))
+        return [calls.get(run) or trainer.create_idle_call() or any_call for run, trainer in enumerate(self.trainers)]
+
+    def compile(self, calls: Sequence[Call]) -> None:
+        """Compiles everything that the runs need."""
+        for trainer in self.trainers:
+            trainer.prepare_to_compile()
+        self.learner.compile(calls, {kind for trainer in self.trainers for kind in trainer.kinds_ahead()})
+        # One process may find its program in the cache while another compiles for minutes. A collective would give up
+        # waiting for that process; a barrier waits.
+        accumulation = self.trainers[0].rl_config.training.gradient_accumulation_steps
+        barrier(f"compiled with {accumulation} micro-batches")

@@ -1,0 +1,237 @@
+"""Runs in their directories: data, environment, weights or checkpoint, training, summary."""
+
+import contextlib
+import dataclasses
+import logging
+import pathlib
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.config.data import NORM_STATS_FILE
+from acrlpd.data.pipeline.dataset import norm_stats_dir
+from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
+from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
+from acrlpd.data.pipeline.replay import ReplayDataset
+from acrlpd.data.sources.source import Feature
+from acrlpd.envs.env import EnvSpec
+from acrlpd.evaluation.protocol import EvaluationProtocol
+from acrlpd.monitoring.profiling import parse_profile_steps
+from acrlpd.runs import directory as runs
+from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
+from acrlpd.training.distributed import barrier, is_primary
+from acrlpd.training.drive import Arena, EvalFn, compile_only, train
+from acrlpd.training.initial_weights import check_initial_weights
+from acrlpd.training.learner import Learner
+from acrlpd.training.online.actor import ActorProcess
+from acrlpd.training.online.rounds import OnlinePhase, Player, RoundPlayer, SynchronousPlayer, open_replay
+from acrlpd.training.options import RunOptions
+from acrlpd.training.progress import ProgressBars, planned_costs
+from acrlpd.training.sharding import create_sharding, validate_fsdp_sharding
+from acrlpd.training.stopping import StopRequest, exit_code
+from acrlpd.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def train_runs(
+    configs: Sequence[RLTrainConfig],
+    directories: Sequence[pathlib.Path],
+    options: RunOptions,
+    *,
+    eval_fn: EvalFn | None = None,
+    offline_copies: Sequence[pathlib.Path] | None = None,
+) -> int:
+    """Trains one run, or several runs of one shape in one program, each in its directory; returns the exit code.
+
+    `eval_fn` judges an agent instead of the config's environment. `offline_copies` are the `offline_copy` of each
+    trainer.
+    """
+    first = configs[0]
+    learner, stop = Learner(create_sharding(first), len(configs)), StopRequest()
+    bars = ProgressBars(enabled=is_primary() and not options.dry_run)
+    starts = [_check_start(config, directory, options) for config, directory in zip(configs, directories, strict=True)]
+    with contextlib.ExitStack() as stack:
+        # A dry run writes into a temporary directory.
+        written = list(directories)
+        if options.dry_run:
+            temporary = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            written = [temporary / str(run) for run in range(len(configs))]
+        for config, directory in zip(configs, written, strict=True):
+            directory.mkdir(parents=True, exist_ok=True)
+            if is_primary():
+                runs.write_run_config(directory, config)
+        loaders = _create_loaders(configs, learner, stack)
+        arenas = [
+            Arena(members, _create_protocol(configs[members[0]], loaders[members[0]], len(members), stack), eval_fn)
+            for members in _runs_by_environment(configs)
+        ]
+        trainers = []
+        for run, config in enumerate(configs):
+            [arena] = [arena for arena in arenas if run in arena.runs]
+            trainer = Trainer(
+                config,
+                loaders[run],
+                learner,
+                written[run],
+                run=run,
+                stop=stop,
+                bars=bars,
+                assets=starts[run].assets,
+                is_evaluated=eval_fn is not None or (arena.protocol is not None and config.evaluation.num_episodes > 0),
+                online=_create_online_phase(config, written[run], loaders[run], arena.protocol),
+                offline_copy=None if offline_copies is None else offline_copies[run],
+                profile_steps=parse_profile_steps(options.profile_steps),
+            )
+            stack.callback(trainer.close)
+            _load(trainer, starts[run].step, directories[run])
+            trainers.append(trainer)
+        state = validate_fsdp_sharding(trainers[0].agent, learner.sharding)
+        logger.info("%s", state if len(trainers) == 1 else f"{len(trainers)} runs, each with {state}")
+        if options.dry_run:
+            compile_only(trainers)
+            logger.info("dry run: everything is ready, no step was made")
+            return 0
+        if is_primary():
+            for directory, config in zip(directories, configs, strict=True):
+                runs.warn_about_space(directory, len(configs) * state.total_bytes, config.checkpoints.max_to_keep)
+                # A resumed run has not ended, so reports must not show its earlier end.
+                (directory / runs.SUMMARY_FILE).unlink(missing_ok=True)
+        train(trainers, arenas)
+        for trainer in trainers:
+            _write_summary(trainer)
+        stopped_by = [trainer.stopped_by for trainer in trainers if trainer.stopped_by is not None]
+        return exit_code(stopped_by[0]) if stopped_by else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Start:
+    """Where a run begins."""
+
+    assets: dict[str, bytes]
+    step: int | None  # of the checkpoint to go on from
+
+
+def _check_start(rl_config: RLTrainConfig, directory: pathlib.Path, options: RunOptions) -> _Start:
+    """Refuses a run that cannot begin, before the data is read, which takes long."""
+    assets = read_assets(rl_config)
+    steps = runs.saved_steps(directory) if options.resume else []
+    if not steps:
+        check_initial_weights(rl_config)
+        return _Start(assets, None)
+    changes = check_resume(directory / str(steps[-1]), rl_config, assets, options.allow_changed)
+    if changes:
+        logger.warning("resuming with changes:\n%s", describe_changes(changes))
+    return _Start(assets, steps[-1])
+
+
+def _load(trainer: Trainer, step: int | None, directory: pathlib.Path) -> None:
+    if step is None:
+        trainer.initialize()
+        logger.info("starting %s", directory)
+    else:
+        trainer.load_checkpoint(directory / str(step))
+        logger.info("resuming %s after step %d", directory, trainer.step)
+
+
+def _create_loaders(
+    configs: Sequence[RLTrainConfig], learner: Learner, stack: contextlib.ExitStack
+) -> list[DataLoader]:
+    loaders: list[DataLoader] = []
+    for config in configs:
+        like = loaders[0] if loaders else None
+        loader = create_data_loader(config, device_sharding=learner.sharding.data, num_runs=len(configs), like=like)
+        loaders.append(stack.enter_context(loader))
+    return loaders
+
+
+def _runs_by_environment(configs: Sequence[RLTrainConfig]) -> list[tuple[int, ...]]:
+    """The numbers of the runs, grouped: runs of one environment can be judged together."""
+    groups: dict[Any, list[int]] = {}
+    for run, config in enumerate(configs):
+        groups.setdefault(config.env, []).append(run)
+    return [tuple(group) for group in groups.values()]
+
+
+def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
+    """The norm statistics as files for a checkpoint, by their path below assets/; fake data has no such files."""
+    directory = norm_stats_dir(rl_config.data)
+    asset_id = directory.relative_to(rl_config.data.assets_dir).as_posix()
+    names = (NORM_STATS_FILE, ORIGIN_FILE)
+    return {f"{asset_id}/{name}": (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+
+
+def _create_protocol(
+    rl_config: RLTrainConfig, loader: DataLoader, num_runs: int, stack: contextlib.ExitStack
+) -> EvaluationProtocol | None:
+    """The config's environment, if its runs evaluate or act in one; the stack closes it."""
+    if rl_config.env.id is None or not (rl_config.evaluation.num_episodes or rl_config.training.online_steps):
+        return None
+    if jax.process_count() > 1:
+        if rl_config.training.online_steps:
+            raise ConfigError(
+                f"training.online_steps={rl_config.training.online_steps}: an online phase needs a single process "
+                "(with any number of devices). Train offline on many hosts first, then online on one"
+            )
+        logger.warning("evaluation in %s needs a single process; use `acrlpd eval`", rl_config.env.id)
+        return None
+    protocol = EvaluationProtocol(
+        rl_config,
+        loader.dataset.norm_stats,
+        reward_origin=loader.dataset.rewards.origin,
+        num_runs=num_runs,
+    )
+    stack.enter_context(protocol)
+    warn_about_image_size(loader.dataset.source.features, protocol.envs.spec)
+    return protocol
+
+
+def warn_about_image_size(recorded: Mapping[str, Feature], spec: EnvSpec) -> None:
+    """Warns if the environment renders images of another size than the dataset has."""
+    for camera in spec.cameras:
+        found, wanted = spec.features[camera].shape[:2], recorded[camera].shape[:2]
+        if found != wanted:
+            logger.warning(
+                "%s: environment %r renders %d x %d, the dataset has %d x %d: the policy will not see what it learned "
+                "from. Set env.image_size to the size in the dataset",
+                camera,
+                spec.name,
+                *found,
+                *wanted,
+            )
+
+
+def _create_online_phase(
+    rl_config: RLTrainConfig,
+    directory: pathlib.Path,
+    loader: DataLoader,
+    protocol: EvaluationProtocol | None,
+) -> OnlinePhase | None:
+    if not rl_config.training.online_steps:
+        return None
+    assert protocol is not None  # the checks of a config refuse online steps without an environment
+    replay = open_replay(directory, rl_config, protocol.envs.spec)
+    player: Player
+    if rl_config.online.async_actor:
+        player = ActorProcess(rl_config, directory, replay)
+    else:
+        rounds = RoundPlayer(rl_config, protocol.envs, replay)
+        player = SynchronousPlayer(rl_config, rounds, loader.dataset.norm_stats)
+    return OnlinePhase(rl_config, loader, ReplayDataset(replay, rl_config, loader.dataset), player)
+
+
+def _write_summary(trainer: Trainer) -> None:
+    status = runs.FINISHED
+    if trainer.stopped_by is not None:
+        status = f"stopped by {signal.Signals(trainer.stopped_by).name}"
+    elif trainer.step < trainer.rl_config.num_train_steps:
+        status = f"{runs.FINISHED} early: no improvement"
+    if is_primary():
+        plan = planned_costs(trainer.rl_config)
+        runs.write_summary(trainer.directory, {"status": status, "plan": plan} | trainer.summary())
+    logger.info("%s at step %d; checkpoint %s", status, trainer.step, trainer.directory / str(trainer.step))
+    barrier("end of the run")

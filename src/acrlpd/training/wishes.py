@@ -1,0 +1,44 @@
+"""What a run cannot do alone, because several runs may do it together: updates, evaluations and rounds of episodes.
+
+A trainer yields wishes, and the driver (`drive.py`) fulfils them for all runs at once.
+"""
+
+import dataclasses
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from acrlpd.training.learner import CallMetrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Updates:
+    """The next updates of the agent, in one call. The answer is `Made`."""
+
+    num_updates: int  # at most
+    update_policy: bool  # whether the warm-up of the critics is over
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """The updates that were started."""
+
+    num_updates: int
+    metrics: CallMetrics
+    is_first: bool  # whether the train step was compiled for this call, which then tells nothing about the time
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of the agent. The answer is its metrics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NextRound:
+    """A round of episodes. The answer is the `Round`."""
+
+    number: int
+
+
+Wish = Updates | Evaluation | NextRound
+Wishes = Generator[Wish, Any, None]
+EvaluationMetrics = Mapping[str, float]

@@ -1,0 +1,147 @@
+"""Several runs in one program: each is what it would be alone, also after an interruption."""
+
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_config, state_config
+
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
+from acrlpd.files import LOCK
+from acrlpd.runs.directory import CONFIG_FILE, run_directory, saved_steps
+from acrlpd.training.experiment import run_experiment
+from acrlpd.training.members import create_members
+from acrlpd.training.options import RunOptions
+
+SEEDS = (3, 5, 8)
+OFFLINE, ONLINE = 16, 14
+# The programs for one run and for three runs add up products in another order.
+TOLERANCE = {"rtol": 2e-3, "atol": 2e-4}
+
+
+def seeds_config(directory: pathlib.Path, name: str) -> RLTrainConfig:
+    return online_config(
+        directory,
+        exp_name=name,
+        offline_steps=OFFLINE,
+        online_steps=ONLINE,
+        training__save_frequency=5,
+        training__eval_frequency=10,
+        log_frequency=4,
+        checkpoints__max_to_keep=10,
+    )
+
+
+def directories_of(config: RLTrainConfig) -> list[pathlib.Path]:
+    return [run_directory(config).with_name(f"{config.exp_name}-seed{seed}") for seed in SEEDS]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
+    """The directories of three runs that were trained together, offline and online."""
+    config = seeds_config(tmp_path_factory.mktemp("together"), "run")
+    assert run_experiment(config, RunOptions(seeds=SEEDS)) == 0
+    return directories_of(config)
+
+
+def numbers(line: dict[str, object]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if isinstance(value, float)}
+
+
+def test_each_run_is_its_single_run(together: list[pathlib.Path], tmp_path: pathlib.Path) -> None:
+    config = apply_config_overrides(seeds_config(tmp_path, "alone"), seed=SEEDS[1])
+    assert run_experiment(config, RunOptions()) == 0
+    alone = run_directory(config)
+    joint = together[1]
+    assert saved_steps(joint) == saved_steps(alone)
+    lines, expected = metrics_of(joint), metrics_of(alone)
+    assert [line["step"] for line in lines] == [line["step"] for line in expected]
+    for line, wanted in zip(lines, expected, strict=True):
+        assert line.keys() == wanted.keys()
+        found = numbers(line)
+        assert found == pytest.approx(numbers(wanted), rel=TOLERANCE["rtol"], abs=TOLERANCE["atol"]), line["step"]
+    arrays, expected_arrays = (arrays_of(run / str(OFFLINE + ONLINE)) for run in (joint, alone))
+    for name, array in arrays.items():
+        np.testing.assert_allclose(array, expected_arrays[name], err_msg=name, **TOLERANCE)
+
+
+def test_runs_differ_from_each_other(together: list[pathlib.Path]) -> None:
+    losses = {metrics_of(directory)[0]["total_loss"] for directory in together}
+    assert len(losses) == len(SEEDS)
+
+
+def test_an_interrupted_group_goes_on_to_the_same_end(together: list[pathlib.Path], tmp_path: pathlib.Path) -> None:
+    """A kill finds the runs at different checkpoints, one of them before its first; those ahead wait for the others."""
+    config = seeds_config(tmp_path, "run")
+    newest = {0: 25, 1: 10, 2: 0}
+    for run, directory in enumerate(together):
+        target = directories_of(config)[run]
+        shutil.copytree(directory, target)
+        for step in saved_steps(target):
+            if step > newest[run]:
+                shutil.rmtree(target / str(step))
+        (target / "summary.json").unlink()
+    assert run_experiment(config, RunOptions(seeds=SEEDS, resume=True)) == 0
+    for uninterrupted, resumed in zip(together, directories_of(config), strict=True):
+        assert metrics_of(resumed) == metrics_of(uninterrupted)
+        last = str(OFFLINE + ONLINE)
+        assert_equal_arrays(arrays_of(resumed / last), arrays_of(uninterrupted / last))
+
+
+def test_reports_of_each_run_and_of_all(together: list[pathlib.Path]) -> None:
+    assert all((directory / "report.html").is_file() for directory in together)
+    joint = together[0].with_name("run-seeds.md").read_text()
+    assert "debug/run, seeds 3, 5, 8" in joint and "95 % interval" in joint
+
+
+@pytest.mark.parametrize(
+    ("options", "overrides", "message"),
+    [
+        ({"seeds": (1, 2, 1)}, {}, "1 is given twice"),
+        ({"tasks": ("a", "b")}, {}, "no field of the config contains {task}"),
+        ({}, {"env.id": "cube-{task}"}, "env.id contains {task}"),
+        ({"tasks": ("a", "a")}, {"env.id": "cube-{task}"}, "a is given twice"),
+        ({"seeds": (1, 2)}, {"online.async_actor": True}, "an actor process plays for one run"),
+        ({"seeds": (1, 2)}, {"fsdp.fsdp_devices": 2}, "splits the networks of one run"),
+        ({"seeds": (1, 2), "profile_steps": "1:2"}, {}, "--profile_steps looks at the updates of one run"),
+    ],
+)
+def test_what_cannot_train_together(
+    tmp_path: pathlib.Path, options: dict[str, object], overrides: dict[str, object], message: str
+) -> None:
+    config = apply_config_overrides(state_config(tmp_path), overrides)
+    with pytest.raises(ConfigError, match=message.replace("{", r"\{")):
+        create_members(config, RunOptions(**options))  # type: ignore[arg-type]
+
+
+def test_seeds_and_tasks_name_their_runs(tmp_path: pathlib.Path) -> None:
+    config = apply_config_overrides(
+        state_config(tmp_path, exp_name="x"),
+        {"env.id": "cube-{task}-v0", "data.rewards.reward_column": "reward.{task}"},
+    )
+    members = create_members(config, RunOptions(seeds=(0, 1), tasks=("task1", "task2")))
+    assert [(m.exp_name, m.seed, m.env.id) for m in members] == [
+        ("x-task1-seed0", 0, "cube-task1-v0"),
+        ("x-task1-seed1", 1, "cube-task1-v0"),
+        ("x-task2-seed0", 0, "cube-task2-v0"),
+        ("x-task2-seed1", 1, "cube-task2-v0"),
+    ]
+    assert members[2].data.rewards.reward_column == "reward.task2"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_directory_that_is_refused_costs_no_other_run(tmp_path: pathlib.Path, overwrite: bool) -> None:
+    """The second directory holds something else; the run in the first directory stays."""
+    config = seeds_config(tmp_path, "run")
+    first, second, third = directories_of(config)
+    for directory in (first, second):
+        directory.mkdir(parents=True)
+        (directory / "notes.txt").write_text("mine")
+    if overwrite:
+        (first / CONFIG_FILE).write_text("name: x")
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="not the directory of a run" if overwrite else "holds a run"):
+        run_experiment(config, RunOptions(seeds=SEEDS, overwrite=overwrite))
+    after = sorted(str(path) for path in tmp_path.rglob("*") if path.name != LOCK)
+    assert after == before and not third.exists()
