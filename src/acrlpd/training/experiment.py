@@ -6,6 +6,7 @@ acting.
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,7 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
                     raise
                 logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
                 members = [apply_config_overrides(member, gradient_accumulation_steps=steps) for member in members]
+            gc.collect()  # The next try needs the memory of this one.
         if code == 0 and is_primary() and not options.dry_run:
             for directory in directories:
                 write_report([directory])
