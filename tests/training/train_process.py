@@ -3,6 +3,7 @@
 Given one JSON object: the config file, what `run_experiment` takes, and faults to inject.
 """
 
+import gc
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ import time
 from typing import Any
 
 ORDER = json.loads(sys.argv[1])
+gc.set_threshold(50_000)  # as the `acrlpd` command does
 
 
 def before_step(step: int) -> None:
