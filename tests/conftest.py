@@ -1,9 +1,11 @@
 """For all tests, and for the processes they start."""
 
+import gc
 import importlib.metadata
 import os
 import shutil
 import signal
+import sys
 import tempfile
 
 import hypothesis
@@ -21,6 +23,13 @@ _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="acrlpd-tests-xla-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+# The processes that tests start import the same modules again and again: the first one keeps their byte code.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# As the `acrlpd` command does: otherwise the search for garbage takes more than a tenth of the time of traces.
+gc.set_threshold(50_000)
 
 
 def pytest_unconfigure() -> None:
