@@ -65,9 +65,12 @@ def test_windows_are_those_of_the_host(
             assert device.loader.state_dict() == host.loader.state_dict()
 
 
-def test_rounds_that_fit_into_the_expected_rows_change_no_shape(tmp_path: pathlib.Path) -> None:
-    """A changed shape would mean another compile."""
-    config = changed(training__online_steps=100, online__start_steps=50)
+@pytest.mark.parametrize(("online_steps", "start_steps"), [(100, 50), (2, 20)])
+def test_rounds_that_fit_into_the_expected_rows_change_no_shape(
+    tmp_path: pathlib.Path, online_steps: int, start_steps: int
+) -> None:
+    """A changed shape would mean another compile. The rounds of a short phase may be longer than what it needs."""
+    config = changed(training__online_steps=online_steps, online__start_steps=start_steps)
     with Mixed(write_replay(tmp_path, [40, 40, 40]), config, device_sharding=DEVICE) as mixed:
         shapes = []
         for number in range(3):

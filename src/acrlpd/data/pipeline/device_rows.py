@@ -212,9 +212,13 @@ def create_device_rows(
 
 
 def expected_replay_rows(rl_config: RLTrainConfig) -> int:
-    """Environment steps that the online phase needs, and a quarter more, because rounds end with whole episodes."""
+    """Environment steps that the online phase needs, and a quarter more, because rounds end with whole episodes.
+
+    A short phase gets at least one chunk of rows: its last round may be longer than all that it needs.
+    """
     online, steps = rl_config.online, rl_config.training.online_steps
-    return math.ceil(1.25 * (online.start_steps + steps / online.update_to_data_ratio)) if steps else 0
+    needed = online.start_steps + steps / online.update_to_data_ratio
+    return max(_CHUNK, math.ceil(1.25 * needed)) if steps else 0
 
 
 def _what_prevents_rows(
