@@ -47,6 +47,7 @@ class Memory:
         return self.state + self.batch + max(self.gradients + self.activations, self.candidates)
 
 
+@functools.lru_cache(maxsize=32)
 def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
     """Bytes per device of one update of this config."""
     # Sections that do not change the shapes are fixed, so that one cached trace serves all batch sizes.
