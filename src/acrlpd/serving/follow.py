@@ -12,7 +12,7 @@ from acrlpd.serving.serving_policy import ServingPolicy
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 5.0
+POLL_SECONDS = 1.0
 RESTART_SECONDS = 30.0
 # The metadata that must stay the same for as long as a client is connected.
 _PROMISED = ("robot", "observation", "action_horizon", "best_of_n", "num_steps")
