@@ -35,7 +35,8 @@ def test_every_preset_plans_and_prints(name):
     console = Console(width=100, file=io.StringIO())
     print_plan(plan, console)
     text = console.file.getvalue()
-    for word in ("parameters", "gradients", "optimizer", "ema", "critics", "activations", "candidates", "batch"):
+    arrays = ("parameters", "gradients", "optimizer", "ema", "critics", "activations", "candidates", "batch")
+    for word in (*arrays, "FLOP"):
         assert word in text
     assert json.loads(json.dumps(plan_to_dict(plan)))["fits"] is True
 
@@ -92,6 +93,10 @@ def test_unknown_accelerators():
         find_chip("h20")
     plan = make_plan(FULL, device_memory_gib=80, accelerator=None)
     assert plan.step_seconds is None
+    console = Console(width=100, file=io.StringIO())
+    print_plan(plan, console)
+    text = console.file.getvalue()
+    assert "peak" in text and plan.verdict in text and "FLOP" not in text  # without a time, they say nothing
     assert dataclasses.replace(plan, device_memory_gib=10).fits is False
     with pytest.raises(ValueError, match="device_memory_gib"):
         make_plan(FULL, accelerator=None)

@@ -80,8 +80,13 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Memory, arithmetic, time and the verdict."""
-    (console or Console()).print(Group(_memory_table(plan), "", _work_table(plan), "", plan.verdict), highlight=False)
+    """Memory, arithmetic, time and the verdict.
+
+    Without a known accelerator, as in training on a CPU, arithmetic predicts no time. The plan then leaves it out,
+    because counting takes as long as tracing the update once more.
+    """
+    work: list[Table | str] = [] if plan.chip is None else [_work_table(plan), ""]
+    (console or Console()).print(Group(_memory_table(plan), "", *work, plan.verdict), highlight=False)
 
 
 def _table(heading: str, title: str | None = None) -> Table:
