@@ -35,6 +35,7 @@ import optax
 
 from acrlpd.agents import (
     Agent,
+    Call,
     train_step,
     train_steps,
 )
@@ -259,12 +260,10 @@ def state_row(dtype: str, scanned: int, repeats: int, *, tiny: bool) -> dict[str
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dims=(32, 32)))
     batch = make_batch(config, config.batch_size)
     batches = jax.tree.map(lambda x: jnp.broadcast_to(x, (scanned, *x.shape)), batch)
-    step = jax.jit(train_steps, donate_argnames="agent", compiler_options=SMALL_NETWORK_OPTIONS)
+    step = jax.jit(train_steps, donate_argnames="agents", compiler_options=SMALL_NETWORK_OPTIONS)
     weights = jnp.full(scanned, config.acrlpd.loss_weights.bc_weight)
-    call = repeat_update(
-        step, random_agent(config), StackedBatches(batches, scanned), scanned, weights, jax.random.key(0)
-    )
-    seconds = time_calls(call, repeats) / scanned
+    call = Call(StackedBatches(batches, scanned), weights, jax.random.key(0))
+    seconds = time_calls(repeat_update(step, [random_agent(config)], [call], scanned), repeats) / scanned
     return {"time": f"{1e6 * seconds:.0f} us", "rate": f"{1 / seconds:.4g} updates/s"}
 
 

@@ -33,6 +33,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from acrlpd.agents import Call
 from acrlpd.batch import Feed, StackedBatches
 from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config, save_config
 from acrlpd.config.plan.chips import MEMORY_FRACTION
@@ -41,7 +42,7 @@ from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.process import setup_logging
 from acrlpd.training.checkpoints.manager import restore_agent
 from acrlpd.training.drive import drive
-from acrlpd.training.learner import Call, Learner
+from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import (
     abstract_train_state,
     compile_train_steps,
@@ -96,7 +97,7 @@ def bare_steps(trainer: Trainer, feed: Feed, num_steps: int) -> float:
     while left:
         length = min(left, feed.capacity)
         call = Call(feed, trainer._bc_weights(), trainer._rng)
-        metrics = trainer.learner.update([call], [0], length, update_policy=True)[0]
+        metrics = trainer.learner.update([call], [0], length, update_policy=True)
         left -= length
     jax.block_until_ready(metrics)
     return (time.perf_counter() - start) / num_steps
@@ -147,7 +148,7 @@ def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path, num_saves
     yield "host memory, at most, in the saves", f"{_peak_memory():.1f} GiB"
     step_directory = trainer.directory / str(trainer.step)
     sharding = trainer.learner.sharding
-    trainer.learner._agents.clear()
+    trainer.learner.agents.clear()
     abstract = abstract_train_state(config, sharding)
     start = time.perf_counter()
     agent = restore_agent(step_directory, abstract)
@@ -215,7 +216,8 @@ def fsdp_worker() -> None:
     share = report.device_bytes / report.total_bytes
     print(f"full-size state, on each of 8 devices\t{report.device_bytes / 2**30:.2f} GiB ({share:.2%}; 1/8 is 12.5 %)")
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.data), batch_spec(config))
-    compiled = compile_train_steps(agent, StackedBatches(batch), sharding)
+    call = Call(StackedBatches(batch), np.zeros(1, np.float32), jax.random.key(0))
+    compiled = compile_train_steps([agent], [call], sharding)
     memory = compiled.memory_analysis()
     print(f"compiled step, arguments per device (XLA)\t{memory.argument_size_in_bytes / 2**30:.2f} GiB")
     print(f"compiled step, temporaries per device (XLA, CPU)\t{memory.temp_size_in_bytes / 2**30:.2f} GiB")

@@ -1,6 +1,6 @@
 """The contract between the data layer, which makes batches, and the agent, which learns from them."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import flax.struct
 import jax
@@ -36,10 +36,6 @@ class Feed(Protocol):
     def capacity(self) -> int:
         """The largest number of updates of a call; the program is compiled for this number."""
 
-    @property
-    def lasting(self) -> Any:
-        """The arrays of the feed, as a pytree, that stay from call to call and that several runs may share."""
-
     def batch(self, index: jax.Array) -> Batch:
         """The batch of the update with this index in the call; computed on the devices."""
 
@@ -50,10 +46,6 @@ class StackedBatches:
 
     batches: Batch  # with a leading axis [capacity]; a capacity of 1 needs no such axis
     capacity: int = flax.struct.field(pytree_node=False, default=1)
-
-    @property
-    def lasting(self) -> tuple[()]:
-        return ()
 
     def batch(self, index: jax.Array) -> Batch:
         return self.batches if self.capacity == 1 else jax.tree.map(lambda x: x[index], self.batches)

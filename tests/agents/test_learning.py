@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from agent_helpers import choose, make_config, quick_jit
 
-from acrlpd.agents import train_steps
+from acrlpd.agents import Call, train_steps
 from acrlpd.batch import Batch, StackedBatches
 from acrlpd.config import LossWeights, QChunkingConfig
 from acrlpd.config.create_agent import create_agent
@@ -51,7 +51,7 @@ def learn(config, data: Batch, *, updates: int, batch_size: int):
     optimized = jax.jit(train_steps, compiler_options={"xla_backend_optimization_level": 3})
     feed = StackedBatches(jax.tree.map(lambda x: jnp.asarray(x)[rows], data), updates)
     bc_weights = jnp.full(updates, config.acrlpd.loss_weights.bc_weight)
-    agent, metrics = optimized(agent, feed, updates, bc_weights, jax.random.key(1))
+    [agent], metrics = optimized([agent], [Call(feed, bc_weights, jax.random.key(1))], updates)
     return agent, metrics.rows(updates)[-1]
 
 

@@ -19,7 +19,7 @@ from agent_helpers import (
     replace_acrlpd,
 )
 
-from acrlpd.agents import train_step, train_steps
+from acrlpd.agents import Call, train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
 from acrlpd.agents.algorithm import JointLoss
 from acrlpd.agents.metrics import loss_info
@@ -265,12 +265,12 @@ def feed(config):
 @pytest.fixture(scope="module")
 def many_steps(config, feed):
     """`train_steps`, compiled once for calls of any length."""
-    arguments = (build(config), feed, 0, BC_WEIGHTS, KEY)
+    arguments = ([build(config)], [Call(feed, BC_WEIGHTS, KEY)], 0)
     return jax.jit(train_steps).lower(*arguments).compile(compiler_options=QUICK)
 
 
 def test_a_call_of_many_updates_equals_single_updates(agent, feed, many_steps):
-    together, table = many_steps(agent, feed, 3, BC_WEIGHTS, KEY)
+    [together], table = many_steps([agent], [Call(feed, BC_WEIGHTS, KEY)], 3)
     rows = table.rows(3)
     for i, weight in enumerate(BC_WEIGHTS[:3]):
         agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=weight))
@@ -285,13 +285,13 @@ def test_the_lengths_of_calls_do_not_change_a_bit(agent, feed, many_steps):
     """Calls of 1 and 3 updates make what one call of 4 makes, updates that are skipped included."""
     rewards = feed.batches.rewards.at[2].set(jnp.nan)
     feed = feed.replace(batches=dataclasses.replace(feed.batches, rewards=rewards))
-    together, table = many_steps(agent, feed, 4, BC_WEIGHTS, KEY)
+    [together], table = many_steps([agent], [Call(feed, BC_WEIGHTS, KEY)], 4)
     rows = table.rows(4)
     assert [row["update_skipped"] for row in rows] == [0, 0, 1, 0] and rows[3]["skipped_updates"] == 1
     apart, found = agent, []
     for start, length in ((0, 1), (1, 3)):
         later = jax.tree.map(lambda x, start=start: jnp.roll(x, -start, axis=0), (feed, BC_WEIGHTS))
-        apart, table = many_steps(apart, later[0], length, later[1], KEY)
+        [apart], table = many_steps([apart], [Call(*later, KEY)], length)
         found += table.rows(length)
     np.testing.assert_equal(found, rows)
     jax.tree.map(np.testing.assert_array_equal, apart, together)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_config, train_here
 
-from acrlpd.agents import Agent
+from acrlpd.agents import Agent, MetricsTable
 from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config
 from acrlpd.data.pipeline import device_rows
 from acrlpd.runs.directory import run_directory
 from acrlpd.training import calls
 from acrlpd.training.calls import CALL_S, CallLengths, next_multiple
-from acrlpd.training.learner import CallMetrics, Learner
+from acrlpd.training.learner import Learner
 from acrlpd.training.online.records import Round
 from acrlpd.training.online.rounds import OnlinePhase, Player
 
@@ -170,9 +170,7 @@ def test_the_lengths_of_calls_change_nothing(
     """
     update, made = Learner.update, []
 
-    def watched(
-        self: Learner, calls: Any, active: Any, num_updates: int, *, update_policy: bool
-    ) -> dict[int, CallMetrics]:
+    def watched(self: Learner, calls: Any, active: Any, num_updates: int, *, update_policy: bool) -> MetricsTable:
         made.append(num_updates)
         return update(self, calls, active, num_updates, update_policy=update_policy)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from training_helpers import state_config
 
+from acrlpd.agents import Call
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.loader import create_data_loader
@@ -115,11 +116,11 @@ def test_every_update_has_its_own_noise(tmp_path: pathlib.Path) -> None:
     agent = init_fsdp_train_state(config, sharding, jax.random.key(0))
     with create_data_loader(config, device_sharding=sharding.data) as loader:
         feed = loader.sample_feed(1)
-    train_steps = compile_train_steps(agent, feed, sharding)
-    bc_weights = np.ones(feed.capacity, np.float32)
+    call = Call(feed, np.ones(feed.capacity, np.float32), jax.random.key(1))
+    train_steps = compile_train_steps([agent], [call], sharding)
 
     def loss(step: int) -> float:
         at_step = jax.tree.map(jnp.copy, agent).replace(step=jax.device_put(jnp.int32(step), sharding.replicated))
-        return train_steps(at_step, feed, np.int32(1), bc_weights, jax.random.key(1))[1].rows(1)[0]["bc_loss"]
+        return train_steps([at_step], [call], np.int32(1))[1].rows(1)[0]["bc_loss"]
 
     assert loss(0) == loss(0) != loss(1)

@@ -103,7 +103,7 @@ def test_reports_of_each_run_and_of_all(together: list[pathlib.Path]) -> None:
         ({}, {"env.id": "cube-{task}"}, "env.id contains {task}"),
         ({"tasks": ("a", "a")}, {"env.id": "cube-{task}"}, "a is given twice"),
         ({"seeds": (1, 2)}, {"online.async_actor": True}, "an actor process plays for one run"),
-        ({"seeds": (1, 2)}, {"fsdp.fsdp_devices": 2}, "splits the networks of one run"),
+        ({"seeds": (1, 2)}, {"logging.debug": True}, "logging.debug looks at the updates of one run"),
         ({"seeds": (1, 2), "profile_steps": "1:2"}, {}, "--profile_steps looks at the updates of one run"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -123,54 +124,61 @@ SMALL_NETWORK_OPTIONS: dict[str, str | bool] = {
 
 
 @flax.struct.dataclass
+class Call:
+    """What one run brings to a call of `train_steps`."""
+
+    feed: Feed
+    bc_weights: jax.Array | np.ndarray  # float32 [capacity] the weight of the cloning loss in each update
+    rng: jax.Array  # the key of the run
+
+
+@flax.struct.dataclass
 class MetricsTable:
     """The metrics of the updates of one call in one array, because fetching many small arrays takes long."""
 
-    values: jax.Array  # float32 [capacity, metrics]; rows beyond the last update of the call are 0
+    values: jax.Array  # float32 [runs, capacity, metrics]; rows beyond the last update of the call are 0
     names: tuple[str, ...] = flax.struct.field(pytree_node=False)
 
-    def rows(self, num_updates: int) -> list[dict[str, float]]:
-        """The metrics of each update by name; waits until the devices have computed them."""
-        values = jax.device_get(self.values)[:num_updates].tolist()
+    def rows(self, num_updates: int, run: int = 0) -> list[dict[str, float]]:
+        """The metrics of each update of a run by name; waits until the devices have computed them.
+
+        JAX keeps the fetched values, so the values are fetched once for all runs.
+        """
+        values = jax.device_get(self.values)[run, :num_updates].tolist()
         return [dict(zip(self.names, row, strict=True)) for row in values]
 
 
 def train_steps(
-    agent: Agent,
-    feed: Feed,
-    num_updates: jax.Array,
-    bc_weights: jax.Array,
-    rng: jax.Array,
-    *,
-    update_policy: bool = True,
-) -> tuple[Agent, MetricsTable]:
-    """`num_updates` updates in one call: the same result, to the last bit, as so many calls of one update each.
+    agents: list[Agent], calls: list[Call], num_updates: jax.Array, *, update_policy: bool = True
+) -> tuple[list[Agent], MetricsTable]:
+    """`num_updates` updates of each agent in one call: the same result, to the last bit, as calls of one update each.
 
-    The number is an argument of the compiled program, so calls of any length up to the feed's capacity share one
-    program. `bc_weights` [capacity] is the weight of the cloning loss in each update.
+    The number is an argument of the compiled program, so calls of any length up to the feeds' capacity share one
+    program. The agents of several runs do not depend on each other. The updates of all runs stand side by side in the
+    loop, because matrix products of stacked agents are slower (benchmarks/small_policies-2026-11-16.md).
     """
 
-    def update(
-        index: jax.Array, agent: Agent, feed: Feed, bc_weights: jax.Array, rng: jax.Array
-    ) -> tuple[Agent, dict[str, jax.Array]]:
-        bc_weight: Any = bc_weights[index]  # the agent carries its weights as arrays
+    def update(index: jax.Array, agent: Agent, call: Call) -> tuple[Agent, dict[str, jax.Array]]:
+        bc_weight: Any = call.bc_weights[index]  # the agent carries its weights as arrays
         agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=bc_weight))
-        return agent.train_step(feed.batch(index), rng, update_policy=update_policy)
+        return agent.train_step(call.feed.batch(index), call.rng, update_policy=update_policy)
 
-    first = jnp.zeros((), jnp.int32)
-    if feed.capacity == 1:  # a program without a loop: a large network has no memory to spare for one
-        agent, info = update(first, agent, feed, bc_weights, rng)
-        return agent, MetricsTable(_row(info)[None], tuple(info))
+    first, capacity = jnp.zeros((), jnp.int32), calls[0].feed.capacity
+    if capacity == 1:  # a program without a loop: a large network has no memory to spare for one
+        results = [update(first, *run) for run in zip(agents, calls, strict=True)]
+        table = jnp.stack([_row(info)[None] for _, info in results])
+        return [agent for agent, _ in results], MetricsTable(table, tuple(results[0][1]))
     update = jax.jit(update)  # the shapes of the metrics, and then the loop, without tracing the update twice
-    names = tuple(jax.eval_shape(update, first, agent, feed, bc_weights, rng)[1])
+    names = tuple(jax.eval_shape(update, first, agents[0], calls[0])[1])
 
-    def body(index: jax.Array, carry: tuple[Agent, jax.Array]) -> tuple[Agent, jax.Array]:
-        agent, info = update(index, carry[0], feed, bc_weights, rng)
-        return agent, carry[1].at[index].set(_row(info))
+    def body(index: jax.Array, carry: tuple[list[Agent], jax.Array]) -> tuple[list[Agent], jax.Array]:
+        results = [update(index, *run) for run in zip(carry[0], calls, strict=True)]
+        rows = jnp.stack([_row(info) for _, info in results])
+        return [agent for agent, _ in results], carry[1].at[:, index].set(rows)
 
-    table = jnp.zeros((feed.capacity, len(names)), jnp.float32)
-    agent, table = jax.lax.fori_loop(first, num_updates, body, (agent, table))
-    return agent, MetricsTable(table, names)
+    table = jnp.zeros((len(agents), capacity, len(names)), jnp.float32)
+    agents, table = jax.lax.fori_loop(first, num_updates, body, (agents, table))
+    return agents, MetricsTable(table, names)
 
 
 def _row(info: Mapping[str, jax.Array]) -> jax.Array:

@@ -19,7 +19,7 @@ from acrlpd.models.families.pi0 import GemmaConfig, Pi0Config
 from acrlpd.models.layers import (
     multi_query_attention,
     param_dict,
-    rematerialise,
+    scan_layers,
     shared_context_attention,
     split_by_sample,
 )
@@ -122,8 +122,8 @@ class Gemma(nnx.Module):
             return (jax.lax.cond(last, lambda x: x, rest, x) if kv_only else rest(x)), (k, v)
 
         is_last = jnp.arange(config.depth) == config.depth - 1
-        step = rematerialise(layer, self.remat_policy)
-        x, (k, v) = jax.lax.scan(step, x.astype(self.dtype), (self._expert_weights(0), is_last))
+        inputs = self._expert_weights(0), is_last
+        x, (k, v) = scan_layers(layer, x.astype(self.dtype), inputs, self.remat_policy)
         cache = KVCache(k=k, v=v, length=length)
         return (None if kv_only else rms_norm(x, param_dict(self.final_norm), None)[0]), cache
 
@@ -156,8 +156,8 @@ class Gemma(nnx.Module):
 
         x = x.astype(self.dtype)
         if layers is None:
-            step = rematerialise(layer, self.remat_policy)
-            x, (k, v) = jax.lax.scan(step, x, (self._expert_weights(1), context.k, context.v))
+            stacked = self._expert_weights(1), context.k, context.v
+            x, (k, v) = scan_layers(layer, x, stacked, self.remat_policy)
         else:
             keys_and_values = []
             for inputs in zip(layers, context.k, context.v, strict=True):

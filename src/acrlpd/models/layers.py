@@ -17,6 +17,8 @@ from acrlpd.models.families.pi0 import RematPolicy
 
 # openpi's finite stand-in for minus infinity: a row with no visible key becomes uniform, not NaN.
 _MASKED = -2.3819763e38
+# Layers that are narrower belong to a small network.
+_SMALL_WIDTH = 512
 
 
 # -- weights, rematerialisation and placement
@@ -33,6 +35,16 @@ def rematerialise(layer: Callable[..., Any], policy: RematPolicy) -> Callable[..
         return layer
     saveable = {"full": jax.checkpoint_policies.nothing_saveable, "dots": _products_saveable}[policy]
     return jax.checkpoint(layer, policy=saveable, prevent_cse=False)  # a scan needs no barriers
+
+
+def scan_layers(layer: Callable[..., Any], x: jax.Array, inputs: Any, policy: RematPolicy) -> tuple[jax.Array, Any]:
+    """Runs x [..., width] through layers of one shape, whose weights and other inputs are stacked.
+
+    A loop keeps the program of a large network small. A small network that keeps its activations spends much of its
+    time on copying them into and out of the arrays of the loop, so its layers are written out one after another.
+    """
+    is_written_out = policy == "none" and x.shape[-1] < _SMALL_WIDTH
+    return jax.lax.scan(rematerialise(layer, policy), x, inputs, unroll=is_written_out)
 
 
 def _products_saveable(primitive: Any, *args: Any, **params: Any) -> bool:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from acrlpd.models.families.pi0 import Pi0Config, SiglipConfig
-from acrlpd.models.layers import full_attention, param_dict, rematerialise, split_by_sample
+from acrlpd.models.layers import full_attention, param_dict, scan_layers, split_by_sample
 
 _xavier = nnx.initializers.xavier_uniform(in_axis=-2, out_axis=-1, batch_axis=0)
 _LAYER_NORM_EPS = 1e-6
@@ -72,8 +72,8 @@ class Siglip(nnx.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         x = self.embed_patches(images).astype(self.dtype)
         weights = param_dict(self.Transformer)
-        step = rematerialise(lambda x, weights: (encoder_block(x, weights), None), self.remat_policy)
-        x, _ = jax.lax.scan(step, x, weights["encoderblock"])
+        blocks = weights["encoderblock"]
+        x, _ = scan_layers(lambda x, weights: (encoder_block(x, weights), None), x, blocks, self.remat_policy)
         return _dense(layer_norm(x, **weights["encoder_norm"]), **param_dict(self.head))
 
     def embed_patches(self, images: jax.Array) -> jax.Array:

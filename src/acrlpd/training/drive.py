@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from acrlpd.agents import Agent
+import jax
+
+from acrlpd.agents import Agent, Call
 from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.monitoring.run_monitor import device_memory
 from acrlpd.runs.record import EVALUATIONS
 from acrlpd.training.distributed import barrier
-from acrlpd.training.learner import Call, Learner
+from acrlpd.training.learner import Learner
 from acrlpd.training.online.records import Round
 from acrlpd.training.online.rounds import SynchronousPlayer, play_jointly
 from acrlpd.training.out_of_memory import answer_out_of_memory
@@ -148,12 +150,11 @@ class _Driver:
                 self.compile(calls)
             metrics = self.learner.update(calls, chosen, num_updates, update_policy=kind)
             if compiles:
-                for found in metrics.values():
-                    found.rows(num_updates)
+                jax.block_until_ready(metrics)
         if is_first:
             waited = time.monotonic() - self.trainers[0].started
             logger.info("first step %.1f s after the run was started; %s", waited, device_memory())
-        return {run: Made(num_updates, metrics[run], is_first=compiles) for run in chosen}
+        return {run: Made(num_updates, metrics, is_first=compiles) for run in chosen}
 
     def _create_calls(self, active: Mapping[int, Trainer], num_updates: int) -> list[Call]:
         """A call for each run, also for those that wait or have ended."""

@@ -57,7 +57,6 @@ def _check_together(rl_config: RLTrainConfig, options: RunOptions) -> None:
         (rl_config.online.async_actor, "online.async_actor: an actor process plays for one run"),
         (rl_config.logging.debug, "logging.debug looks at the updates of one run"),
         (options.profile_steps is not None, "--profile_steps looks at the updates of one run"),
-        (rl_config.fsdp.fsdp_devices > 1, "fsdp.fsdp_devices above 1 splits the networks of one run"),
         (jax.process_count() > 1, "several runs in one program need a single process"),
     )
     for is_wrong, problem in problems:

@@ -7,16 +7,15 @@ chosen here, and XLA gathers what a layer needs when it needs it.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from acrlpd.agents import Agent, train_steps
+from acrlpd.agents import Agent, Call, train_steps
 from acrlpd.agents.agent import SMALL_NETWORK_OPTIONS
-from acrlpd.batch import Feed
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.memory import split_axis
@@ -56,11 +55,6 @@ class FSDPSharding:
     def data(self) -> NamedSharding:
         """The place of a batch: its first axis is split over all devices."""
         return NamedSharding(self.mesh, PartitionSpec(DATA_AXES))
-
-    @property
-    def is_split(self) -> bool:
-        """Whether devices share one copy of the large arrays."""
-        return self.mesh.shape[FSDP_AXIS] > 1
 
     @property
     def replicated(self) -> NamedSharding:
@@ -107,43 +101,28 @@ def init_fsdp_train_state(
 
 
 def compile_train_steps(
-    agent: Agent, feed: Feed, sharding: FSDPSharding, *, update_policy: bool = True
+    agents: list[Agent], calls: list[Call], sharding: FSDPSharding, *, update_policy: bool = True
 ) -> jax.stages.Compiled:
-    """Compiles `train_steps` for the places of `agent` and `feed` (arrays, or shapes with shardings).
+    """Compiles `train_steps` for the places of `agents` and feeds (arrays, or shapes with shardings).
 
-    The result is called as (agent, feed, num_updates, bc_weights, rng); the buffers of the agent that is passed in are
-    used up. The result is compiled ahead of time: arrays of other shapes or in other places are an error, never a
-    second compile.
+    The result is called as (agents, calls, num_updates); the buffers of the agents that are passed in are used up. The
+    result is compiled ahead of time: arrays of other shapes or in other places are an error, never a second compile.
     """
-    steps = functools.partial(train_steps, update_policy=update_policy)
-    places, bc_weights = jax.tree.map(sharding.of_array, agent), np.zeros(feed.capacity, np.float32)
-    return compile_step(steps, agent, places, feed, sharding, bc_weights, jax.random.key(0))
-
-
-def compile_step(
-    function: Callable[..., Any],
-    agent: Agent,
-    places: Agent,
-    feed: Any,
-    sharding: FSDPSharding,
-    bc_weights: np.ndarray,
-    rng: jax.Array,
-) -> jax.stages.Compiled:
-    """Compiles a function like `train_steps` for an agent in these places; its other results lie on every device."""
-    agent, feed = (
-        jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, tree_places)
-        for tree, tree_places in ((agent, places), (feed, jax.tree.map(lambda x: x.sharding, feed)))
-    )
+    places = jax.tree.map(sharding.of_array, agents)
+    feed_places = jax.tree.map(lambda x: x.sharding, [call.feed for call in calls])
+    call_places = [Call(feed, sharding.replicated, sharding.replicated) for feed in feed_places]  # type: ignore[arg-type]
+    feeds = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), [c.feed for c in calls])
+    shapes = [dataclasses.replace(call, feed=feed) for call, feed in zip(calls, feeds, strict=True)]
     step = jax.jit(
-        function,
-        in_shardings=(places, jax.tree.map(lambda x: x.sharding, feed), *(sharding.replicated,) * 3),
+        functools.partial(train_steps, update_policy=update_policy),
+        in_shardings=(places, call_places, sharding.replicated),
         out_shardings=(places, sharding.replicated),
         donate_argnums=0,
     )
-    is_small = sum(math.prod(x.shape) for x in jax.tree.leaves(agent.policy_params)) < _SMALL_NETWORK
-    options = SMALL_NETWORK_OPTIONS if is_small and feed.capacity > 1 else None
+    is_small = sum(math.prod(x.shape) for x in jax.tree.leaves(agents[0].policy_params)) < _SMALL_NETWORK
     with jax.set_mesh(sharding.mesh):  # Models use this mesh to keep their activations split by sample.
-        return step.lower(agent, feed, np.int32(1), bc_weights, rng).compile(compiler_options=options)
+        lowered = step.lower(sharding.abstract(agents), shapes, np.int32(1))
+        return lowered.compile(compiler_options=SMALL_NETWORK_OPTIONS if is_small else None)
 
 
 @dataclasses.dataclass(frozen=True)

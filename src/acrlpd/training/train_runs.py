@@ -51,8 +51,7 @@ def train_runs(
     `eval_fn` judges an agent instead of the config's environment. `offline_copies` are the `offline_copy` of each
     trainer.
     """
-    first = configs[0]
-    learner, stop = Learner(create_sharding(first), len(configs)), StopRequest()
+    learner, stop = Learner(create_sharding(configs[0])), StopRequest()
     bars = ProgressBars(enabled=is_primary() and not options.dry_run)
     starts = [_check_start(config, directory, options) for config, directory in zip(configs, directories, strict=True)]
     with contextlib.ExitStack() as stack:

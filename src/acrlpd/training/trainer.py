@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from acrlpd.agents import Agent
+from acrlpd.agents import Agent, Call, MetricsTable
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import follow_config
 from acrlpd.data.pipeline.loader import DataLoader
@@ -27,7 +27,7 @@ from acrlpd.training.checkpoints.metadata import restore_rng
 from acrlpd.training.distributed import is_primary
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
-from acrlpd.training.learner import Call, CallMetrics, Learner
+from acrlpd.training.learner import Learner
 from acrlpd.training.online.rounds import OnlinePhase
 from acrlpd.training.progress import Clock, Progress, ProgressBars, model_flops_utilization
 from acrlpd.training.sharding import abstract_train_state
@@ -79,11 +79,12 @@ class Trainer:
         offline_copy: pathlib.Path | None = None,
         profile_steps: tuple[int, int] | None = None,
     ) -> None:
-        """`run` is the number of this run in the learner. Runs that train together share `stop` and `bars`.
+        """`run` is the number of this run in the learner, to which the trainers add their agents in order.
 
-        `assets` are files that every checkpoint carries for openpi. With `online` the online phase follows the
-        offline phase. `offline_copy` is a directory that gets a copy of the checkpoint between the phases, from which
-        another run goes on. `profile_steps` (a, b) traces the updates after step a up to step b.
+        Runs that train together share `stop` and `bars`. `assets` are files that every checkpoint carries for openpi.
+        With `online` the online phase follows the offline phase. `offline_copy` is a directory that gets a copy of the
+        checkpoint between the phases, from which another run goes on. `profile_steps` (a, b) traces the updates after
+        step a up to step b.
         """
         self.rl_config = rl_config
         self.directory = directory
@@ -107,7 +108,7 @@ class Trainer:
         self._rng: jax.Array  # the key of the run, set with the agent
         self._calls = _call_lengths(rl_config, data_loader.capacity, one_by_one=self.monitor.looks_at_updates)
         # The calls under way: their last step, their length, and their metrics.
-        self._in_flight: collections.deque[tuple[int, int, CallMetrics]] = collections.deque()
+        self._in_flight: collections.deque[tuple[int, int, MetricsTable]] = collections.deque()
         self._progress: Progress | None = None
         self._bars = bars or ProgressBars(enabled=is_primary())
         self.stop = stop or StopRequest()
@@ -121,12 +122,12 @@ class Trainer:
     @property
     def agent(self) -> Agent:
         """The agent after the updates that were started so far; `initialize` or `load_checkpoint` creates it."""
-        return self.learner.agent(self._run)
+        return self.learner.agents[self._run]
 
     def initialize(self) -> None:
         """Starts the run at step 0, with the weights that the config names."""
         init_rng, self._rng = jax.random.split(jax.random.key(self.rl_config.seed))
-        self.learner.put(self._run, create_initial_agent(self.rl_config, self.learner.sharding, init_rng))
+        self.learner.add(create_initial_agent(self.rl_config, self.learner.sharding, init_rng))
         # A run that was killed before its first checkpoint leaves metrics; they are all written again.
         self.metrics_log.load_state_dict({"window": []}, step=-1)
         self.monitor.load_state_dict(None, step=-1)
@@ -135,7 +136,7 @@ class Trainer:
         """Puts the run into the state in which this checkpoint was written."""
         metadata = load_checkpoint_metadata(step_directory, _RESUMED_STATE)
         abstract = abstract_train_state(self.rl_config, self.learner.sharding)
-        self.learner.put(self._run, follow_config(restore_agent(step_directory, abstract), self.rl_config))
+        self.learner.add(follow_config(restore_agent(step_directory, abstract), self.rl_config))
         self.step = self.writer.newest_step = metadata["step"]
         self._rng = restore_rng(metadata)
         self._loader.load_state_dict(metadata["data"])
@@ -202,7 +203,7 @@ class Trainer:
 
     def _title(self) -> str:
         """The name of the phase, and of the run where several runs train together."""
-        return self.phase if self.learner.num_runs == 1 else f"{self.rl_config.exp_name} {self.phase}"
+        return self.phase if len(self.learner.agents) == 1 else f"{self.rl_config.exp_name} {self.phase}"
 
     def train_until(self, last_step: int) -> Wishes:
         """Trains up to `last_step`, or until the phase ends earlier."""
@@ -331,7 +332,7 @@ class Trainer:
         """Fetches the metrics of finished calls; waits until at most `leave` calls are under way."""
         while len(self._in_flight) > leave:
             last_step, num_updates, metrics = self._in_flight.popleft()
-            rows = metrics.rows(num_updates)
+            rows = metrics.rows(num_updates, self._run)
             self._calls.end(num_updates)
             if last_step != self._untimed_step:
                 self.clock.count_steps(num_updates)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from acrlpd.training.learner import CallMetrics
+from acrlpd.agents import MetricsTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Made:
     """The updates that were started."""
 
     num_updates: int
-    metrics: CallMetrics
+    metrics: MetricsTable  # of all runs in the call
     is_first: bool  # whether the train step was compiled for this call, which then tells nothing about the time
 
 

@@ -62,10 +62,6 @@ class RowFeed:
     def capacity(self) -> int:
         return self.rows.shape[0]
 
-    @property
-    def lasting(self) -> RowTable:
-        return self.table
-
     def batch(self, index: jax.Array) -> Batch:
         table, rows = self.table, self.rows[index]
         windows = make_windows(rows, table.last_row[rows], table, *self.horizons, xp=jnp)
@@ -230,14 +226,12 @@ def _what_prevents_rows(
     if rl_config.model.discrete_state_input and dataset.prompts is not None:
         return "the state is written into the prompt, which the host does"
     total = num_rows(dataset) + expected_replay_rows(rl_config)
-    # A train step for several runs needs their rows in one array, beside the rows of each run.
-    copies = 1 if num_runs == 1 else 2 * num_runs
-    needed = copies * total * row_bytes(rl_config) // sharding.mesh.size
+    needed = num_runs * total * row_bytes(rl_config) // sharding.mesh.size
     limit = int(_MEMORY_SHARE * _device_memory(sharding))
     if needed > limit:
         return (
-            f"{total:,} rows need {format_bytes(needed)} on each device, more than the {format_bytes(limit)} that are "
-            f"set aside for data ({_MEMORY_SHARE:.0%} of its memory)"
+            f"{num_runs * total:,} rows need {format_bytes(needed)} on each device, more than the "
+            f"{format_bytes(limit)} that are set aside for data ({_MEMORY_SHARE:.0%} of its memory)"
         )
     return None
 
