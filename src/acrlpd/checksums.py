@@ -7,7 +7,6 @@ as fast as memory is read.
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from acrlpd.cores import usable_cores
 from acrlpd.files import write_atomically, write_text_atomically
 
 CHECKSUMS_FILE = "checksums.json"
@@ -23,7 +23,7 @@ _WITHOUT_CHECKSUM = (CHECKSUMS_FILE, "commit_success.txt")
 # Files up to this size are checked before others are read: they take no time, and tell how to read the others.
 _SMALL_BYTES = 2**20
 _BUFFER_BYTES = 2**20  # fits into the cache of a core; each read costs a system call and Python's lock
-_NUM_THREADS = min(8, os.cpu_count() or 1)
+_NUM_THREADS = min(8, usable_cores())
 _DIGEST_BYTES = 16  # of an XXH3-128
 _DAMAGED = "the bytes of the file do not match the checksum that was written with them"
 _FIX = "Copy the directory again from a place where it is intact, or use an earlier checkpoint"

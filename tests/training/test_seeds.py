@@ -8,11 +8,14 @@ import pytest
 from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_config, state_config
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
+from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.data.pipeline.rewards import Label, Labels
 from acrlpd.files import LOCK
 from acrlpd.runs.directory import CONFIG_FILE, run_directory, saved_steps
 from acrlpd.training.experiment import run_experiment
 from acrlpd.training.members import create_members
 from acrlpd.training.options import RunOptions
+from acrlpd.training.sharding import create_sharding
 
 SEEDS = (3, 5, 8)
 OFFLINE, ONLINE = 16, 14
@@ -145,3 +148,47 @@ def test_a_directory_that_is_refused_costs_no_other_run(tmp_path: pathlib.Path, 
         run_experiment(config, RunOptions(seeds=SEEDS, overwrite=overwrite))
     after = sorted(str(path) for path in tmp_path.rglob("*") if path.name != LOCK)
     assert after == before and not third.exists()
+
+
+def task_config(directory: pathlib.Path, labels: str) -> RLTrainConfig:
+    """Offline, on random episodes whose rewards come from a file of labels."""
+    return state_config(
+        directory, exp_name="run", offline_steps=6, online_steps=0, log_frequency=2, data__rewards__labels_file=labels
+    )
+
+
+@pytest.fixture
+def labels(tmp_path: pathlib.Path) -> str:
+    """Two tasks: the odd episodes succeed in one of them, the even episodes in the other."""
+    for task, rest in (("left", 0), ("right", 1)):
+        episodes = {i: Label(success=i % 2 == rest, length=60 + 7 * i) for i in range(8)}
+        Labels(tmp_path / f"{task}.json", episodes).save()
+    return str(tmp_path / "{task}.json")
+
+
+def test_tasks_share_transitions_and_differ_in_rewards(tmp_path: pathlib.Path, labels: str) -> None:
+    config = task_config(tmp_path / "together", labels)
+    assert run_experiment(config, RunOptions(tasks=("left", "right"))) == 0
+    losses = {}
+    for task in ("left", "right"):
+        alone = task_config(tmp_path / task, labels.replace("{task}", task))
+        assert run_experiment(alone, RunOptions()) == 0
+        joint = metrics_of(run_directory(config).with_name(f"run-{task}"))
+        losses[task] = [line["critic_loss"] for line in joint]
+        expected = [line["critic_loss"] for line in metrics_of(run_directory(alone))]
+        assert losses[task] == pytest.approx(expected, rel=TOLERANCE["rtol"])
+    assert losses["left"] != losses["right"]
+
+
+def test_equal_columns_of_tasks_lie_on_the_devices_once(tmp_path: pathlib.Path, labels: str) -> None:
+    config = task_config(tmp_path, labels)
+    left, right = create_members(config, RunOptions(tasks=("left", "right")))
+    sharding = create_sharding(config).data
+    with (
+        create_data_loader(left, device_sharding=sharding, num_runs=2) as first,
+        create_data_loader(right, device_sharding=sharding, num_runs=2, like=first) as second,
+    ):
+        tables = [loader.sample_feed(1).table for loader in (first, second)]  # type: ignore[attr-defined]
+    assert tables[0].observation.state is tables[1].observation.state
+    assert tables[0].actions is tables[1].actions
+    assert tables[0].rewards is not tables[1].rewards

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import logging
 import multiprocessing
-import os
 import pickle
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing import connection
 from typing import Any, Unpack
 
+from acrlpd.cores import usable_cores
 from acrlpd.envs.env import Env, EnvError, EnvSpec
 from acrlpd.envs.registry import EnvOptions, bind_env
 from acrlpd.envs.worker import Call, EnvFailure, EnvSlots, work
@@ -52,7 +52,7 @@ class EnvPool(contextlib.AbstractContextManager["EnvPool"]):
         make = bind_env(name, **options)
         self.name = name
         self.num_envs = num_envs
-        self.num_workers = min(num_envs, (os.cpu_count() or 1) if num_workers is None else num_workers)
+        self.num_workers = min(num_envs, usable_cores() if num_workers is None else num_workers)
         self.failures: list[EnvFailure] = []
         self._backend = (
             _Processes(name, make, num_envs, self.num_workers, timeout_s)
@@ -118,7 +118,7 @@ class _Processes:
         self._make = make
         self._timeout_s = timeout_s
         self._context = multiprocessing.get_context("spawn")
-        self._render_threads = max(1, (os.cpu_count() or 1) // num_workers)
+        self._render_threads = max(1, usable_cores() // num_workers)
         self._results: deque[tuple[int, Any]] = deque()
         # Idle slots whose episode was lost with their process -> the reason, which their next failure reports.
         self._lost: dict[int, str] = {}

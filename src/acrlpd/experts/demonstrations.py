@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from acrlpd.config.bounds import check_bounds
 from acrlpd.console import Console
+from acrlpd.cores import usable_cores
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.envs.env import EnvError, EnvSpec
 from acrlpd.envs.episodes import Rollout, rollout_features
@@ -110,7 +110,7 @@ def collect_demonstrations(
     with _partial_directory(output) as directory:
         with EnvPool(
             settings.env,
-            min(os.cpu_count() or 1, _MAX_ENVS),
+            min(usable_cores(), _MAX_ENVS),
             num_workers=num_workers,
             image_size=settings.image_size,
             max_episode_steps=settings.max_episode_steps,

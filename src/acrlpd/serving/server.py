@@ -12,7 +12,6 @@ import hmac
 import http
 import logging
 import math
-import os
 import socket
 import ssl
 import time
@@ -26,6 +25,7 @@ from websockets.http11 import Request as HTTPRequest
 from websockets.http11 import Response
 
 from acrlpd.config.bounds import check_bounds
+from acrlpd.cores import usable_cores
 from acrlpd.serving.batching import Batcher
 from acrlpd.serving.connections import Connections
 from acrlpd.serving.message_format import MessageError, packb, shortened, unpackb
@@ -98,7 +98,7 @@ class PolicyServer:
         self._draining = False
         self._is_following: bool | None = None  # None: nobody asked for it
         self._prepare_pool = concurrent.futures.ThreadPoolExecutor(
-            min(4, os.cpu_count() or 1), thread_name_prefix="acrlpd-prepare"
+            min(4, usable_cores()), thread_name_prefix="acrlpd-prepare"
         )
 
     async def start(self) -> None:

@@ -1,7 +1,8 @@
 """The driver: fulfils the wishes of one or several runs, and does together what several runs wish for.
 
-The run that is furthest behind goes first, so all runs come to the same step and stay there together. Each run gets
-exactly what it would get alone: which runs share a call, and how many updates the call makes, changes nothing else.
+Updates come first. A run that needs a round of episodes or an evaluation waits until no run can make updates, and then
+all runs play or are judged together. Each run gets exactly what it would get alone: which runs share a call, and how
+many updates the call makes, changes nothing else. So runs may be at different steps, as after an interruption.
 """
 
 import collections
@@ -9,7 +10,7 @@ import dataclasses
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from acrlpd.training.online.records import Round
 from acrlpd.training.online.rounds import SynchronousPlayer, play_jointly
 from acrlpd.training.out_of_memory import answer_out_of_memory
 from acrlpd.training.trainer import Trainer
-from acrlpd.training.wishes import Evaluation, EvaluationMetrics, Made, NextRound, Updates, Wish, Wishes
+from acrlpd.training.wishes import EvaluationMetrics, Made, NextRound, Updates, Wish, Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -103,15 +104,11 @@ class _Driver:
 
     def fulfil(self, wishes: Mapping[int, Wish]) -> dict[int, Any]:
         """Fulfils as many wishes as can be fulfilled together; the other runs go on waiting."""
-        steps = {run: self.trainers[run].step for run in wishes}
-        behind = {run: wish for run, wish in wishes.items() if steps[run] == min(steps.values())}
-        rounds = {run: wish.number for run, wish in behind.items() if isinstance(wish, NextRound)}
-        judged = [run for run, wish in behind.items() if isinstance(wish, Evaluation)]
-        if rounds:
-            return self._play(rounds)
-        if judged:
-            return self._evaluate(judged)
-        return self._update({run: wish for run, wish in behind.items() if isinstance(wish, Updates)}, steps.values())
+        updates = {run: wish for run, wish in wishes.items() if isinstance(wish, Updates)}
+        rounds = {run: wish.number for run, wish in wishes.items() if isinstance(wish, NextRound)}
+        if updates:
+            return self._update(updates)
+        return self._play(rounds) if rounds else self._evaluate(list(wishes))
 
     def _play(self, numbers: Mapping[int, int]) -> dict[int, Round]:
         played: dict[int, Round] = {}
@@ -120,12 +117,13 @@ class _Driver:
         return played
 
     def _evaluate(self, judged: Sequence[int]) -> dict[int, EvaluationMetrics]:
+        """Evaluates the runs that are at the step of the first run."""
+        step = self.trainers[judged[0]].step
         found: dict[int, EvaluationMetrics] = {}
-        for arena, runs in self._by_arena(judged):
+        for arena, runs in self._by_arena(run for run in judged if self.trainers[run].step == step):
             trainers = {run: self.trainers[run] for run in runs}
             agents = {run: trainer.agent for run, trainer in trainers.items()}
-            directories = {run: trainer.directory for run, trainer in trainers.items()}
-            found |= arena.evaluate(agents, self.trainers[runs[0]].step, directories)
+            found |= arena.evaluate(agents, step, {run: trainer.directory for run, trainer in trainers.items()})
         return found
 
     def _by_arena(self, runs: Iterable[int]) -> list[tuple[Arena, list[int]]]:
@@ -134,14 +132,11 @@ class _Driver:
             found[id(self.arenas[run])].append(run)
         return [(self.arenas[group[0]], group) for group in found.values()]
 
-    def _update(self, wishes: Mapping[int, Updates], steps: Collection[int]) -> dict[int, Made]:
+    def _update(self, wishes: Mapping[int, Updates]) -> dict[int, Made]:
         """One call for all runs that make the same kind of updates now."""
         kind = next(iter(wishes.values())).update_policy
         chosen = {run: self.trainers[run] for run, wish in wishes.items() if wish.update_policy == kind}
-        step = self.trainers[next(iter(chosen))].step
-        # Runs that are behind stop where the next run waits for them.
-        ahead = [other - step for other in steps if other > step]
-        num_updates = min([wishes[run].num_updates for run in chosen] + ahead)
+        num_updates = min(wishes[run].num_updates for run in chosen)
         is_first = not self.learner.programs
         with answer_out_of_memory(self.trainers[0].rl_config, is_first):
             calls = self._create_calls(chosen, num_updates)

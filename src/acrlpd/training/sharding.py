@@ -7,7 +7,7 @@ chosen here, and XLA gathers what a layer needs when it needs it.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -107,7 +107,27 @@ def compile_train_steps(
 
     The result is called as (agents, calls, num_updates); the buffers of the agents that are passed in are used up. The
     result is compiled ahead of time: arrays of other shapes or in other places are an error, never a second compile.
+    A later run of this process with the same program, such as a baseline, gets the program that is there.
     """
+    feeds = [call.feed for call in calls]
+    arrays = [(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(feeds)]
+    agent_arrays = [(x.shape, x.dtype) for x in jax.tree.leaves(agents)]
+    key = (jax.tree.structure((agents, feeds)), *arrays, *agent_arrays, sharding, update_policy)
+    if key not in _programs:
+        while len(_programs) >= _MOST_PROGRAMS:
+            _programs.pop(next(iter(_programs)))
+        _programs[key] = _compile(agents, calls, sharding, update_policy=update_policy)
+    return _programs[key]
+
+
+# The train steps that this process has compiled last.
+_programs: dict[Hashable, jax.stages.Compiled] = {}
+_MOST_PROGRAMS = 4
+
+
+def _compile(
+    agents: list[Agent], calls: list[Call], sharding: FSDPSharding, *, update_policy: bool
+) -> jax.stages.Compiled:
     places = jax.tree.map(sharding.of_array, agents)
     feed_places = jax.tree.map(lambda x: x.sharding, [call.feed for call in calls])
     call_places = [Call(feed, sharding.replicated, sharding.replicated) for feed in feed_places]  # type: ignore[arg-type]

@@ -16,8 +16,9 @@ from acrlpd.batch import Batch
 from acrlpd.config import DataConfig, QChunkingConfig, RewardConfig, RLTrainConfig
 from acrlpd.config.presets import debug
 from acrlpd.data.frames.store import resize_with_pad
+from acrlpd.data.pipeline.batches import interleave
 from acrlpd.data.pipeline.dataset import open_dataset
-from acrlpd.data.pipeline.loader import DataLoader, create_data_loader, interleave
+from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
 from acrlpd.data.pipeline.replay import Replay, ReplayDataset
 from acrlpd.data.pipeline.tokenizer import create_tokenizer
 from acrlpd.data.sources.source import Feature

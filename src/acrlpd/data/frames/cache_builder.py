@@ -19,6 +19,7 @@ import simplejpeg
 
 from acrlpd.checksums import checksum, read_json_with_checksum, short_checksum, write_json_with_checksum
 from acrlpd.console import Console
+from acrlpd.cores import usable_cores
 from acrlpd.data.frames.store import MANIFEST, CacheSpec, Encoding, Shard, read_manifest, resize_with_pad
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, step_blocks
 from acrlpd.files import LOCK, only_one, path_within
@@ -68,7 +69,7 @@ def build_frame_cache(
         if (directory / MANIFEST).is_file():
             skipped = read_manifest(directory)[2]
         else:
-            skipped = _Builder(source, spec, directory).build(plan, workers or os.cpu_count())
+            skipped = _Builder(source, spec, directory).build(plan, workers or usable_cores())
     return {index: reason for index, reason in skipped.items() if index in source.indices}
 
 

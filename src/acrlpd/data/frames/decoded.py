@@ -1,12 +1,12 @@
 """Frames without a frame cache: decoded on demand or some episodes at a time. Also the choice between the stores."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from acrlpd.cores import usable_cores
 from acrlpd.data.frames.store import FrameCache, FrameStore, require_steps, resize_with_pad
 from acrlpd.data.sources.source import EpisodeSource, step_blocks
 
@@ -16,7 +16,7 @@ class DecodedFrames(FrameStore):
 
     def __init__(self, source: EpisodeSource, cameras: Sequence[str], height: int, width: int) -> None:
         super().__init__(source, cameras, height, width)
-        self._threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="decode")
+        self._threads = ThreadPoolExecutor(min(16, usable_cores()), thread_name_prefix="decode")
 
     def read_into(self, camera: str, episodes: np.ndarray, ts: np.ndarray, out: np.ndarray) -> None:
         # Frames of one episode together and in order share a seek and a decode.

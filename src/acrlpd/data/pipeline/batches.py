@@ -256,3 +256,17 @@ class _Lease:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return self._buffer.__array_interface__
+
+
+# What a part of each batch is made of: its builder, its number of windows over all processes, and its sampler.
+Part = tuple[BatchBuilder, int, WindowSampler]
+
+
+def interleave(parts: Sequence[Any]) -> Any:
+    """Joins batches (or other arrays) into one, each spread evenly over the result: every shard gets its share."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [len(jax.tree.leaves(part)[0]) for part in parts]
+    places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
+    order = np.argsort(places, kind="stable")
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays)[order], *parts)

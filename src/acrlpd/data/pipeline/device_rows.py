@@ -9,6 +9,8 @@ import functools
 import logging
 import math
 import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import flax.struct
 import jax
@@ -18,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from acrlpd.batch import Batch
 from acrlpd.config import ConfigError, RLTrainConfig
-from acrlpd.data.pipeline.batches import BatchBuilder, make_windows
+from acrlpd.data.pipeline.batches import BatchBuilder, Part, interleave, make_windows
 from acrlpd.data.pipeline.dataset import Dataset
 from acrlpd.models.observation import Array, Observation
 from acrlpd.units import format_bytes
@@ -136,6 +138,64 @@ class DeviceRows:
             return jax.make_array_from_callback(whole.shape, self._sharding, lambda index: whole[index])
 
         return jax.tree.map(place, rows)
+
+
+class RowDraws:
+    """Row numbers of the windows of steps from `first_step` on; a thread draws those of the next call ahead."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        first_rows: Sequence[int],
+        process: tuple[int, int],
+        *,
+        first_step: int,
+        num_workers: int,
+    ) -> None:
+        """`first_rows` are where the parts begin in the table on the devices. Without workers nothing is ahead."""
+        self._step: int | None = first_step
+        self._parts = [
+            (first + builder.dataset.table.offsets, size, sampler)
+            for (builder, size, sampler), first in zip(parts, first_rows, strict=True)
+            if size
+        ]
+        self._process = process
+        self._thread = ThreadPoolExecutor(1, "acrlpd-data") if num_workers else None
+        self._ahead: Future[np.ndarray] | None = None  # rows from `step` on
+
+    def take(self, num_steps: int) -> np.ndarray:
+        """Row numbers [num_steps, b] of the next steps."""
+        first = self.step
+        rows = self._draw(first, num_steps, self._ahead.result() if self._ahead is not None else None)
+        self._step = first + num_steps
+        if self._thread is not None:  # The next call will want about as many as this one.
+            self._ahead = self._thread.submit(self._draw, self._step, num_steps, rows[num_steps:])
+        return rows[:num_steps]
+
+    def _draw(self, first: int, num_steps: int, drawn: np.ndarray | None) -> np.ndarray:
+        """The rows of at least `num_steps` steps from `first` on, which begin with those that were drawn already."""
+        num_drawn = 0 if drawn is None else len(drawn)
+        if drawn is not None and num_drawn >= num_steps:
+            return drawn
+        rows = []
+        for offsets, size, sampler in self._parts:
+            steps_ahead = range(first + num_drawn, first + num_steps)
+            episodes, steps = sampler.sample_many(steps_ahead, size, *self._process)
+            rows.append((offsets[episodes] + steps).T)
+        new = interleave(rows).T
+        return new if drawn is None else np.concatenate([drawn, new])
+
+    @property
+    def step(self) -> int:
+        """The step that `take` begins with."""
+        if self._step is None:
+            raise RuntimeError("the data loader was closed")
+        return self._step
+
+    def close(self) -> None:
+        self._step = None
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
 
 
 def _choose(own: jax.Array, others: jax.Array) -> jax.Array:

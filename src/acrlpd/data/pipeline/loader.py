@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from acrlpd.batch import Batch, Feed, StackedBatches, first_batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.plan.flops import batch_spec
-from acrlpd.data.pipeline.batches import BatchBuilder, WindowSampler
+from acrlpd.data.pipeline.batches import BatchBuilder, Part, WindowSampler, interleave
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset
-from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, create_device_rows
+from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, RowDraws, create_device_rows
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,8 @@ class DataLoader:
         self._samplers = [self._sampler(i, builder.dataset, epoch) for i, (builder, _) in enumerate(self._parts)]
         parts = [(*part, sampler) for part, sampler in zip(self._parts, self._samplers, strict=True)]
         if self._rows is not None:
-            return RowDraws(parts, self._first_rows, self._process, first_step=step)
+            workers = self._rl_config.data.num_workers
+            return RowDraws(parts, self._first_rows, self._process, first_step=step, num_workers=workers)
         return Prefetcher(
             _build_batches(parts, self._process, self._sharding if self.capacity == 1 else None),
             first_step=step,
@@ -228,13 +229,9 @@ class DataLoader:
         return zlib.crc32(repr((source.identity, source.indices)).encode())
 
 
-# What a part of each batch is made of: its builder, its number of windows over all processes, and its sampler.
-_Part = tuple[BatchBuilder, int, WindowSampler]
-
-
 # The functions that threads run must not refer to the loader, so that dropping the loader ends the threads.
 def _build_batches(
-    parts: Sequence[_Part], process: tuple[int, int], sharding: NamedSharding | None
+    parts: Sequence[Part], process: tuple[int, int], sharding: NamedSharding | None
 ) -> Callable[[int], Batch]:
     """Makes the batch of a step; with a sharding, on the devices."""
 
@@ -244,51 +241,6 @@ def _build_batches(
         return batch if sharding is None else _place(batch, sharding)
 
     return build
-
-
-class RowDraws:
-    """Row numbers of the windows of steps from `first_step` on, drawn when they are asked for, in microseconds."""
-
-    def __init__(
-        self, parts: Sequence[_Part], first_rows: Sequence[int], process: tuple[int, int], *, first_step: int
-    ) -> None:
-        """`first_rows` are where the parts begin in the table on the devices."""
-        self._step: int | None = first_step
-        self._parts = [
-            (first + builder.dataset.table.offsets, size, sampler)
-            for (builder, size, sampler), first in zip(parts, first_rows, strict=True)
-            if size
-        ]
-        self._process = process
-
-    def take(self, num_steps: int) -> np.ndarray:
-        """Row numbers [num_steps, b] of the next steps."""
-        first, rows = self.step, []
-        for offsets, size, sampler in self._parts:
-            episodes, steps = sampler.sample_many(range(first, first + num_steps), size, *self._process)
-            rows.append((offsets[episodes] + steps).T)
-        self._step = first + num_steps
-        return interleave(rows).T
-
-    @property
-    def step(self) -> int:
-        """The step that `take` begins with."""
-        if self._step is None:
-            raise RuntimeError("the data loader was closed")
-        return self._step
-
-    def close(self) -> None:
-        self._step = None
-
-
-def interleave(parts: Sequence[Any]) -> Any:
-    """Joins batches (or other arrays) into one, each spread evenly over the result: every shard gets its share."""
-    if len(parts) == 1:
-        return parts[0]
-    sizes = [len(jax.tree.leaves(part)[0]) for part in parts]
-    places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
-    order = np.argsort(places, kind="stable")
-    return jax.tree.map(lambda *arrays: np.concatenate(arrays)[order], *parts)
 
 
 def _stack(batches: Sequence[Batch], capacity: int) -> Batch:
