@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.data.pipeline.rewards import Label, Labels
 from acrlpd.files import LOCK
 from acrlpd.runs.directory import CONFIG_FILE, run_directory, saved_steps
+from acrlpd.training import drive
 from acrlpd.training.experiment import run_experiment
 from acrlpd.training.members import create_members
 from acrlpd.training.options import RunOptions
@@ -40,11 +42,22 @@ def directories_of(config: RLTrainConfig) -> list[pathlib.Path]:
     return [run_directory(config).with_name(f"{config.exp_name}-seed{seed}") for seed in SEEDS]
 
 
+PLAYED: list[set[int]] = []
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
-    """The directories of three runs that were trained together, offline and online."""
+    """The directories of three runs that were trained together, offline and online; `PLAYED` tells who played."""
+    play_jointly = drive.play_jointly
+
+    def watched(players: Any, numbers: dict[int, int], num_runs: int) -> Any:
+        PLAYED.append(set(numbers))
+        return play_jointly(players, numbers, num_runs)
+
     config = seeds_config(tmp_path_factory.mktemp("together"), "run")
-    assert run_experiment(config, RunOptions(seeds=SEEDS)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drive, "play_jointly", watched)
+        assert run_experiment(config, RunOptions(seeds=SEEDS)) == 0
     return directories_of(config)
 
 
@@ -72,6 +85,15 @@ def test_each_run_is_its_single_run(together: list[pathlib.Path], tmp_path: path
 def test_runs_differ_from_each_other(together: list[pathlib.Path]) -> None:
     losses = {metrics_of(directory)[0]["total_loss"] for directory in together}
     assert len(losses) == len(SEEDS)
+
+
+def test_runs_play_their_rounds_together(together: list[pathlib.Path]) -> None:
+    """They need their rounds at different updates. The last rounds may be played by some of them."""
+    first_updates = {
+        tuple(line["step"] for line in metrics_of(directory) if "online/env_steps" in line) for directory in together
+    }
+    assert len(first_updates) > 1
+    assert len(PLAYED) >= 3 and all(played == {0, 1, 2} for played in PLAYED[:-2])
 
 
 def test_an_interrupted_group_goes_on_to_the_same_end(together: list[pathlib.Path], tmp_path: pathlib.Path) -> None:

@@ -88,6 +88,10 @@ def drive(trainers: Sequence[Trainer], runs: Sequence[Wishes], arenas: Sequence[
                 wishes[run] = runs[run].send(answer)
             except StopIteration:  # the run has ended
                 continue
+            except Exception as error:
+                if len(trainers) > 1:
+                    error.add_note(f"in the run {trainers[run].directory}; the other runs go on with --resume")
+                raise
         if not wishes:
             return
         answers = driver.fulfil(wishes)
