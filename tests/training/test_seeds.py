@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_config, state_config
 
+from acrlpd.cli.main import main
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
-from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
 from acrlpd.data.pipeline.rewards import Label, Labels
 from acrlpd.files import LOCK
 from acrlpd.runs.directory import CONFIG_FILE, run_directory, saved_steps
@@ -214,3 +215,20 @@ def test_equal_columns_of_tasks_lie_on_the_devices_once(tmp_path: pathlib.Path, 
     assert tables[0].observation.state is tables[1].observation.state
     assert tables[0].actions is tables[1].actions
     assert tables[0].rewards is not tables[1].rewards
+
+
+def test_an_error_names_its_run(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of two runs finds a broken batch."""
+    sample_feed = DataLoader.sample_feed
+
+    def broken(self: DataLoader, num_updates: int) -> Any:
+        if self.state_dict()["seed"] == 1:
+            raise OSError("the disk is gone")
+        return sample_feed(self, num_updates)
+
+    monkeypatch.setattr(DataLoader, "sample_feed", broken)
+    words = ["--checkpoint_dir", str(tmp_path), "--exp_name", "run", "--seeds", "0", "1", "--no_wandb"]
+    assert main(["train", "--config", "debug", "--max_steps", "2", "--online_steps", "0", *words]) == 2
+    assert f"the disk is gone\nin the run {tmp_path}/debug/run-seed1" in capsys.readouterr().err

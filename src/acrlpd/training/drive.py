@@ -6,11 +6,12 @@ many updates the call makes, changes nothing else. So runs may be at different s
 """
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -84,17 +85,22 @@ def drive(trainers: Sequence[Trainer], runs: Sequence[Wishes], arenas: Sequence[
     while True:
         for run, answer in answers.items():
             wishes.pop(run, None)
-            try:
+            with _named_in_errors(trainers, run), contextlib.suppress(StopIteration):  # the run has ended
                 wishes[run] = runs[run].send(answer)
-            except StopIteration:  # the run has ended
-                continue
-            except Exception as error:
-                if len(trainers) > 1:
-                    error.add_note(f"in the run {trainers[run].directory}; the other runs go on with --resume")
-                raise
         if not wishes:
             return
         answers = driver.fulfil(wishes)
+
+
+@contextlib.contextmanager
+def _named_in_errors(trainers: Sequence[Trainer], run: int) -> Iterator[None]:
+    """An error of one of several runs ends all of them, and says whose error it is."""
+    try:
+        yield
+    except Exception as error:
+        if len(trainers) > 1:
+            error.add_note(f"in the run {trainers[run].directory}")
+        raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +163,10 @@ class _Driver:
 
     def _create_calls(self, active: Mapping[int, Trainer], num_updates: int) -> list[Call]:
         """A call for each run, also for those that wait or have ended."""
-        calls = {run: trainer.create_call(num_updates) for run, trainer in active.items()}
+        calls: dict[int, Call] = {}
+        for run, trainer in active.items():
+            with _named_in_errors(self.trainers, run):
+                calls[run] = trainer.create_call(num_updates)
         any_call = next(iter(calls.values()))
         return [calls.get(run) or trainer.create_idle_call() or any_call for run, trainer in enumerate(self.trainers)]
 
