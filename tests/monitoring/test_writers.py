@@ -93,6 +93,23 @@ def test_wandb_offline_goes_on_with_the_same_run(tmp_path: pathlib.Path) -> None
             time.sleep(0.05)
 
 
+def test_two_runs_of_one_process_have_their_own_runs_at_wandb(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("wandb")
+    watches = {name: monitor(tmp_path / name, logging__wandb="offline") for name in ("first", "second")}
+    for name, watch in watches.items():
+        (tmp_path / name).mkdir()
+        start(watch, 1)
+    for name, watch in watches.items():
+        watch.on_line({"step": 10, f"only_in_{name}": 0.5})
+    for watch in watches.values():
+        watch.close()
+    for name, other in (("first", "second"), ("second", "first")):
+        [path] = (tmp_path / name).glob("wandb/offline-run-*/*.wandb")
+        while f"only_in_{name}".encode() not in path.read_bytes():  # W&B's own process writes the file
+            time.sleep(0.05)
+        assert f"only_in_{other}".encode() not in path.read_bytes()
+
+
 def test_disabled_writers_write_nothing(tmp_path: pathlib.Path) -> None:
     watch = monitor(tmp_path)
     start(watch, 1)

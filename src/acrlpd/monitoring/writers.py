@@ -129,6 +129,7 @@ class WandbWriter:
             mode=rl_config.logging.wandb,
             config=to_dict(rl_config),
             settings=wandb.Settings(silent=True, console="off"),
+            reinit="create_new",  # Several runs may train in this process; each has its own run at W&B.
         )
         # Our own step metric: a restart logs some steps again, which W&B's own counter would refuse.
         self._run.define_metric("step")
