@@ -108,7 +108,7 @@ def measure(config: RLTrainConfig, directory: pathlib.Path, num_steps: int, turn
     batch = first_batch(feed)
     agent = init_fsdp_train_state(config, sharding, jax.random.key(0))
     metrics = Metrics(config, directory)
-    metrics.monitor.before_update(1, lambda: agent, feed, jax.random.key(0))
+    metrics.monitor.before_update(1, agent, feed, jax.random.key(0))
     ways = {
         "without": (compile_step(agent, batch, sharding, with_metrics=False), jax.device_get),
         "with": (compile_step(agent, batch, sharding, with_metrics=True), metrics.collect),

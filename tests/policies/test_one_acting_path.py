@@ -65,9 +65,9 @@ def by_a_synchronous_round(
     with create_env_pool(config, num_workers=0) as envs:
         round_player = rounds.RoundPlayer(config, envs, rounds.open_replay(directory, config, envs.spec))
         player = rounds.SynchronousPlayer(config, round_player, NORM_STATS)
-        player.update_policy(lambda: make_agent(config, 9), STEP - 1)
+        player.update_policy(make_agent(config, 9), STEP - 1)
         player.round(0)
-        player.update_policy(lambda: agent, STEP)
+        player.update_policy(agent, STEP)
         assert player.round(1).policy_step == STEP
     return asked[-1]
 

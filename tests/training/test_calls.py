@@ -2,7 +2,7 @@
 
 import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -95,7 +95,7 @@ class OnePolicy(Player):
     def __init__(self, updates: int) -> None:
         self.updates = updates
 
-    def update_policy(self, agent: Callable[[], Agent], step: int) -> None: ...
+    def update_policy(self, agent: Agent, step: int) -> None: ...
 
     def round(self, number: int) -> Round:
         raise AssertionError

@@ -1,24 +1,31 @@
 """Several runs in one program: each is what it would be alone, also after an interruption."""
 
+import os
 import pathlib
 import shutil
+import signal
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_config, state_config
 
+from acrlpd.agents import MetricsTable
 from acrlpd.cli.main import main
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
 from acrlpd.data.pipeline.rewards import Label, Labels
 from acrlpd.files import LOCK
+from acrlpd.monitoring.writers import Writers
 from acrlpd.runs.directory import CONFIG_FILE, run_directory, saved_steps
 from acrlpd.training import drive
 from acrlpd.training.experiment import run_experiment
+from acrlpd.training.learner import Learner
 from acrlpd.training.members import create_members
 from acrlpd.training.options import RunOptions
 from acrlpd.training.sharding import create_sharding
+from acrlpd.training.train_runs import _runs_that_act_together
 
 SEEDS = (3, 5, 8)
 OFFLINE, ONLINE = 16, 14
@@ -97,8 +104,10 @@ def test_runs_play_their_rounds_together(together: list[pathlib.Path]) -> None:
     assert len(PLAYED) >= 3 and all(played == {0, 1, 2} for played in PLAYED[:-2])
 
 
-def test_an_interrupted_group_goes_on_to_the_same_end(together: list[pathlib.Path], tmp_path: pathlib.Path) -> None:
-    """A kill finds the runs at different checkpoints, one of them before its first; those ahead wait for the others."""
+def test_an_interrupted_group_goes_on_to_the_same_end(
+    together: list[pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill finds the runs at different checkpoints, one of them before its first."""
     config = seeds_config(tmp_path, "run")
     newest = {0: 25, 1: 10, 2: 0}
     for run, directory in enumerate(together):
@@ -108,11 +117,70 @@ def test_an_interrupted_group_goes_on_to_the_same_end(together: list[pathlib.Pat
             if step > newest[run]:
                 shutil.rmtree(target / str(step))
         (target / "summary.json").unlink()
+    actives = watch_updates(monkeypatch)
     assert run_experiment(config, RunOptions(seeds=SEEDS, resume=True)) == 0
-    for uninterrupted, resumed in zip(together, directories_of(config), strict=True):
-        assert metrics_of(resumed) == metrics_of(uninterrupted)
-        last = str(OFFLINE + ONLINE)
-        assert_equal_arrays(arrays_of(resumed / last), arrays_of(uninterrupted / last))
+    assert_same_ends(directories_of(config), together)
+    # Runs at different steps share their calls, also after they were judged at different times.
+    last_together = max(i for i, active in enumerate(actives) if active == {1, 2})
+    assert last_together > max(i for i, active in enumerate(actives) if 1 in active) / 2
+
+
+def watch_updates(monkeypatch: pytest.MonkeyPatch, then: Callable[[set[int]], None] | None = None) -> list[set[int]]:
+    """Collects which runs are active in each call of the train step."""
+    update, actives = Learner.update, []
+
+    def watched(self: Learner, calls: Any, active: Any, num_updates: int, *, update_policy: bool) -> MetricsTable:
+        actives.append(set(active))
+        if then is not None:
+            then(actives[-1])
+        return update(self, calls, active, num_updates, update_policy=update_policy)
+
+    monkeypatch.setattr(Learner, "update", watched)
+    return actives
+
+
+def assert_same_ends(found: list[pathlib.Path], expected: list[pathlib.Path]) -> None:
+    """Metrics and the last checkpoints are equal to the last bit."""
+    last = str(OFFLINE + ONLINE)
+    for one, other in zip(found, expected, strict=True):
+        assert metrics_of(one) == metrics_of(other)
+        assert_equal_arrays(arrays_of(one / last), arrays_of(other / last))
+
+
+def test_a_signal_does_not_wait_for_episodes(
+    together: list[pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run waits for its round when the signal comes. All runs save, and go on to the same end."""
+    config = seeds_config(tmp_path, "run")
+    play_jointly, played_after = drive.play_jointly, []
+
+    def stop_while_a_run_waits(active: set[int]) -> None:
+        if len(active) < len(SEEDS):
+            os.kill(os.getpid(), signal.SIGTERM)
+            monkeypatch.setattr(drive, "play_jointly", lambda *arguments: played_after.append(arguments))
+            monkeypatch.setattr(Learner, "update", update)
+
+    update = Learner.update
+    watch_updates(monkeypatch, stop_while_a_run_waits)
+    assert run_experiment(config, RunOptions(seeds=SEEDS)) == 128 + signal.SIGTERM
+    assert not played_after
+    monkeypatch.setattr(drive, "play_jointly", play_jointly)
+    assert run_experiment(config, RunOptions(seeds=SEEDS, resume=True)) == 0
+    assert_same_ends(directories_of(config), together)
+
+
+def test_a_dry_run_starts_nothing_elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Writers, "open", lambda self, after_step: pytest.fail("a writer was opened"))
+    config = state_config(tmp_path, offline_steps=4, online_steps=0)
+    assert run_experiment(config, RunOptions(seeds=SEEDS, dry_run=True)) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_with_other_data_act_apart(tmp_path: pathlib.Path) -> None:
+    """Their norm statistics differ, so one policy cannot act for both."""
+    config = state_config(tmp_path, data__data_dir="data/{task}")
+    members = create_members(config, RunOptions(seeds=(0, 1), tasks=("a", "b")))
+    assert _runs_that_act_together(members) == [(0, 1), (2, 3)]
 
 
 def test_reports_of_each_run_and_of_all(together: list[pathlib.Path]) -> None:
@@ -125,7 +193,9 @@ def test_reports_of_each_run_and_of_all(together: list[pathlib.Path]) -> None:
     ("options", "overrides", "message"),
     [
         ({"seeds": (1, 2, 1)}, {}, "1 is given twice"),
-        ({"tasks": ("a", "b")}, {}, "no field of the config contains {task}"),
+        ({"tasks": ("a", "b")}, {}, "no field that changes what is trained contains {task}"),
+        ({"tasks": ("a", "b")}, {"logging.project_name": "{task}"}, "all runs would be the same"),
+        ({"tasks": ("a", "b")}, {"exp_name": "x-{task}"}, "leave {task} out"),
         ({}, {"env.id": "cube-{task}"}, "env.id contains {task}"),
         ({"tasks": ("a", "a")}, {"env.id": "cube-{task}"}, "a is given twice"),
         ({"seeds": (1, 2)}, {"online.async_actor": True}, "an actor process plays for one run"),

@@ -111,8 +111,9 @@ def _choose(prog: str, description: str, summaries: Mapping[str, str], args: lis
 
 
 def _message(error: Exception) -> str:
-    """What went wrong, and the notes of the places that the error came through."""
-    text = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+    """What went wrong, and the notes of the places that the error came through. JAX adds a note about tracebacks."""
+    notes = (note for note in getattr(error, "__notes__", ()) if not note.startswith("---"))
+    text = "\n".join([str(error) or type(error).__name__, *notes])
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("acrlpd"):
         return f"{text}. The package may belong to an extra: pip install 'acrlpd[sim]', [hub], [wandb] or [serve]"
     return text

@@ -84,4 +84,5 @@ def check(members: Sequence[RLTrainConfig], *, ignore_plan: bool = False) -> Non
             print(f"{len(members)} runs train together; the plan is that of one run, with its share of the memory")
         print_plan(plan)
     if not plan.fits and not ignore_plan:
-        raise ConfigError(f"{plan.verdict}\n--ignore_plan trains all the same")
+        fewer = "" if len(members) == 1 else "\nOr train fewer runs at a time: each then has more memory"
+        raise ConfigError(f"{plan.verdict}{fewer}\n--ignore_plan trains all the same")

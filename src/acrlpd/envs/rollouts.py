@@ -28,6 +28,15 @@ class Plan:
     policy_seed: int = 0
 
 
+class PolicyError(EnvError):
+    """A policy whose actions nobody can execute."""
+
+    def __init__(self, place: int) -> None:
+        """`place` is the number of the plan whose policy it is."""
+        super().__init__("the policy gives actions that are not finite: its weights may have diverged")
+        self.place = place
+
+
 @dataclasses.dataclass(frozen=True)
 class _Planned:
     """An episode to play."""
@@ -243,8 +252,9 @@ class _Rollouts:
                 f"the policy must give chunks [{len(prompts)}, {least} or more, {action_dim}] for environment "
                 f"{self.envs.name!r}; found {list(found)}"
             )
-        if not np.isfinite(chunks.actions).all():
-            raise EnvError("the policy gives actions that are not finite: its weights may have diverged")
+        is_finite = np.isfinite(chunks.actions).all(axis=(1, 2))
+        if not is_finite.all():
+            raise PolicyError(place=int(np.argmin(is_finite)) * len(self.members) // len(is_finite))
         return chunks
 
     def _submit(self, slot: int, function: Callable[..., Any], *args: Any) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -49,14 +49,11 @@ class RunMonitor:
         if profile_steps is not None and is_primary:
             self._profiler = StepProfiler(profile_steps, directory)
 
-    def before_update(self, step: int, agent: Callable[[], Agent], feed: Feed, rng: jax.Array) -> None:
-        """`step` is the step that the first update of the call will make.
-
-        `agent` is a function, because taking one agent out of the state of several runs takes time.
-        """
+    def before_update(self, step: int, agent: Agent, feed: Feed, rng: jax.Array) -> None:
+        """`step` is the step that the first update of the call will make."""
         self._writers.open(self._after_step)
         if self._debug is not None:
-            self._debug.before_update(step, agent(), feed, rng)
+            self._debug.before_update(step, agent, feed, rng)
 
     def after_update(self, step: int, result: Any, train_steps: jax.stages.Compiled) -> None:
         """The call whose last update makes `step` has been started; `result` is (part of) its result."""

@@ -50,7 +50,7 @@ def _check_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bo
     """Refuses a directory that holds another run."""
     exists = _holds_something(directory)
     if resume and not exists:
-        raise ConfigError(f"--resume: there is no run in {directory}; start it without --resume")
+        raise ConfigError(f"--resume: there is no run in {directory}; start this run alone, without --resume")
     if exists and overwrite:
         if not (directory / CONFIG_FILE).is_file():
             raise ConfigError(

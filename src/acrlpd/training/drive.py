@@ -9,7 +9,6 @@ import collections
 import contextlib
 import dataclasses
 import logging
-import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 
 from acrlpd.agents import Agent, Call
+from acrlpd.envs.rollouts import PolicyError
 from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.monitoring.run_monitor import device_memory
 from acrlpd.runs.record import EVALUATIONS
@@ -41,16 +41,16 @@ class Arena:
     protocol: EvaluationProtocol | None = None
     eval_fn: EvalFn | None = None  # judges instead of the protocol
 
-    def evaluate(
-        self, agents: Mapping[int, Agent], step: int, directories: Mapping[int, pathlib.Path]
-    ) -> Mapping[int, EvaluationMetrics]:
+    def evaluate(self, trainers: Mapping[int, Trainer], step: int) -> Mapping[int, EvaluationMetrics]:
         """The metrics of the agents of some runs; the records of the evaluations go to the directories of the runs."""
         if self.eval_fn is not None:
-            return {run: self.eval_fn(agent, step) for run, agent in agents.items()}
+            return {run: self.eval_fn(trainer.agent, step) for run, trainer in trainers.items()}
         assert self.protocol is not None, "a run without environment asks for no evaluation"
-        found = self.protocol.evaluate_at_step(
-            self._by_place(agents), step, self._by_place({run: path / EVALUATIONS for run, path in directories.items()})
-        )
+        placed = self._by_place(trainers)
+        directories = {place: trainer.directory / EVALUATIONS for place, trainer in placed.items()}
+        with _naming_the_policy(placed):
+            agents = {place: trainer.agent for place, trainer in placed.items()}
+            found = self.protocol.evaluate_at_step(agents, step, directories)
         return {self.runs[place]: metrics for place, metrics in found.items()}
 
     def play(self, trainers: Mapping[int, Trainer], numbers: Mapping[int, int]) -> dict[int, Round]:
@@ -59,11 +59,23 @@ class Arena:
         if len(self.runs) == 1:
             return {run: player.round(numbers[run]) for run, player in players.items()}
         together = {run: player for run, player in players.items() if isinstance(player, SynchronousPlayer)}
-        played = play_jointly(self._by_place(together), self._by_place(numbers), len(self.runs))
+        with _naming_the_policy(self._by_place(trainers)):
+            played = play_jointly(self._by_place(together), self._by_place(numbers), len(self.runs))
         return {self.runs[place]: round_ for place, round_ in played.items()}
 
     def _by_place(self, of_runs: Mapping[int, Any]) -> dict[int, Any]:
         return {self.runs.index(run): value for run, value in of_runs.items()}
+
+
+@contextlib.contextmanager
+def _naming_the_policy(trainers: Mapping[int, Trainer]) -> Iterator[None]:
+    """Says which of several runs, by their places, has a policy that cannot act."""
+    try:
+        yield
+    except PolicyError as error:
+        if len(trainers) > 1 and error.place in trainers:  # a place that rests repeats the policy of another place
+            error.add_note(f"in the run {trainers[error.place].directory}")
+        raise
 
 
 def train(trainers: Sequence[Trainer], arenas: Sequence[Arena] = ()) -> None:
@@ -82,14 +94,17 @@ def drive(trainers: Sequence[Trainer], runs: Sequence[Wishes], arenas: Sequence[
     driver = _Driver(trainers, {run: arena for arena in arenas for run in arena.runs})
     wishes: dict[int, Wish] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(runs)))
-    while True:
-        for run, answer in answers.items():
-            wishes.pop(run, None)
-            with _named_in_errors(trainers, run), contextlib.suppress(StopIteration):  # the run has ended
-                wishes[run] = runs[run].send(answer)
-        if not wishes:
-            return
-        answers = driver.fulfil(wishes)
+    with contextlib.ExitStack() as stack:
+        for ended in runs:
+            stack.callback(ended.close)  # after an error elsewhere, a run that waits has bars and files to leave
+        while True:
+            for run, answer in answers.items():
+                wishes.pop(run, None)
+                with _named_in_errors(trainers, run), contextlib.suppress(StopIteration):  # the run has ended
+                    wishes[run] = runs[run].send(answer)
+            if not wishes:
+                return
+            answers = driver.fulfil(wishes)
 
 
 @contextlib.contextmanager
@@ -118,7 +133,10 @@ class _Driver:
         rounds = {run: wish.number for run, wish in wishes.items() if isinstance(wish, NextRound)}
         if updates:
             return self._update(updates)
-        return self._play(rounds) if rounds else self._evaluate(list(wishes))
+        if rounds:
+            # A run that waited for its round when the signal came saves without the round.
+            return dict.fromkeys(rounds) if self.trainers[0].stop.is_requested else self._play(rounds)
+        return self._evaluate(wishes)
 
     def _play(self, numbers: Mapping[int, int]) -> dict[int, Round]:
         played: dict[int, Round] = {}
@@ -126,14 +144,15 @@ class _Driver:
             played |= arena.play({run: self.trainers[run] for run in runs}, {run: numbers[run] for run in runs})
         return played
 
-    def _evaluate(self, judged: Sequence[int]) -> dict[int, EvaluationMetrics]:
-        """Evaluates the runs that are at the step of the first run."""
-        step = self.trainers[judged[0]].step
+    def _evaluate(self, judged: Iterable[int]) -> dict[int, EvaluationMetrics]:
+        """Evaluates these runs, those of one step and one environment together."""
         found: dict[int, EvaluationMetrics] = {}
-        for arena, runs in self._by_arena(run for run in judged if self.trainers[run].step == step):
-            trainers = {run: self.trainers[run] for run in runs}
-            agents = {run: trainer.agent for run, trainer in trainers.items()}
-            found |= arena.evaluate(agents, step, {run: trainer.directory for run, trainer in trainers.items()})
+        by_step = collections.defaultdict(list)
+        for run in judged:
+            by_step[self.trainers[run].step].append(run)
+        for step, runs_of_step in by_step.items():
+            for arena, runs in self._by_arena(runs_of_step):
+                found |= arena.evaluate({run: self.trainers[run] for run in runs}, step)
         return found
 
     def _by_arena(self, runs: Iterable[int]) -> list[tuple[Arena, list[int]]]:
@@ -153,6 +172,8 @@ class _Driver:
             compiles = not self.learner.is_compiled_for(calls)
             if compiles:  # at the start, or because a replay has outgrown its place
                 self.compile(calls)
+            for run, trainer in chosen.items():
+                trainer.before_call(calls[run])
             metrics = self.learner.update(calls, chosen, num_updates, update_policy=kind)
             if compiles:
                 jax.block_until_ready(metrics)

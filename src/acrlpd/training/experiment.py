@@ -96,6 +96,7 @@ def run_comparison(configs: Sequence[RLTrainConfig], directories: Sequence[pathl
     for config, directory in zip(configs, directories, strict=True):
         if options.resume:
             _check_resume(config, directory, options.allow_changed)
+    for config, directory in zip(configs, directories, strict=True):
         runs.write_run_config(directory, config)  # From now on, --overwrite knows that this is the directory of a run.
     names = configs[0].evaluation.baselines
     continued = [directory / BASELINES / OFFLINE_CONTINUED for directory in directories]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, to_dict
-from acrlpd.config.tree import flatten
+from acrlpd.config.tree import NOT_HASHED, flatten
 from acrlpd.training.options import RunOptions
 
 TASK = "{task}"
@@ -23,12 +23,14 @@ def create_members(rl_config: RLTrainConfig, options: RunOptions) -> list[RLTrai
     _refuse_twice("--seeds", options.seeds)
     _refuse_twice("--tasks", options.tasks)
     fields = [name for name, value in flatten(to_dict(rl_config)) if _has_task(value)]
+    if "exp_name" in fields:
+        raise ConfigError(f"exp_name contains {TASK}: leave {TASK} out, because --tasks adds the name of the task")
     if fields and not options.tasks:
         raise ConfigError(f"{fields[0]} contains {TASK}: name the tasks with --tasks")
-    if options.tasks and not fields:
+    if options.tasks and not any(name.split(".")[0] not in NOT_HASHED for name in fields):
         raise ConfigError(
-            f"--tasks: no field of the config contains {TASK}, so all runs would be the same; write {TASK} where the "
-            "name of the task belongs, for example in env.id and data.rewards.reward_column"
+            f"--tasks: no field that changes what is trained contains {TASK}, so all runs would be the same; write "
+            f"{TASK} where the name of the task belongs, for example in env.id and data.rewards.reward_column"
         )
     members = []
     for task, seed in itertools.product(options.tasks or (None,), options.seeds or (None,)):
@@ -38,7 +40,7 @@ def create_members(rl_config: RLTrainConfig, options: RunOptions) -> list[RLTrai
             changes["seed"] = seed
         if task is not None:
             values = dict(flatten(to_dict(rl_config)))
-            changes |= {name: _fill(values[name], task) for name in fields if name != "exp_name"}
+            changes |= {name: _fill(values[name], task) for name in fields}
         members.append(apply_config_overrides(rl_config, changes))
     if len(members) > 1:
         _check_together(rl_config, options)

@@ -53,6 +53,11 @@ class StopRequest:
         text = f"\nacrlpd: {name}: saving after the current step, then ending; a second signal ends the run at once\n"
         os.write(2, text.encode())
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether this process got a signal."""
+        return self._received is not None
+
     def check(self, step: int) -> int | None:
         """Before `step` is started: the signal to stop for, or None if the run goes on."""
         client = coordinator_client()

@@ -7,12 +7,12 @@ import pathlib
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.config.data import NORM_STATS_FILE
+from acrlpd.config.tree import config_hash
 from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
 from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
@@ -67,7 +67,7 @@ def train_runs(
         loaders = _create_loaders(configs, learner, stack)
         arenas = [
             Arena(members, _create_protocol(configs[members[0]], loaders[members[0]], len(members), stack), eval_fn)
-            for members in _runs_by_environment(configs)
+            for members in _runs_that_act_together(configs)
         ]
         trainers = []
         for run, config in enumerate(configs):
@@ -96,9 +96,9 @@ def train_runs(
             logger.info("dry run: everything is ready, no step was made")
             return 0
         if is_primary():
-            for directory, config in zip(directories, configs, strict=True):
-                runs.warn_about_space(directory, len(configs) * state.total_bytes, config.checkpoints.max_to_keep)
-                # A resumed run has not ended, so reports must not show its earlier end.
+            needed, max_to_keep = len(configs) * state.total_bytes, configs[0].checkpoints.max_to_keep
+            runs.warn_about_space(directories[0], needed, max_to_keep)
+            for directory in directories:  # A resumed run has not ended, so reports must not show its earlier end.
                 (directory / runs.SUMMARY_FILE).unlink(missing_ok=True)
         train(trainers, arenas)
         for trainer in trainers:
@@ -142,17 +142,23 @@ def _create_loaders(
 ) -> list[DataLoader]:
     loaders: list[DataLoader] = []
     for config in configs:
-        like = loaders[0] if loaders else None
+        like = next((loader for loader in loaders if loader.reads_data_of(config)), loaders[0] if loaders else None)
         loader = create_data_loader(config, device_sharding=learner.sharding.data, num_runs=len(configs), like=like)
         loaders.append(stack.enter_context(loader))
+    capacities = {(loader.capacity, loader.idle_feed() is None) for loader in loaders}
+    if len(capacities) > 1:
+        raise ConfigError(
+            "the data of some runs fits on the devices, and that of other runs does not; runs that train together need "
+            "data.on_device=never then"
+        )
     return loaders
 
 
-def _runs_by_environment(configs: Sequence[RLTrainConfig]) -> list[tuple[int, ...]]:
-    """The numbers of the runs, grouped: runs of one environment can be judged together."""
-    groups: dict[Any, list[int]] = {}
+def _runs_that_act_together(configs: Sequence[RLTrainConfig]) -> list[tuple[int, ...]]:
+    """The numbers of the runs, grouped: runs that differ only in their seed act with the same transforms."""
+    groups: dict[str, list[int]] = {}
     for run, config in enumerate(configs):
-        groups.setdefault(config.env, []).append(run)
+        groups.setdefault(config_hash(dataclasses.replace(config, seed=0)), []).append(run)
     return [tuple(group) for group in groups.values()]
 
 

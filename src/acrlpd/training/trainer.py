@@ -5,7 +5,7 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ from acrlpd.training.online.rounds import OnlinePhase
 from acrlpd.training.progress import Clock, Progress, ProgressBars, model_flops_utilization
 from acrlpd.training.sharding import abstract_train_state
 from acrlpd.training.stopping import StopRequest
-from acrlpd.training.wishes import Evaluation, Made, NextRound, Updates, Wishes
+from acrlpd.training.wishes import Evaluation, Made, NextRound, Updates, Wish, Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -208,8 +208,8 @@ class Trainer:
     def train_until(self, last_step: int) -> Wishes:
         """Trains up to `last_step`, or until the phase ends earlier."""
         while self.step < last_step and not self._is_over():
-            if self.phase == ONLINE:
-                yield from self._act()
+            if self.phase == ONLINE and not (yield from self._act()):
+                continue  # A signal came before the round.
             most = self._calls.next(self.step, last_step, *self._stops())
             self._begin_call((yield Updates(most, self._updates_policy())))
             self._collect(leave=MAX_IN_FLIGHT)
@@ -235,21 +235,24 @@ class Trainer:
             yield self.online_start + self.rl_config.online.critic_warmup_steps
             yield self.step + self.online.updates_ahead(self.step, self.step - self.online_start)
 
-    def _act(self) -> Wishes:
-        """Plays the episodes that the next update of the online phase needs."""
+    def _act(self) -> Generator[Wish, Any, bool]:
+        """Plays the episodes that the next update of the online phase needs; returns whether the run can go on."""
         assert self.online is not None and self.online_start is not None
         update = self.step - self.online_start
         if self.online.needs_round(update):
             self._collect(leave=0)  # playing waits for the policy anyway; this time belongs to the updates
         with self.clock.measure("rollouts"):
-            self.online.begin(lambda: self.agent, self.step)
+            self.online.begin(self.agent, self.step)
             while (number := self.online.missing_round(update)) is not None:
-                self.online.add((yield NextRound(number)))
+                if (next_round := (yield NextRound(number))) is None:
+                    return False
+                self.online.add(next_round)
             played = self.online.take()
         if played:
             self._collect(leave=0)  # lines of metrics have their place in the file, however long the calls are
         for metrics in played:
             self.monitor.on_event(self.metrics_log.write_event(self.step + 1, metrics_log.ONLINE, metrics))
+        return True
 
     def _bc_weights(self) -> np.ndarray:
         """The weights of the cloning loss in the next updates: float32 [capacity of a call]."""
@@ -304,8 +307,11 @@ class Trainer:
         """What this run brings to a call of the train step; draws the batches of the updates."""
         with self.clock.measure("data_wait"):
             feed = self._loader.sample_feed(num_updates)
-        self.monitor.before_update(self.step + 1, lambda: self.agent, feed, self._rng)
         return Call(feed, self._bc_weights(), self._rng)
+
+    def before_call(self, call: Call) -> None:
+        """The updates of this call are about to begin."""
+        self.monitor.before_update(self.step + 1, self.agent, call.feed, call.rng)
 
     def create_idle_call(self) -> Call | None:
         """A call for a place in the joint train step whose result is not used; None if any other call can be used."""

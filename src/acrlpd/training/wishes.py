@@ -34,7 +34,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class NextRound:
-    """A round of episodes. The answer is the `Round`."""
+    """A round of episodes. The answer is the `Round`, or None if the run has to stop before the round."""
 
     number: int
 

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import flax.serialization
 import jax
@@ -58,9 +58,9 @@ class ActorProcess(Player):
         self._process: subprocess.Popen[bytes] | None = None
         self._starts_in_a_row = 0
 
-    def update_policy(self, agent: Callable[[], Agent], step: int) -> None:
+    def update_policy(self, agent: Agent, step: int) -> None:
         if self._published is None or step - self._published >= self._rl_config.online.actor_refresh_steps:
-            publish(self._directory, acting_model(agent(), average=self._rl_config.acts_with_average), step)
+            publish(self._directory, acting_model(agent, average=self._rl_config.acts_with_average), step)
             self._published = step
         self._keep_alive()
 

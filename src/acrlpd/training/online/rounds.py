@@ -12,7 +12,7 @@ import math
 import pathlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,8 @@ class Player(abc.ABC):
     """Where the rounds of an online phase come from: this process, or an actor process."""
 
     @abc.abstractmethod
-    def update_policy(self, agent: Callable[[], Agent], step: int) -> None:
-        """Called before every call of the train step.
-
-        `agent` gives the newest agent. This may take time, so a player calls `agent` only if it needs the agent.
-        """
+    def update_policy(self, agent: Agent, step: int) -> None:
+        """Called before every call of the train step with the newest agent."""
 
     @abc.abstractmethod
     def round(self, number: int) -> Round:
@@ -70,15 +67,15 @@ class SynchronousPlayer(Player):
         self.rounds = rounds
         self.policy = create_online_policy(rl_config, norm_stats)  # without arrays
         self.step = 0
-        self._agent: Callable[[], Agent]
+        self._agent: Agent
         self._average = rl_config.acts_with_average
 
-    def update_policy(self, agent: Callable[[], Agent], step: int) -> None:
+    def update_policy(self, agent: Agent, step: int) -> None:
         self._agent, self.step = agent, step
 
     def model(self) -> ActingModel:
         """The newest model."""
-        return acting_model(self._agent(), average=self._average)
+        return acting_model(self._agent, average=self._average)
 
     def round(self, number: int) -> Round:
         return play_jointly({0: self}, {0: number}, num_runs=1)[0]
@@ -119,7 +116,7 @@ class OnlinePhase:
         self._loader = loader
         self._replay = replay
 
-    def begin(self, agent: Callable[[], Agent], step: int) -> None:
+    def begin(self, agent: Agent, step: int) -> None:
         """Tells the player about the newest policy; rounds that are over already wait to be taken."""
         self.player.update_policy(agent, step)
         self._pending += self.player.finished_rounds(self._rounds + len(self._pending))
