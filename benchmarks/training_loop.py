@@ -74,66 +74,73 @@ def make_config(name: str, batch_size: int | None, directory: pathlib.Path) -> R
     return apply_config_overrides(config, changes)
 
 
-def make_trainer(config: RLTrainConfig, directory: pathlib.Path) -> Trainer:
-    sharding = create_sharding(config)
-    loader = create_data_loader(config, device_sharding=sharding.data)
-    directory.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(config, loader, Learner(sharding), directory)
-    trainer.initialize()
-    return trainer
+def make_trainers(config: RLTrainConfig, directory: pathlib.Path, num_runs: int = 1) -> list[Trainer]:
+    """The trainers of runs that differ in their seed and train together."""
+    learner, trainers = Learner(create_sharding(config)), []
+    for run in range(num_runs):
+        member, where = apply_config_overrides(config, seed=run), directory / str(run)
+        like = trainers[0]._loader if trainers else None
+        place = learner.sharding.data
+        loader = create_data_loader(member, device_sharding=place, num_runs=num_runs, like=like)
+        where.mkdir(parents=True, exist_ok=True)
+        trainers.append(Trainer(member, loader, learner, where, run=run))
+        trainers[run].initialize()
+    return trainers
 
 
-def train_until(trainer: Trainer, step: int) -> float:
-    """Seconds per step of the trainer's own loop; no checkpoint."""
-    start, first = time.perf_counter(), trainer.step
-    drive([trainer], [trainer.train_until(step)])
-    trainer._collect(leave=0)
-    return (time.perf_counter() - start) / (step - first)
+def train_for(trainers: list[Trainer], num_steps: int) -> float:
+    """Seconds per step of the trainers' own loop; no checkpoint."""
+    start, last = time.perf_counter(), trainers[0].step + num_steps
+    drive(trainers, [trainer.train_until(last) for trainer in trainers])
+    for trainer in trainers:
+        trainer._collect(leave=0)
+    return (time.perf_counter() - start) / num_steps
 
 
-def bare_steps(trainer: Trainer, feed: Feed, num_steps: int) -> float:
+def bare_steps(trainers: list[Trainer], feeds: list[Feed], num_steps: int) -> float:
     """Seconds per step of the compiled program alone, in the longest calls that it allows."""
+    calls = [Call(feed, t._bc_weights(), t._rng) for feed, t in zip(feeds, trainers, strict=True)]
     start, left = time.perf_counter(), num_steps
     while left:
-        length = min(left, feed.capacity)
-        call = Call(feed, trainer._bc_weights(), trainer._rng)
-        metrics = trainer.learner.update([call], [0], length, update_policy=True)
+        length = min(left, feeds[0].capacity)
+        metrics = trainers[0].learner.update(calls, range(len(calls)), length, update_policy=True)
         left -= length
     jax.block_until_ready(metrics)
     return (time.perf_counter() - start) / num_steps
 
 
-def measure_overhead(config: RLTrainConfig, directory: pathlib.Path, num_steps: int) -> Iterator[Row]:
-    trainer = make_trainer(config, directory / "overhead")
-    feed = trainer._loader.sample_feed(trainer._loader.capacity)
-    train_until(trainer, 5)
-    bare_steps(trainer, feed, 3)
-    train_until(trainer, trainer.step + num_steps)  # until the length of a call has settled
+def measure_overhead(config: RLTrainConfig, directory: pathlib.Path, num_steps: int, num_runs: int) -> Iterator[Row]:
+    trainers = make_trainers(config, directory / "overhead", num_runs)
+    feeds = [trainer._loader.sample_feed(trainer._loader.capacity) for trainer in trainers]
+    train_for(trainers, 5)
+    bare_steps(trainers, feeds, 3)
+    train_for(trainers, num_steps)  # until the length of a call has settled
     pairs = []
     for _ in range(3):
-        bare = bare_steps(trainer, feed, num_steps)
-        pairs.append((bare, train_until(trainer, trainer.step + num_steps)))
+        bare = bare_steps(trainers, feeds, num_steps)
+        pairs.append((bare, train_for(trainers, num_steps)))
     bare, loop = (statistics.median(times) for times in zip(*pairs, strict=True))
-    yield "bare compiled step", f"{1e3 * bare:.1f} ms"
-    yield "step of the trainer", f"{1e3 * loop:.1f} ms"
+    yield "bare compiled step", f"{1e3 * bare:.2f} ms"
+    yield "step of the trainer", f"{1e3 * loop:.2f} ms"
     ratios = [bare / loop for bare, loop in pairs]
     yield (
         "trainer / bare, steps per second",
         f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
     )
-    trainer.close()
-    trainer._loader.close()
+    for trainer in trainers:
+        trainer.close()
+        trainer._loader.close()
 
 
 def measure_checkpoint(config: RLTrainConfig, directory: pathlib.Path, num_saves: int) -> Iterator[Row]:
-    trainer = make_trainer(config, directory / "checkpoint")
-    train_until(trainer, 3)
+    [trainer] = make_trainers(config, directory / "checkpoint")
+    train_for([trainer], 3)
     yield "state", f"{sum(x.nbytes for x in jax.tree.leaves(trainer.agent)) / 2**30:.2f} GiB"
     stalls, saves = [], []
     for _ in range(num_saves):
         if saves:  # a disk need not hold two
             trainer.writer._manager.delete(trainer.step)
-        train_until(trainer, trainer.step + 2)
+        train_for([trainer], 2)
         start = time.perf_counter()
         trainer.save_checkpoint()
         stalls.append(time.perf_counter() - start)
@@ -251,6 +258,7 @@ def main() -> None:
     parser.add_argument("--config", default="tiny")
     parser.add_argument("--batch_size", type=int)
     parser.add_argument("--steps", type=int, default=30, help="steps per turn of the overhead part")
+    parser.add_argument("--runs", type=int, default=1, help="runs that train together in the overhead part")
     parser.add_argument("--saves", type=int, default=2, help="saves of the checkpoint part")
     parser.add_argument("--directory", type=pathlib.Path, help="where checkpoints go; a temporary one by default")
     options = parser.parse_args()
@@ -268,7 +276,7 @@ def main() -> None:
         directory = pathlib.Path(temporary)
         config = make_config(options.config, options.batch_size, directory)
         parts = {
-            "overhead": lambda: measure_overhead(config, directory, options.steps),
+            "overhead": lambda: measure_overhead(config, directory, options.steps, options.runs),
             "checkpoint": lambda: measure_checkpoint(config, directory, options.saves),
             "start": lambda: measure_start(config, directory),
             "fsdp": measure_fsdp,

@@ -55,19 +55,11 @@ def train_runs(
     bars = ProgressBars(enabled=is_primary() and not options.dry_run)
     starts = [_check_start(config, directory, options) for config, directory in zip(configs, directories, strict=True)]
     with contextlib.ExitStack() as stack:
-        # A dry run writes into a temporary directory.
-        written = list(directories)
-        if options.dry_run:
-            temporary = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            written = [temporary / str(run) for run in range(len(configs))]
-        for config, directory in zip(configs, written, strict=True):
-            directory.mkdir(parents=True, exist_ok=True)
-            if is_primary():
-                runs.write_run_config(directory, config)
+        written = _make_directories(configs, directories, options, stack)
         loaders = _create_loaders(configs, learner, stack)
         arenas = [
-            Arena(members, _create_protocol(configs[members[0]], loaders[members[0]], len(members), stack), eval_fn)
-            for members in _runs_that_act_together(configs)
+            Arena(group, _create_protocol(configs[group[0]], loaders[group[0]], len(group), stack), eval_fn)
+            for group in _runs_that_act_together(configs)
         ]
         trainers = []
         for run, config in enumerate(configs):
@@ -105,6 +97,24 @@ def train_runs(
             _write_summary(trainer)
         stopped_by = [trainer.stopped_by for trainer in trainers if trainer.stopped_by is not None]
         return exit_code(stopped_by[0]) if stopped_by else 0
+
+
+def _make_directories(
+    configs: Sequence[RLTrainConfig],
+    directories: Sequence[pathlib.Path],
+    options: RunOptions,
+    stack: contextlib.ExitStack,
+) -> list[pathlib.Path]:
+    """The directories that the runs write to: those of the runs, or temporary ones in a dry run."""
+    written = list(directories)
+    if options.dry_run:
+        temporary = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        written = [temporary / str(run) for run in range(len(configs))]
+    for config, directory in zip(configs, written, strict=True):
+        directory.mkdir(parents=True, exist_ok=True)
+        if is_primary():
+            runs.write_run_config(directory, config)
+    return written
 
 
 @dataclasses.dataclass(frozen=True)
