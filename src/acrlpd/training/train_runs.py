@@ -155,8 +155,7 @@ def _create_loaders(
         like = next((loader for loader in loaders if loader.reads_data_of(config)), loaders[0] if loaders else None)
         loader = create_data_loader(config, device_sharding=learner.sharding.data, num_runs=len(configs), like=like)
         loaders.append(stack.enter_context(loader))
-    capacities = {(loader.capacity, loader.idle_feed() is None) for loader in loaders}
-    if len(capacities) > 1:
+    if len({loader.capacity for loader in loaders}) > 1:  # Feeds of rows have another capacity than feeds of batches.
         raise ConfigError(
             "the data of some runs fits on the devices, and that of other runs does not; runs that train together need "
             "data.on_device=never then"

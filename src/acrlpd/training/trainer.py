@@ -82,6 +82,7 @@ class Trainer:
         """`run` is the number of this run in the learner, to which the trainers add their agents in order.
 
         Runs that train together share `stop` and `bars`. `assets` are files that every checkpoint carries for openpi.
+        `is_evaluated` says whether the driver can evaluate the agent.
         With `online` the online phase follows the offline phase. `offline_copy` is a directory that gets a copy of the
         checkpoint between the phases, from which another run goes on. `profile_steps` (a, b) traces the updates after
         step a up to step b.
