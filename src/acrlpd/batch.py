@@ -13,7 +13,8 @@ from acrlpd.models.observation import Array, Observation
 class Batch:
     """A batch of action-chunk transitions: B windows that start at a random step t of an episode.
 
-    T is the policy's action_horizon, H <= T the critic's chunk length (`horizon_length`).
+    T is the policy's action_horizon, H the steps of a target (`horizon_length`): those of the critic's chunk, or more
+    with n-step returns.
     """
 
     observations: Observation  # at t

@@ -176,7 +176,7 @@ def test_accumulated_gradients_equal_the_large_batch(changes):
     config = make_config(critic={"dropout_rate": 0.2, "target_subset_size": 2}, **changes)
     agent, batch = build(config), make_batch(config, 12)
     params = Params(agent.policy_params, agent.critics.online, agent.temperature_params)
-    draws = draw(KEY, batch, 4)
+    draws = draw(KEY, batch, config.acrlpd)
 
     @functools.partial(quick_jit, static_argnums=1)
     def gradients(params, parts):
@@ -334,7 +334,7 @@ def test_impossible_hyperparameters_are_refused(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"horizon_length": 5}, "horizon_length 5 exceeds the policy's action_horizon 4"),
+        ({"horizon_length": 5}, "the critics see 5 actions, more than the policy's action_horizon 4"),
         ({"action_dim": 4}, "action_dim 4"),
         ({"critic_action_horizon": 4}, "critic_action_horizon 4 exceeds"),
     ],

@@ -17,7 +17,7 @@ def validate(changes, base=DEBUG, **kwargs):
     [
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"batch_size": 9, "gradient_accumulation_steps": 2}, "use 8 or 10"),
-        ({"qchunking.horizon_length": 11}, "horizon_length 11 exceeds the policy's action_horizon 10"),
+        ({"qchunking.horizon_length": 11}, "the critics see 11 actions, more than the policy's action_horizon 10"),
         ({"qchunking.critic_action_horizon": 6}, "critic_action_horizon 6 exceeds horizon_length"),
         ({"qchunking.sequence_ratio": 1.5}, "sequence_ratio must lie in [0, 1]"),
         ({"qchunking.action_dim": 33}, "must lie between 1 and model.action_dim 32"),

@@ -61,11 +61,6 @@ class Algorithm:
         return self.acrlpd.loss_weights.actor_weight != 0
 
     @property
-    def critic_action_horizon(self) -> int:
-        """C: the actions of a chunk that the critics see."""
-        return self.qchunking.critic_action_horizon or self.qchunking.horizon_length
-
-    @property
     def target_entropy(self) -> float:
         if self.acrlpd.target_entropy is not None:
             return self.acrlpd.target_entropy
@@ -73,7 +68,7 @@ class Algorithm:
 
     def seen_actions(self, actions: Array) -> jax.Array:
         """What critics see of actions [..., T, a]: the first C steps and the real dims."""
-        return jnp.asarray(actions)[..., : self.critic_action_horizon, : self.qchunking.action_dim]
+        return jnp.asarray(actions)[..., : self.qchunking.chunk_length, : self.qchunking.action_dim]
 
     def critic_chunks(self, actions: Array) -> jax.Array:
         """`seen_actions`, flattened: c."""
@@ -99,7 +94,12 @@ class Algorithm:
             config=self.acrlpd.best_of_n,
             data_shards=self.data_shards,
         )
-        return self.improvement.propose(networks, context, observation, noise, denoise)
+        return self.clip(self.improvement.propose(networks, context, observation, noise, denoise))
+
+    def clip(self, actions: jax.Array) -> jax.Array:
+        """Actions within the bounds of the robot, if the config names bounds."""
+        bounds = self.acrlpd.action_bounds
+        return actions if bounds is None else jnp.clip(actions, *bounds)
 
     def values(self, networks: Networks, context: Context, observation: Observation, actions: jax.Array) -> jax.Array:
         """agg_e Q_e(s, c) of actions [b, n, T, a] under the online critics: [b, n]."""
@@ -151,10 +151,10 @@ def compute_targets(
 
 
 def td_target(batch: Batch, next_q: jax.Array, discount: float) -> jax.Array:
-    """y [b] = sum_i gamma^i r_i valid_i + gamma^H mask Q(s', c'); no bootstrap past a true terminal."""
+    """y [b] = sum_i gamma^i r_i + gamma^H mask Q(s', c'); no bootstrap past a true terminal."""
     horizon = batch.rewards.shape[1]
     powers = discount ** jnp.arange(horizon, dtype=jnp.float32)
-    chunk_return = jnp.sum(batch.rewards * batch.valid[:, :horizon] * powers, axis=1)
+    chunk_return = jnp.sum(batch.rewards * powers, axis=1)
     return chunk_return + discount**horizon * batch.masks[:, -1] * next_q
 
 
@@ -315,7 +315,7 @@ def prepare(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[tuple[Batch, 
         observations=policy.preprocess(augment_rng, batch.observations, train=augment),
         next_observations=policy.preprocess(None, batch.next_observations, train=False),
     )
-    return (batch, draw(draw_rng, batch, agent.algorithm.acrlpd.num_action_samples)), subset_rng
+    return (batch, draw(draw_rng, batch, agent.algorithm.acrlpd)), subset_rng
 
 
 def compute_loss(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:

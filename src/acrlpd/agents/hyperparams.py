@@ -63,6 +63,11 @@ class ACRLPDHyperparams:
     # Euler steps of the flow (K) when candidates are sampled. Fewer: faster, coarser actions.
     sampling_steps: Annotated[int, Ge(1)] = 10
     best_of_n: BestOfNConfig = dataclasses.field(default_factory=BestOfNConfig)
+    # Lowest and highest action of the robot, in the robot's units: candidates are clipped to these bounds before the
+    # critics or the robot get them. Actions must not be normalised (data.normalize). None: candidates are not clipped.
+    action_bounds: tuple[float, float] | None = None
+    # Flow times of the policy's training: openpi's Beta(1.5, 1), which prefers noise, or all times equally often.
+    flow_times: Literal["beta", "uniform"] = "beta"
 
     # Weight of a reward one environment step later. Higher: longer foresight, slower value learning.
     discount: Annotated[float, Interval(gt=0, le=1)] = 0.99
@@ -106,6 +111,8 @@ class ACRLPDHyperparams:
                 "a learned temperature needs the spread of at least 2 candidates: raise acrlpd.num_action_samples, or "
                 "set acrlpd.learnable_temperature false"
             )
+        if self.action_bounds is not None and not self.action_bounds[0] < self.action_bounds[1]:
+            yield error(f"acrlpd.action_bounds must be the lowest and the highest action; found {self.action_bounds}")
         if samples > 64:
             yield warning(
                 f"num_action_samples {samples} costs more than the rest of the step; 4 to 32 is usual. "
@@ -133,22 +140,30 @@ class ACRLPDHyperparams:
 class QChunkingConfig:
     """The chunks that the critics judge."""
 
-    # Steps per chunk (H): actions per value, steps per bootstrap. At most the policy's action_horizon.
+    # Steps per chunk (H): actions per value, steps per bootstrap. At most the policy's action_horizon, unless
+    # critic_action_horizon is smaller.
     # Longer: faster value propagation, harder to fit, slower reaction.
     horizon_length: Annotated[int, Ge(1)] = 20
     # Real action dims of the robot; the policy pads to its own action_dim (32).
     action_dim: Annotated[int, Ge(1)] = 14
-    # Share of each batch whose window lies wholly inside its episode. Lower: more episode ends.
-    sequence_ratio: Annotated[float, Interval(ge=0, le=1)] = 0.7
-    # Actions the critic sees; None: all H. 1 gives the n-step baseline without chunks (n = H).
+    # Share of each batch whose window lies wholly inside its episode. Lower: more episode ends. None: every step of the
+    # data is equally likely to begin a window.
+    sequence_ratio: Annotated[float | None, Interval(ge=0, le=1)] = 0.7
+    # Actions the critic sees; None: all H. 1 gives n-step returns without chunks (n = H).
     critic_action_horizon: Annotated[int | None, Ge(1)] = None
+
+    @property
+    def chunk_length(self) -> int:
+        """Actions of a chunk that the critics see; C in docs/algorithm.md."""
+        return self.critic_action_horizon or self.horizon_length
 
     def check(self, *, policy_action_horizon: int, policy_action_dim: int) -> Iterator[Finding]:
         """Errors about settings that do not fit a policy that predicts chunks of this size."""
-        if self.horizon_length > policy_action_horizon:
+        if self.chunk_length > policy_action_horizon:
             yield error(
-                f"qchunking.horizon_length {self.horizon_length} exceeds the policy's action_horizon "
-                f"{policy_action_horizon}; lower horizon_length, or raise model.action_horizon"
+                f"the critics see {self.chunk_length} actions, more than the policy's "
+                f"action_horizon {policy_action_horizon}; lower qchunking.horizon_length (or, for n-step returns, "
+                "qchunking.critic_action_horizon), or raise model.action_horizon"
             )
         if self.critic_action_horizon is not None and self.critic_action_horizon > self.horizon_length:
             yield error(

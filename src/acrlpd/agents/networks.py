@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble
+from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import Context, FlowPolicy, draw_noise
@@ -144,19 +145,22 @@ class Draws:
     dropout_keys: jax.Array  # [b]
 
 
-def draw(rng: jax.Array, batch: Batch, num_samples: int) -> Draws:
+def draw(rng: jax.Array, batch: Batch, hyperparams: ACRLPDHyperparams) -> Draws:
     b, *chunk_shape = batch.actions.shape
+    candidates_shape = (b, hyperparams.num_action_samples, *chunk_shape)
     noise_rng, time_rng, next_rng, candidate_rng, dropout_rng = jax.random.split(rng, 5)
     noise = draw_noise(noise_rng, (b, 2, *chunk_shape))
-    # openpi's Beta(1.5, 1) by its inverse distribution function. `jax.random.beta` is a rejection loop, which takes
-    # longer than the whole update of a small policy.
-    time = jax.random.uniform(time_rng, (b, 2)) ** (1 / 1.5) * 0.999 + 0.001
+    time = jax.random.uniform(time_rng, (b, 2))
+    if hyperparams.flow_times == "beta":
+        # openpi's Beta(1.5, 1) by its inverse distribution function. `jax.random.beta` is a rejection loop, which takes
+        # longer than the whole update of a small policy.
+        time = time ** (1 / 1.5) * 0.999 + 0.001
     return Draws(
         flow_noise=noise[:, 0],
         flow_time=time[:, 0],
         actor_noise=noise[:, 1],
         actor_time=time[:, 1],
-        next_noise=draw_noise(next_rng, (b, num_samples, *chunk_shape)),
-        candidate_noise=draw_noise(candidate_rng, (b, num_samples, *chunk_shape)),
+        next_noise=draw_noise(next_rng, candidates_shape),
+        candidate_noise=draw_noise(candidate_rng, candidates_shape),
         dropout_keys=jax.random.split(dropout_rng, b),
     )

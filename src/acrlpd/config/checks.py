@@ -152,6 +152,10 @@ def check_data(config: RLTrainConfig) -> Iterator[Finding]:
     for camera, column in cameras.items():
         if model.image_keys and camera not in model.image_keys:
             yield warning(f"column {column!r} is mapped to camera {camera}, which model.image_keys leaves out")
+    if config.acrlpd.action_bounds is not None and "actions" in data.normalize:
+        yield error(
+            "acrlpd.action_bounds are in the robot's units, so actions must not be normalised: set data.normalize state"
+        )
     if model.prompt_len:
         yield from _check_prompts(config)
 

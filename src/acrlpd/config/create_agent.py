@@ -51,7 +51,7 @@ def create_agent(
         critic_rng,
         feature_dim=policy.feature_dim,
         state_dim=model.state_dim,
-        chunk_dim=algorithm.critic_action_horizon * rl_config.qchunking.action_dim,
+        chunk_dim=rl_config.qchunking.chunk_length * rl_config.qchunking.action_dim,
     )
     improvement = rl_config.improvement.create_networks(policy, algorithm, nnx.Rngs(jax.random.fold_in(critic_rng, 1)))
     return _assemble_agent(rl_config, algorithm, policy, critics, improvement)

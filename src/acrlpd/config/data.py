@@ -60,6 +60,10 @@ class RewardConfig:
     reward_column: str = "next.reward"
     success_column: str = "next.success"
     done_column: str = "next.done"
+    # Whether a recording ends at its first success: right for demonstrations. In play data the robot may reach the goal
+    # and leave it again: there each success is a terminal, and the recording goes on. Episodes of an environment end
+    # when the environment says so.
+    success_ends_episode: bool = True
     # Sidecar file; None: `<dataset>.labels.json` next to the dataset.
     labels_file: str | None = None
     # Rewards made from success: "zero_one" gives 1 at a success and 0 elsewhere, "minus_one_zero" gives 0 at a success
@@ -105,6 +109,8 @@ class DataConfig:
     assets_dir: str = "./assets"
     # One or more names with slashes in between. None: repo_id, or the name of data_dir.
     asset_id: str | None = None
+    # What is normalised; the rest is given to the policy as it comes.
+    normalize: tuple[Literal["state", "actions"], ...] = ("state", "actions")
     # Normalise by quantiles instead of mean and deviation; None: as openpi, quantiles for pi0.5.
     use_quantile_norm: bool | None = None
     # Train on actions relative to the state at the chunk's first step.

@@ -1,12 +1,13 @@
 """Presets by name, and the stages in which a preset is used: production, development and debug.
 
-A preset is a file in `acrlpd.config.presets`; its docstring says what the preset is for.
+A preset is a file in `acrlpd.config.presets`; its docstring says what the preset is for. A file may also hold several
+presets that differ little, each with a line of its own.
 """
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,37 +20,49 @@ from acrlpd.config.tree import ConfigError
 STAGES = ("production", "development", "debug")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Preset:
+    config: RLTrainConfig
+    summary: str
+    description: str
+
+
 @functools.cache
-def _modules() -> dict[str, types.ModuleType]:
-    """The module of every preset, by name and then by alias."""
-    names = sorted(info.name for info in pkgutil.iter_modules(presets.__path__))
-    modules = {name: importlib.import_module(f"{presets.__name__}.{name}") for name in names}
-    return modules | {alias: module for module in modules.values() for alias in getattr(module, "ALIASES", ())}
+def _presets() -> dict[str, _Preset]:
+    """Every preset by name, and then by alias."""
+    found: dict[str, _Preset] = {}
+    aliases: dict[str, _Preset] = {}
+    for name in sorted(info.name for info in pkgutil.iter_modules(presets.__path__)):
+        module = importlib.import_module(f"{presets.__name__}.{name}")
+        text = (module.__doc__ or "").strip()
+        several: Mapping[str, tuple[str, RLTrainConfig]] = getattr(module, "CONFIGS", {})
+        found |= {variant: _Preset(config, line, f"{line}.\n\n{text}") for variant, (line, config) in several.items()}
+        if hasattr(module, "CONFIG"):
+            found[name] = _Preset(module.CONFIG, text.partition("\n")[0], text)
+            same = _Preset(module.CONFIG, f"the same as {name}", text)
+            aliases |= dict.fromkeys(getattr(module, "ALIASES", ()), same)
+    return found | aliases
 
 
-def _module(name: str) -> types.ModuleType:
-    if name not in _modules():
-        raise ConfigError(f"unknown config {name!r}{hint(name, _modules())}\nknown configs: {', '.join(_modules())}")
-    return _modules()[name]
+def _preset(name: str) -> _Preset:
+    if name not in _presets():
+        raise ConfigError(f"unknown config {name!r}{hint(name, _presets())}\nknown configs: {', '.join(_presets())}")
+    return _presets()[name]
 
 
 def get_config(name: str) -> RLTrainConfig:
     """The preset of this name or alias."""
-    return _module(name).CONFIG
+    return _preset(name).config
 
 
 def describe_config(name: str) -> str:
-    """The preset's whole docstring."""
-    return (_module(name).__doc__ or "").strip()
+    """All that is written about the preset."""
+    return _preset(name).description
 
 
 def list_configs() -> dict[str, str]:
     """Name -> one line about the preset, for every preset and alias."""
-    presets_of = {name: module.__name__.rpartition(".")[2] for name, module in _modules().items()}
-    return {
-        name: describe_config(name).partition("\n")[0] if name == preset else f"the same as {preset}"
-        for name, preset in presets_of.items()
-    }
+    return {name: preset.summary for name, preset in _presets().items()}
 
 
 def load_training_config(

@@ -94,8 +94,9 @@ class EnvConfig:
 class OnlineConfig:
     """The online phase: RLPD's mixture of replay and dataset."""
 
-    # Share of each batch that comes from the dataset; the rest is replay.
-    offline_ratio: Annotated[float, Interval(ge=0, le=1)] = 0.5
+    # Share of each batch that comes from the dataset; the rest is replay. None: dataset and replay are one buffer, in
+    # which every step is equally likely to begin a window.
+    offline_ratio: Annotated[float | None, Interval(ge=0, le=1)] = 0.5
     # Updates per environment step. Higher: more learning per interaction, more overfitting.
     update_to_data_ratio: Annotated[float, Gt(0)] = 0.2
     # Environment steps collected before the first online update.

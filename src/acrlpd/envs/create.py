@@ -28,7 +28,7 @@ def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None,
 
 def create_execution(rl_config: RLTrainConfig) -> ChunkExecution:
     """How a config executes the chunks of its policy."""
-    execution = rl_config.env.execution.for_horizon(rl_config.qchunking.horizon_length)
+    execution = rl_config.env.execution.for_horizon(rl_config.qchunking.chunk_length)
     for finding in execution.check(rl_config.model.action_horizon):
         if finding.level == "error":
             raise EnvError(finding.message)

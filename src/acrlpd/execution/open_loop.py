@@ -13,7 +13,7 @@ from acrlpd.execution.base import ChunkExecution, ChunkPolicy, Columns, Turn
 class OpenLoop(ChunkExecution):
     """Executes the first `steps` steps of every chunk, then asks the policy again."""
 
-    # Steps of a chunk that are executed; None: qchunking.horizon_length.
+    # Steps of a chunk that are executed; None: those that the critics see (qchunking).
     steps: Annotated[int | None, Ge(1)] = None
 
     def for_horizon(self, horizon_length: int) -> "OpenLoop":

@@ -138,6 +138,7 @@ def choose_actions(
         candidates = model.policy().sample_candidates(
             jax.random.key(0), observation, noise.shape[1], num_steps=num_steps, noise=noise
         )
+        candidates = model.algorithm.clip(candidates)
         return ChosenActions(candidates[:, 0], jnp.zeros(noise.shape[0], jnp.int32), None, candidates)
     candidates, member_values = candidates_and_values(model, observation, noise, num_steps=num_steps)
     q_values = model.networks().critics.online_ensemble.aggregate(member_values)

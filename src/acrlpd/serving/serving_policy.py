@@ -113,7 +113,7 @@ class ServingPolicy:
             "checkpoint_step": self.step,
             "action_horizon": rl_config.model.action_horizon,
             # How the policy was judged in training: the steps of a chunk that were executed, and the size of images.
-            "replan_steps": env.execution.for_horizon(rl_config.qchunking.horizon_length).replan_steps,
+            "replan_steps": env.execution.for_horizon(rl_config.qchunking.chunk_length).replan_steps,
             "image_size": None if env.id is None else list(env.image_size),
             # The prompt of a policy that was trained with one only; a request without a prompt gets this one.
             "prompt": None if data.prompt_from_task else data.default_prompt,

@@ -47,10 +47,16 @@ def assert_same_batches(found: list[Batch], expected: list[Batch]) -> None:
 
 @pytest.mark.parametrize(
     ("lengths", "ratio", "expected_rows"),
-    [([7, 12, 3, 20, 9], 0.5, 1000), ([7, 12, 3, 20, 9], 0.0, 0), ([1, 2, 1], 0.25, 2), ([5, 40], 1.0, 0)],
+    [
+        ([7, 12, 3, 20, 9], 0.5, 1000),
+        ([7, 12, 3, 20, 9], 0.0, 0),
+        ([1, 2, 1], 0.25, 2),
+        ([5, 40], 1.0, 0),
+        ([7, 200, 90], None, 0),
+    ],
 )
 def test_windows_are_those_of_the_host(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int], ratio: float, expected_rows: int
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int], ratio: float | None, expected_rows: int
 ) -> None:
     """Before the replay, with a part of the replay, and with all of it, also where it outgrows its place."""
     monkeypatch.setattr(device_rows, "expected_replay_rows", lambda config: expected_rows)

@@ -128,7 +128,7 @@ def test_image_buffers_are_used_again(config):
     with DataLoader(open_dataset(config), config, batch_size=8) as loader:
         for _ in range(10):
             loader.sample_batch()
-        assert loader._parts[0][0].buffers.allocated_bytes == 2 * 2 * 8 * SIZE * SIZE * 3
+        assert loader._builders[0].buffers.allocated_bytes == 2 * 2 * 8 * SIZE * SIZE * 3
 
 
 def loader_threads():

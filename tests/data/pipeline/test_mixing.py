@@ -71,7 +71,7 @@ class Mixed:
         self.loader = DataLoader(open_dataset(config), config, batch_size=config.batch_size, **options)
         self.replay = ReplayDataset(replay, config, self.loader.dataset)
 
-    def admit(self, numbers: range, ratio: float) -> None:
+    def admit(self, numbers: range, ratio: float | None) -> None:
         self.loader.mix_replay(self.replay.admit(numbers), ratio)
 
     def batches(self, count: int) -> list[Batch]:
@@ -110,6 +110,19 @@ def test_every_batch_has_its_share_evenly_spread(replay: Replay, ratio: float) -
                 assert max(shares) - min(shares) <= 1
                 inside = [part.sum() for part in np.split(np.asarray(batch.valid)[:, H - 1] > 0, shards)]
                 assert max(inside) - min(inside) <= 2
+
+
+def test_one_buffer_draws_every_step_equally_often(tmp_path: pathlib.Path) -> None:
+    """Dataset and replay in one buffer: each has the share of the windows that it has of the steps."""
+    config = dataclasses.replace(CONFIG, qchunking=dataclasses.replace(CONFIG.qchunking, sequence_ratio=None))
+    with Mixed(write_replay(tmp_path, [300, 7, 90]), config) as mixed:
+        mixed.admit(range(FIRST, FIRST + 3), None)
+        lengths = np.diff(mixed.loader.dataset.table.offsets)
+        expected = dict(enumerate(lengths)) | {FIRST: 300, FIRST + 1: 7, FIRST + 2: 90}
+        found = collections.Counter(int(i) for batch in mixed.batches(500) for i in batch.episode_id)
+        counts = np.array([found[i] for i in expected])
+        wanted = np.array(list(expected.values())) * 500 * SIZE / sum(expected.values())
+        assert (np.abs(counts - wanted) < 5 * np.sqrt(wanted)).all()
 
 
 def test_the_replay_does_not_follow_the_dataset(tmp_path: pathlib.Path) -> None:

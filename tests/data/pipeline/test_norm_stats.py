@@ -20,7 +20,7 @@ from acrlpd.data.pipeline.norm_stats import (
     near_constant_dims,
     save_norm_stats,
 )
-from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions
+from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions, Normalize, Unnormalize
 
 ORIGIN = NormStatsOrigin(
     dataset="abc",
@@ -207,7 +207,7 @@ def stats_of(sample):
     }
 
 
-def check(norm_stats, sample, *, origin=ORIGIN, expected=ORIGIN, counterpart=None, use_quantiles=False):
+def check(norm_stats, sample, *, origin=ORIGIN, expected=ORIGIN, counterpart=None, use_quantiles=False, **options):
     return check_norm_stats(
         norm_stats,
         origin,
@@ -216,6 +216,7 @@ def check(norm_stats, sample, *, origin=ORIGIN, expected=ORIGIN, counterpart=Non
         counterpart=counterpart,
         use_quantiles=use_quantiles,
         padded_dim=32,
+        **options,
     )
 
 
@@ -308,3 +309,23 @@ def test_near_constant_dims_are_named():
     assert "dims [1] of 'state' hardly vary" in warning
     assert near_constant_dims(np.array([1.0, 2.0, 1e-4, 0.0])).tolist() == [2, 3]
     assert near_constant_dims(np.zeros(2)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("use_quantiles", [False, True])
+def test_what_is_not_normalised_comes_as_it_is(use_quantiles):
+    data = {"state": np.linspace(-300, 500, 60).reshape(20, 3), "actions": np.linspace(-1, 1, 120).reshape(20, 2, 3)}
+    stats = compute_norm_stats(20, lambda rows: {key: x[rows] for key, x in data.items()}, ("actions",))
+    given = {key: x.astype(np.float32) for key, x in data.items()}
+    normalized = Normalize(stats, use_quantiles=use_quantiles)(given)
+    np.testing.assert_allclose(normalized["state"], given["state"], rtol=1e-6, atol=1e-6)
+    assert not np.allclose(normalized["actions"], given["actions"])
+    back = Unnormalize(stats, use_quantiles=use_quantiles)(normalized)
+    np.testing.assert_allclose(back["state"], given["state"], rtol=1e-6, atol=1e-6)
+    assert check(stats, data, use_quantiles=use_quantiles, normalized=("actions",)) == []
+
+
+def test_statistics_that_would_scale_what_is_not_normalised_are_refused():
+    with pytest.raises(
+        NormStatsError, match=r"data\.normalize leaves out 'state', but the norm statistics would scale"
+    ):
+        check(stats_of(example()), example(), origin=None, normalized=("actions",))

@@ -19,26 +19,32 @@ class PlainEpisode:
     success: list[bool]
 
 
-def reference_window(episode, t, horizon_length, action_horizon):
-    """What a window must hold, step by step, straight from the definition of the batch."""
+def reference_window(episode, t, horizon_length, action_horizon, *, play):
+    """What a window must hold, step by step, straight from the definition of the batch.
+
+    In play, every success but that of the last step is a terminal, and the recording goes on after it.
+    """
     length = len(episode.rewards)
     first_success = episode.success.index(True) if any(episode.success) else None
     window = {"valid": [], "rewards": [], "masks": [], "terminals": [], "action_steps": []}
     for i in range(action_horizon):
         window["valid"].append(1.0 if t + i < length else 0.0)
         window["action_steps"].append(t + i if t + i < length else length - 1)
-    over = first_success is not None and t > first_success
+    starts_after_end = not play and first_success is not None and t > first_success
+    over = starts_after_end
     for i in range(horizon_length):
         recorded = t + i < length
         ends_here = recorded and t + i == first_success
-        window["rewards"].append(episode.rewards[t + i] if recorded and not over else 0.0)
+        if play:
+            ends_here = t + i < length - 1 and episode.success[t + i]
+        earns = recorded and (play or not over)
+        window["rewards"].append(episode.rewards[t + i] if earns else 0.0)
         over = over or ends_here
         window["terminals"].append(float(ends_here))
         window["masks"].append(0.0 if over else 1.0)
     window["next_terminal"] = float(1.0 in window["terminals"])
     window["next_step"] = t + horizon_length if t + horizon_length < length else length - 1
-    starts_after_end = first_success is not None and t > first_success
-    target_known = window["next_terminal"] == 1.0 or t + horizon_length < length
+    target_known = (window["next_terminal"] == 1.0 and not play) or t + horizon_length < length
     window["sequence_mask"] = float(target_known and not starts_after_end)
     return window
 
@@ -73,17 +79,17 @@ def as_table(episodes):
 
 
 @settings(max_examples=200)
-@given(plain_episodes(), st.integers(1, 6), st.integers(0, 4))
-def test_every_window_equals_the_reference(episodes, horizon_length, extra):
-    action_horizon = horizon_length + extra
+@given(plain_episodes(), st.integers(1, 6), st.integers(1, 10), st.booleans())
+def test_every_window_equals_the_reference(episodes, horizon_length, action_horizon, play):
     table = as_table(episodes)
-    rewards = compute_rewards(table, tuple(range(len(episodes))), RewardConfig(), None)
+    config = RewardConfig(success_ends_episode=not play)
+    rewards = compute_rewards(table, tuple(range(len(episodes))), config, None)
     starts = [(e, t) for e, episode in enumerate(episodes) for t in range(len(episode.rewards))]
     positions, steps = np.array(starts).T
     rows, last = table.offsets[positions] + steps, table.offsets[positions + 1] - 1
     windows = make_windows(rows, last, rewards, horizon_length, action_horizon)
     for k, (e, t) in enumerate(starts):
-        expected = reference_window(episodes[e], t, horizon_length, action_horizon)
+        expected = reference_window(episodes[e], t, horizon_length, action_horizon, play=play)
         first_row = table.offsets[e]
         assert windows.next_rows[k] == first_row + expected["next_step"]
         assert (windows.action_rows[k] - first_row).tolist() == expected["action_steps"]
@@ -115,21 +121,37 @@ def test_the_share_of_windows_inside_is_exact(lengths, horizon_length, ratio, se
         assert inside.sum() == np.floor(40 * ratio + 0.5)
 
 
+def count_starts(lengths, sequence_ratio):
+    """How often each step of each episode begins a window, in 40,000 windows of 4 steps."""
+    sampler = WindowSampler(lengths, seed=0, horizon_length=4, sequence_ratio=sequence_ratio)
+    draws = [sampler.sample(step, 100) for step in range(400)]
+    counts = np.zeros((len(lengths), max(lengths)), int)
+    np.add.at(counts, tuple(np.concatenate(x) for x in zip(*draws, strict=True)), 1)
+    return counts
+
+
+def assert_equally_likely(counts):
+    expected = sum(counts) / len(counts)
+    # Chi-square with len - 1 degrees of freedom: mean len - 1, six deviations are never.
+    statistic = np.square(np.array(counts) - expected).sum() / expected
+    assert statistic < len(counts) + 6 * np.sqrt(2 * len(counts))
+
+
 def test_every_start_of_a_kind_is_equally_likely():
     lengths = np.array([3, 10, 25])
-    sampler = WindowSampler(lengths, seed=0, horizon_length=4, sequence_ratio=0.5)
-    draws = [sampler.sample(step, 100) for step in range(400)]
-    episodes, steps = (np.concatenate(x) for x in zip(*draws, strict=True))
-    counts = np.zeros((3, 25), int)
-    np.add.at(counts, (episodes, steps), 1)
-    starts = np.arange(25)
+    counts = count_starts(lengths, 0.5)
     for is_inside in (True, False):
-        kind = [(e, t) for e in range(3) for t in starts[: lengths[e]] if (t + 4 <= lengths[e]) == is_inside]
-        found = np.array([counts[start] for start in kind])
-        expected = 20_000 / len(kind)
-        # Chi-square with len - 1 degrees of freedom: mean len - 1, six deviations are never.
-        statistic = np.square(found - expected).sum() / expected
-        assert statistic < len(kind) + 6 * np.sqrt(2 * len(kind))
+        kind = [(e, t) for e in range(3) for t in range(lengths[e]) if (t + 4 <= lengths[e]) == is_inside]
+        found = [counts[start] for start in kind]
+        assert sum(found) == 20_000
+        assert_equally_likely(found)
+
+
+def test_without_a_share_every_start_is_equally_likely():
+    lengths = np.array([3, 10, 25])
+    counts = count_starts(lengths, None)
+    assert_equally_likely([counts[e, t] for e in range(3) for t in range(lengths[e])])
+    assert counts.sum() == 40_000
 
 
 def test_a_batch_depends_on_seed_and_step_alone():

@@ -104,7 +104,7 @@ class EnsembleDense(nnx.Module):
     """One linear layer of every member: kernel [E, in, out]."""
 
     def __init__(self, e: int, dim_in: int, dim_out: int, init_scale: float, rngs: nnx.Rngs):
-        init = jax.nn.initializers.variance_scaling(init_scale, "fan_in", "uniform", batch_axis=(0,))
+        init = jax.nn.initializers.variance_scaling(init_scale, "fan_avg", "uniform", batch_axis=(0,))
         self.kernel = nnx.Param(init(rngs.params(), (e, dim_in, dim_out), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((e, dim_out), jnp.float32))
 

@@ -35,7 +35,8 @@ class MLPCritics(CriticConfig):
 
     # Hidden layers of each network. Wider: fits sharper values, overfits small data sooner.
     hidden_dims: Annotated[tuple[int, ...], MinLen(1), Ge(1)] = (512, 512, 512)
-    # LayerNorm after every hidden layer; keeps values bounded off the data. Turn off only for ablations.
+    # LayerNorm after the nonlinearity of every hidden layer, as in the paper's code; keeps values bounded off the data.
+    # Turn off only for ablations.
     use_layer_norm: bool = True
     # Share of hidden units dropped while the critic trains; 0 disables.
     dropout_rate: Annotated[float, Interval(ge=0, lt=1)] = 0.0
@@ -97,9 +98,9 @@ class MLPEnsemble(CriticEnsemble):
         for i in range(len(self.config.hidden_dims)):
             if i > 0:
                 x = self.hidden[i - 1](x.astype(chunks.dtype))
+            x = _ACTIVATIONS[self.config.activation](x)
             if self.config.use_layer_norm:
                 x = self.norms[i](x)
-            x = _ACTIVATIONS[self.config.activation](x)
             if dropout_keys is not None and self.config.dropout_rate > 0:
                 x = ensemble_dropout(x, dropout_keys, i, self.config.dropout_rate)
         return jnp.moveaxis(self.out(x).reshape(e, b, n), 0, -1)

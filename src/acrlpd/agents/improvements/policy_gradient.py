@@ -25,7 +25,7 @@ class PolicyGradient(Improvement):
         steps = view.algorithm.acrlpd.sampling_steps
         noise = view.draws.candidate_noise[:, :1]
         actions = view.networks.policy.denoise(view.context, noise, num_steps=steps, remat=True)
-        return -view.values(actions)[:, 0]
+        return -view.values(view.algorithm.clip(actions))[:, 0]
 
     def check(self, hyperparams: ACRLPDHyperparams, *, frozen_backbone: bool) -> Iterator[Finding]:
         if frozen_backbone:

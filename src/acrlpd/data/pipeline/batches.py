@@ -1,6 +1,6 @@
 """Random windows of episodes, and the batches that are made of them.
 
-A window starts at step t of an episode of L steps. Its critic part is the H steps t..t+H-1, its policy part the T >= H
+A window starts at step t of an episode of L steps. Its critic part is the H steps t..t+H-1, its policy part the T
 actions t..t+T-1, and its next observation is the observation at t+H. A batch gathers the columns and frames of its
 windows and sends them through the transforms.
 """
@@ -50,30 +50,32 @@ def make_windows(
 ) -> Windows:
     """The windows that start at `rows` of episodes whose last rows are `last`, [B] each, as index arithmetic.
 
-    The critic may learn from a window if its target can be known: a terminal lies within the H steps, or the
-    observation at t+H was recorded. A recording that stops without a terminal gives neither near its end. Steps that
-    were recorded after the terminal are not part of the task any more. `xp` is numpy, or jax.numpy on the devices.
+    The critic may learn from a window if its target can be known: the episode ends with a terminal within the H steps,
+    or the observation at t+H was recorded. A recording that stops without a terminal gives neither near its end. Steps
+    that were recorded after the terminal are not part of the task any more. `xp` is numpy, or jax.numpy on the devices.
     """
-    ahead = rows[:, None] + xp.arange(action_horizon)
+    ahead = rows[:, None] + xp.arange(max(action_horizon, horizon_length))
     inside = ahead <= last[:, None]
-    action_rows = xp.minimum(ahead, last[:, None])
-    critic_rows, critic_inside = action_rows[:, :horizon_length], inside[:, :horizon_length]
+    ahead = xp.minimum(ahead, last[:, None])
+    critic_rows, critic_inside = ahead[:, :horizon_length], inside[:, :horizon_length]
     terminals = table.terminals[critic_rows] & critic_inside
     after_terminal = table.after_terminal[rows]
     ended = (xp.cumsum(terminals, axis=1) > 0) | after_terminal[:, None]
     has_terminal = xp.any(terminals, axis=1)
+    next_rows = xp.minimum(rows + horizon_length, last)
     next_recorded = rows + horizon_length <= last
+    ends_with_terminal = table.after_terminal[next_rows] | (table.terminals[last] & ~next_recorded)
     fields = {
-        "valid": inside,
+        "valid": inside[:, :action_horizon],
         "rewards": xp.where(critic_inside, table.rewards[critic_rows], 0),
         "masks": ~ended,
         "terminals": terminals,
         "next_terminal": has_terminal,
-        "sequence_mask": (has_terminal | next_recorded) & ~after_terminal,
+        "sequence_mask": (ends_with_terminal | next_recorded) & ~after_terminal,
     }
     return Windows(
-        next_rows=xp.minimum(rows + horizon_length, last),
-        action_rows=action_rows,
+        next_rows=next_rows,
+        action_rows=ahead[:, :action_horizon],
         fields={name: values.astype(np.float32) for name, values in fields.items()},
     )
 
@@ -92,26 +94,29 @@ class WindowSampler:
         seed: int,
         stream: int = 0,
         horizon_length: int,
-        sequence_ratio: float,
+        sequence_ratio: float | None,
         episodes: Sequence[int] | np.ndarray | None = None,
     ) -> None:
         """Windows of the episodes at positions `episodes` (all of them by default) with these lengths.
 
         `sequence_ratio` is the share of each batch whose H steps lie inside their episode; the other windows reach
-        past the end of theirs. Within either kind every starting step is equally likely. Samplers of one seed draw
-        independently of each other if their `stream` differs.
+        past the end of theirs. Within either kind every starting step is equally likely. With None, every starting step
+        of all windows is equally likely. Samplers of one seed draw independently of each other if their `stream`
+        differs.
         """
         self.episodes = np.arange(len(lengths)) if episodes is None else np.asarray(episodes, np.int64)
         if len(self.episodes) == 0:
             raise ValueError("there are no episodes to draw windows from")
         lengths = np.asarray(lengths, np.int64)[self.episodes]
         inside = np.maximum(lengths - horizon_length + 1, 0)  # starts per episode: 0..L-H
+        if sequence_ratio is None:
+            inside = lengths  # All starts are of one kind.
         self._inside_ends = np.cumsum(inside)
         self._crossing_ends = np.cumsum(lengths - inside)
         self._inside = inside
         # A chunk of one step never reaches past the end of an episode.
-        self._ratio = sequence_ratio if self._crossing_ends[-1] else 1.0
-        if self._inside_ends[-1] == 0 and sequence_ratio > 0:
+        self._ratio = 1.0 if sequence_ratio is None or not self._crossing_ends[-1] else sequence_ratio
+        if self._inside_ends[-1] == 0 and self._ratio > 0:
             raise ValueError(
                 f"no episode has horizon_length={horizon_length} steps (the longest has {lengths.max()}): "
                 "choose a shorter horizon, or sequence_ratio=0"
@@ -164,12 +169,17 @@ class BatchBuilder:
         self._transform = dataset.transforms.training_inputs(dataset.norm_stats)
         self._episode_ids = np.array(dataset.source.indices, np.int32)
 
+    @property
+    def offsets(self) -> np.ndarray:
+        """Rows at which the episodes begin, and the end of the last episode."""
+        return self.dataset.table.offsets
+
     def build(self, episodes: np.ndarray, steps: np.ndarray) -> Batch:
         """The batch of windows that start at `steps` of the episodes at positions `episodes`.
 
         Observations at t and at t + H go through the transforms together, as one batch of twice the size.
         """
-        offsets, size = self.dataset.table.offsets, len(steps)
+        offsets, size = self.offsets, len(steps)
         first_rows, last_rows = offsets[episodes] + steps, offsets[episodes + 1] - 1
         windows = make_windows(first_rows, last_rows, self.dataset.rewards, *self.horizons)
         rows = np.concatenate([first_rows, windows.next_rows])
@@ -258,8 +268,30 @@ class _Lease:
         return self._buffer.__array_interface__
 
 
+class JoinedBuilder:
+    """Makes batches of windows of several datasets, whose episodes are numbered one after the other."""
+
+    def __init__(self, builders: Sequence[BatchBuilder]) -> None:
+        self._builders = builders
+        rows = np.cumsum([0, *(builder.offsets[-1] for builder in builders)])
+        begins = [first + builder.offsets[:-1] for first, builder in zip(rows, builders, strict=False)]
+        self.offsets = np.concatenate([*begins, rows[-1:]])
+        self._first_episodes = np.cumsum([0, *(len(builder.offsets) - 1 for builder in builders)])
+
+    def build(self, episodes: np.ndarray, steps: np.ndarray) -> Batch:
+        owner = np.searchsorted(self._first_episodes, episodes, side="right") - 1
+        places = [np.flatnonzero(owner == i) for i in range(len(self._builders))]
+        batches = [
+            builder.build(episodes[place] - first, steps[place])
+            for builder, place, first in zip(self._builders, places, self._first_episodes, strict=False)
+            if len(place)
+        ]
+        order = np.argsort(np.concatenate(places))
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays)[order], *batches)
+
+
 # What a part of each batch is made of: its builder, its number of windows over all processes, and its sampler.
-Part = tuple[BatchBuilder, int, WindowSampler]
+Part = tuple[BatchBuilder | JoinedBuilder, int, WindowSampler]
 
 
 def interleave(parts: Sequence[Any]) -> Any:

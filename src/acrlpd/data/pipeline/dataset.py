@@ -130,7 +130,8 @@ def write_norm_stats(rl_config: RLTrainConfig) -> tuple[Path, dict[str, NormStat
     """Computes the norm statistics of a config's dataset and writes them where training looks for them."""
     source = open_config_source(rl_config)
     table = read_columns(source, rl_config.data, rewards=False)
-    norm_stats = compute_norm_stats(int(table.offsets[-1]), functools.partial(read_windows, table, rl_config))
+    read = functools.partial(read_windows, table, rl_config)
+    norm_stats = compute_norm_stats(int(table.offsets[-1]), read, rl_config.data.normalize)
     directory = norm_stats_dir(rl_config.data)
     save_norm_stats(directory, norm_stats, _origin(source, rl_config))
     return directory, norm_stats
@@ -197,6 +198,7 @@ def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) 
         counterpart=counterpart,
         use_quantiles=dataset.transforms.use_quantile_norm,
         padded_dim=model.action_dim,
+        normalized=config.normalize,
     )
     for warning in warnings:
         logger.warning("%s: %s", norm_stats_dir(config), warning)

@@ -108,8 +108,8 @@ class DeviceRows:
         places = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
         return RowFeed(self._table, jax.make_array_from_process_local_data(places, padded), self._horizons)
 
-    def extend(self, replay: BatchBuilder) -> int:
-        """Adds the rows of the replay that are new; returns the row at which the replay begins."""
+    def extend(self, replay: BatchBuilder) -> None:
+        """Adds the rows of the replay that are new behind those of the dataset."""
         seen, total = self._num_rows - self._num_prior, num_rows(replay.dataset)
         new = read_rows(replay, first=seen, rows_before=self._num_prior)
         if self._num_prior + total > self._capacity:
@@ -122,7 +122,6 @@ class DeviceRows:
             rows[total - seen - start :] = self._capacity  # of the padding: outside of the table, so left out
             self._table = _write(self._table, rows.astype(np.int32), chunk)
         self._num_rows = self._num_prior + total
-        return self._num_prior
 
     @property
     def _capacity(self) -> int:
@@ -146,17 +145,17 @@ class RowDraws:
     def __init__(
         self,
         parts: Sequence[Part],
-        first_rows: Sequence[int],
         process: tuple[int, int],
         *,
         first_step: int,
         num_workers: int,
     ) -> None:
-        """`first_rows` are where the parts begin in the table on the devices. Without workers nothing is ahead."""
+        """The parts lie one after the other in the table on the devices. Without workers nothing is ahead."""
         self._step: int | None = first_step
+        first_rows = np.cumsum([0, *(builder.offsets[-1] for builder, _, _ in parts)])
         self._parts = [
-            (first + builder.dataset.table.offsets, size, sampler)
-            for (builder, size, sampler), first in zip(parts, first_rows, strict=True)
+            (first + builder.offsets, size, sampler)
+            for (builder, size, sampler), first in zip(parts, first_rows, strict=False)
             if size
         ]
         self._process = process

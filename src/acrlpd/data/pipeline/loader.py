@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from acrlpd.batch import Batch, Feed, StackedBatches, first_batch
-from acrlpd.config import RLTrainConfig
+from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.config.plan.flops import batch_spec
-from acrlpd.data.pipeline.batches import BatchBuilder, Part, WindowSampler, interleave
+from acrlpd.data.pipeline.batches import BatchBuilder, JoinedBuilder, Part, WindowSampler, interleave
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset
 from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, RowDraws, create_device_rows
 
@@ -62,23 +62,23 @@ class DataLoader:
         self.batch_size = batch_size
         self.dataset = dataset  # the prior data
         self._rl_config = rl_config
-        # Where the windows come from, and how many windows of each batch over all processes.
         prior = BatchBuilder(dataset, rl_config)
-        self._parts = [(prior, batch_size)]
+        # Where the windows come from, in the order of the rows on the devices; an online run has the replay as well.
+        self._builders = [prior]
+        self._offline_ratio: float | None = 1.0
         self._sharding = device_sharding
         self._process = (process_index, process_count)
         self._rows = None
         if device_sharding is not None:
             rows = None if like is None else like._rows
             self._rows = create_device_rows(prior, rl_config, device_sharding, num_runs=num_runs, like=rows)
-        self._first_rows = [0]  # of each part, in the table on the devices
         self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
         self._prefetcher: Prefetcher | RowDraws = self._start(step=0)
         if self._epochs_end:
             logger.warning(
                 "batches come from %d of %d episodes at a time, which other episodes replace every %d steps; build a "
                 "frame cache (`acrlpd data cache`) to draw from all episodes at any time",
-                len(self._samplers[0].episodes),
+                self._num_readable,
                 len(dataset.source),
                 self.steps_per_epoch,
             )
@@ -113,17 +113,21 @@ class DataLoader:
         assert isinstance(self._prefetcher, Prefetcher)
         return self._prefetcher.get()
 
-    def mix_replay(self, replay: Dataset, offline_ratio: float) -> None:
+    def mix_replay(self, replay: Dataset, offline_ratio: float | None) -> None:
         """From the next batch on, takes `offline_ratio` of each batch from the dataset and the rest from `replay`.
 
-        Call this again when the replay has grown.
+        With None, dataset and replay are one buffer. Call this again when the replay has grown.
         """
-        num_processes = self._process[1]
-        num_offline = round(offline_ratio * self.batch_size / num_processes) * num_processes
-        prior, online = self._parts[0][0], BatchBuilder(replay, self._rl_config)
-        self._parts = [(prior, num_offline), (online, self.batch_size - num_offline)]
+        if offline_ratio is None and self._epochs_end:
+            raise ConfigError(
+                f"online.offline_ratio None draws from all episodes, but data.episodes_per_memory_pool keeps "
+                f"{self._num_readable} of {len(self.dataset.source)} in memory; build a frame cache with `acrlpd data "
+                "cache`, or name a ratio"
+            )
+        self._builders = [self._builders[0], BatchBuilder(replay, self._rl_config)]
+        self._offline_ratio = offline_ratio
         if self._rows is not None:
-            self._first_rows = [0, self._rows.extend(online)]
+            self._rows.extend(self._builders[1])
         self._restart(self._prefetcher.step)
 
     def reads_data_of(self, rl_config: RLTrainConfig) -> bool:
@@ -187,9 +191,8 @@ class DataLoader:
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(spec))
         return max(1, min(_TRANSFER_BYTES // size, _MOST_BATCHES_PER_TRANSFER))
 
-    def _sampler(self, stream: int, dataset: Dataset, epoch: int) -> WindowSampler:
-        lengths, qchunking = np.diff(dataset.table.offsets), self._rl_config.qchunking
-        episodes = np.arange(len(lengths)) if dataset.frames is None else dataset.frames.prepare(epoch)
+    def _sampler(self, stream: int, builder: BatchBuilder | JoinedBuilder, episodes: np.ndarray) -> WindowSampler:
+        lengths, qchunking = np.diff(builder.offsets), self._rl_config.qchunking
         # A young replay, or one filling of a memory pool, may hold only episodes that are shorter than a chunk: windows
         # past their ends are all there is to learn from. A dataset that has only such episodes is a mistake.
         is_short = lengths[episodes].max() < qchunking.horizon_length
@@ -206,11 +209,10 @@ class DataLoader:
     def _start(self, step: int) -> "Prefetcher | RowDraws":
         epoch = step // self.steps_per_epoch
         self._first_step = step
-        self._samplers = [self._sampler(i, builder.dataset, epoch) for i, (builder, _) in enumerate(self._parts)]
-        parts = [(*part, sampler) for part, sampler in zip(self._parts, self._samplers, strict=True)]
+        parts = self._make_parts(epoch)
         if self._rows is not None:
             workers = self._rl_config.data.num_workers
-            return RowDraws(parts, self._first_rows, self._process, first_step=step, num_workers=workers)
+            return RowDraws(parts, self._process, first_step=step, num_workers=workers)
         return Prefetcher(
             _build_batches(parts, self._process, self._sharding if self.capacity == 1 else None),
             first_step=step,
@@ -218,6 +220,21 @@ class DataLoader:
             num_workers=self._rl_config.data.num_workers,
             depth=self._rl_config.data.prefetch_batches,
         )
+
+    def _make_parts(self, epoch: int) -> list[Part]:
+        """What each batch is made of: windows of the dataset, and of the replay if there is one."""
+        readable = [_readable_episodes(builder.dataset, epoch) for builder in self._builders]
+        self._num_readable = len(readable[0])
+        if self._offline_ratio is None:
+            joined = JoinedBuilder(self._builders)
+            return [(joined, self.batch_size, self._sampler(0, joined, np.arange(len(joined.offsets) - 1)))]
+        num_processes = self._process[1]
+        num_offline = round(self._offline_ratio * self.batch_size / num_processes) * num_processes
+        sizes = (num_offline, self.batch_size - num_offline)
+        return [
+            (builder, size, self._sampler(i, builder, episodes))
+            for i, (builder, size, episodes) in enumerate(zip(self._builders, sizes, readable, strict=False))
+        ]
 
     def _restart(self, step: int) -> None:
         self._prefetcher.close()
@@ -227,6 +244,11 @@ class DataLoader:
         """A number that changes with the dataset and with the episodes chosen from it."""
         source = self.dataset.source
         return zlib.crc32(repr((source.identity, source.indices)).encode())
+
+
+def _readable_episodes(dataset: Dataset, epoch: int) -> np.ndarray:
+    """Positions of the episodes whose frames can be read in an epoch."""
+    return np.arange(len(dataset.table.offsets) - 1) if dataset.frames is None else dataset.frames.prepare(epoch)
 
 
 # The functions that threads run must not refer to the loader, so that dropping the loader ends the threads.

@@ -6,7 +6,7 @@ applied to relative actions fail silently. So a second file next to it keeps the
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from acrlpd.files import write_text_atomically
 
 ORIGIN_FILE = "norm_stats_origin.json"
 STATISTICS_KEYS = ("state", "actions")
+EPSILON = 1e-6  # openpi adds this to what it divides by
 _NUM_BINS = 5000
 # Windows per vectorised step: about 90 MB of float64 for 50 actions of 14 dims.
 _WINDOWS_PER_CHUNK = 16_384
@@ -153,10 +154,20 @@ def _count_into_bins(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return counts
 
 
+def identity_stats(dim: int) -> NormStats:
+    """Statistics that change nothing, for values that are not normalised; openpi reads them like others."""
+    ones = np.ones(dim)
+    return NormStats(mean=0 * ones, std=ones - EPSILON, q01=-ones, q99=ones - EPSILON)
+
+
 def compute_norm_stats(
-    num_rows: int, read_windows: Callable[[np.ndarray], Mapping[str, np.ndarray]]
+    num_rows: int,
+    read_windows: Callable[[np.ndarray], Mapping[str, np.ndarray]],
+    keys: Collection[str] = STATISTICS_KEYS,
 ) -> dict[str, NormStats]:
     """Statistics of state and action chunks; `read_windows` gives those that start at some of the `num_rows` rows.
+
+    What `keys` leave out is not normalised: its statistics are those of the identity.
 
     The data is read twice, first for its range: a histogram whose range grows moves the counts of thousands of frames
     by up to one of the old bins and loses the counts of the lowest bin, so that quantiles would depend on the order of
@@ -166,17 +177,18 @@ def compute_norm_stats(
     def batches() -> Iterator[tuple[str, np.ndarray]]:
         for start in range(0, num_rows, _WINDOWS_PER_CHUNK):
             data = read_windows(np.arange(start, min(start + _WINDOWS_PER_CHUNK, num_rows)))
-            for key in STATISTICS_KEYS:
+            for key in keys:
                 yield key, np.asarray(data[key], np.float64).reshape(-1, data[key].shape[-1])
 
+    dims = {key: values.shape[-1] for key, values in read_windows(np.arange(1)).items()}
     bounds: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for key, batch in batches():
         low, high = bounds.get(key, (np.inf, -np.inf))
         bounds[key] = np.minimum(low, batch.min(axis=0)), np.maximum(high, batch.max(axis=0))
-    running = {key: RunningStats(bounds.get(key)) for key in STATISTICS_KEYS}
+    running = {key: RunningStats(bounds.get(key)) for key in keys}
     for key, batch in batches():
         running[key].update(batch)
-    return {key: stats.get_statistics() for key, stats in running.items()}
+    return {key: running[key].get_statistics() if key in keys else identity_stats(dims[key]) for key in STATISTICS_KEYS}
 
 
 def chunk_rows(offsets: np.ndarray, rows: np.ndarray, action_horizon: int) -> np.ndarray:
@@ -270,12 +282,14 @@ def check_norm_stats(
     counterpart: np.ndarray | None,
     use_quantiles: bool,
     padded_dim: int,
+    normalized: Collection[str] = STATISTICS_KEYS,
 ) -> list[str]:
     """Raises NormStatsError when the statistics are wrong for this run; returns warnings.
 
     `sample` holds states [n, s] and actions [n, T, a] after repack and data transforms, as the statistics should have
     seen them. `counterpart` holds the same actions, absolute if the run has relative actions and the reverse.
-    Statistics that are padded to the model's width are accepted: released statistics are.
+    Statistics that are padded to the model's width are accepted: released statistics are. What is not `normalized` must
+    have the statistics of the identity.
     """
     for key in STATISTICS_KEYS:
         if key not in norm_stats:
@@ -286,13 +300,16 @@ def check_norm_stats(
                 f"the norm statistics of {key!r} have {found} dims, the data has {dim}: they belong to "
                 f"another robot or other columns; {_FIX}"
             )
+    for key in set(STATISTICS_KEYS) - set(normalized):
+        if np.any(norm_stats[key].mean) or not np.allclose(norm_stats[key].std, 1, atol=2 * EPSILON):
+            raise NormStatsError(f"data.normalize leaves out {key!r}, but the norm statistics would scale it; {_FIX}")
     warnings: list[str] = []
     if origin is not None:
         warnings += _compare_origin(origin, expected)
-    elif counterpart is not None:
+    elif counterpart is not None and "actions" in normalized:
         relative = expected.transforms.get("delta_action_mask") is not None
         _check_relative(norm_stats["actions"], sample["actions"], counterpart, relative=relative)
-    for key in STATISTICS_KEYS:
+    for key in normalized:
         warnings += _check_values(key, norm_stats[key], sample[key], use_quantiles=use_quantiles)
     return warnings
 
@@ -356,7 +373,7 @@ def _check_values(key: str, stats: NormStats, sample: np.ndarray, *, use_quantil
         q01, q99 = (quantile[:dim] for quantile in stats.quantiles())
         centre, scale = (q01 + q99) / 2, (q99 - q01) / 2
     constant = near_constant_dims(scale)
-    far_share = np.mean(np.abs(values - centre) > _FAR * (scale + 1e-6), axis=0)
+    far_share = np.mean(np.abs(values - centre) > _FAR * (scale + EPSILON), axis=0)
     far = np.flatnonzero(far_share > _FAR_SHARE)
     if far.size:
         worst = int(far[np.argmax(far_share[far])])

@@ -2,7 +2,7 @@
 
 A success is a terminal: nothing more can be gained after that step. The end of a recording without success (a time
 limit, an operator who stopped) is not a terminal; the critic bootstraps through it or does not learn from it. Steps
-recorded after the success earn nothing.
+recorded after the success earn nothing, unless the data is play: then the recording goes on after a success as before.
 
 Most robot datasets do not say which episodes worked. `acrlpd data label` writes this into a JSON file next to, never
 inside, the dataset.
@@ -107,9 +107,9 @@ class RewardOrigin(enum.Enum):
 class StepRewards:
     """Rewards of all episodes end to end, in the order of the table they were made from."""
 
-    rewards: np.ndarray  # float32 [N], scaled and shifted; 0 after the terminal
-    terminals: np.ndarray  # bool [N], at most one per episode
-    after_terminal: np.ndarray  # bool [N], steps recorded after the terminal
+    rewards: np.ndarray  # float32 [N], scaled and shifted; 0 after the end of the episode
+    terminals: np.ndarray  # bool [N], successes that count
+    after_terminal: np.ndarray  # bool [N], steps recorded after the terminal that ended the episode
     success: np.ndarray  # bool [episodes]
     origin: RewardOrigin
 
@@ -123,6 +123,7 @@ def environment_rewards(config: RewardConfig, origin: RewardOrigin | None) -> Re
     own = config.source in ("auto", "reward_column") if origin is None else origin is RewardOrigin.REWARD_COLUMN
     return dataclasses.replace(
         config,
+        success_ends_episode=True,
         source="reward_column" if own else "success_column",
         labels_file=None,
         # The adapter of environments gives its columns these names.
@@ -249,7 +250,7 @@ def _sparse(success: np.ndarray, config: RewardConfig) -> np.ndarray:
 def _finish(
     table: ColumnTable, config: RewardConfig, rewards: np.ndarray, success: np.ndarray, origin: RewardOrigin
 ) -> StepRewards:
-    """Ends every episode at its first success."""
+    """Ends every episode at its first success, unless successes do not end the episodes of this data."""
     if not np.isfinite(rewards).all():
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
         position = int(np.searchsorted(table.offsets, row, side="right") - 1)
@@ -258,11 +259,21 @@ def _finish(
             f"is {rewards[row]} ({origin.describe(config)})"
         )
     starts, lengths = table.offsets[:-1], np.diff(table.offsets)
+    scaled = rewards * np.float32(config.scale) + np.float32(config.bias)
+    if not config.success_ends_episode:
+        terminals = success.copy()
+        terminals[table.offsets[1:] - 1] = False  # The recording stops here, but not because of the success.
+        return StepRewards(
+            rewards=scaled.astype(np.float32),
+            terminals=terminals,
+            after_terminal=np.zeros_like(success),
+            success=np.logical_or.reduceat(success, starts),
+            origin=origin,
+        )
     rows = np.arange(len(rewards))
     first = np.minimum.reduceat(np.where(success, rows, len(rows)), starts)  # [episodes]
     first_of_row = np.repeat(first, lengths)
     after = rows > first_of_row
-    scaled = rewards * np.float32(config.scale) + np.float32(config.bias)
     return StepRewards(
         rewards=np.where(after, np.float32(0), scaled).astype(np.float32),
         terminals=rows == first_of_row,

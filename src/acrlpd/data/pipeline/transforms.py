@@ -18,14 +18,13 @@ import numpy as np
 from acrlpd.choice import kind_name
 from acrlpd.config import DataConfig, RLTrainConfig, to_dict
 from acrlpd.data.frames.store import resize_with_pad
-from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.data.pipeline.norm_stats import EPSILON, NormStats
 from acrlpd.data.pipeline.tokenizer import LongPrompts, Tokenizer, create_tokenizer
 from acrlpd.robots.base import DataDict, make_bool_mask
 
 DataTransformFn = Callable[[DataDict], DataDict]
 
 # Keeps the division finite if a dimension does not vary; part of openpi's normalisation.
-_EPSILON = 1e-6
 
 
 def compose(transforms: Sequence[DataTransformFn]) -> DataTransformFn:
@@ -88,8 +87,8 @@ class Normalize:
         dim = x.shape[-1]
         if self.use_quantiles:
             q01, q99 = (quantile[..., :dim] for quantile in stats.quantiles())
-            return (x - q01) / (q99 - q01 + _EPSILON) * 2.0 - 1.0
-        return (x - stats.mean[..., :dim]) / (stats.std[..., :dim] + _EPSILON)
+            return (x - q01) / (q99 - q01 + EPSILON) * 2.0 - 1.0
+        return (x - stats.mean[..., :dim]) / (stats.std[..., :dim] + EPSILON)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +111,11 @@ class Unnormalize:
         known, rest = x[..., :dim], x[..., dim:]
         if self.use_quantiles:
             q01, q99 = (quantile[..., :dim] for quantile in stats.quantiles())
-            known = (known + 1.0) / 2.0 * (q99 - q01 + _EPSILON) + q01
+            known = (known + 1.0) / 2.0 * (q99 - q01 + EPSILON) + q01
         else:
             # openpi pads the deviation with 1, which scales padded dims by 1 + 1e-6.
-            known = known * (stats.std[..., :dim] + _EPSILON) + stats.mean[..., :dim]
-            rest = rest * np.float64(1.0 + _EPSILON)
+            known = known * (stats.std[..., :dim] + EPSILON) + stats.mean[..., :dim]
+            rest = rest * np.float64(1.0 + EPSILON)
         return np.concatenate([known, rest], axis=-1)
 
 
@@ -275,6 +274,7 @@ def describe_statistics_transform(config: DataConfig) -> dict[str, Any]:
         "delta_action_mask": None if mask is None else list(mask),
         "state_columns": list(config.repack.state),
         "action_columns": list(config.repack.actions),
+        "normalize": sorted(config.normalize),
     }
 
 

@@ -1,6 +1,7 @@
 """The small policy: an MLP vector field over state and action chunk, for low-dimensional tasks."""
 
 import dataclasses
+import functools
 from typing import Annotated, Literal
 
 import jax
@@ -50,17 +51,18 @@ class StateFlowPolicy(FlowPolicy):
         dtype = jnp.dtype(config.dtype)
         chunk_dim = config.action_horizon * config.action_dim
         width = config.hidden_dims[0]
-        # The initial values are those of one layer over all three inputs.
-        fan_in = config.state_dim + chunk_dim + 1
-        init = jax.nn.initializers.normal(fan_in**-0.5)
+        # Initial values as in the Q-chunking paper's code; those of the first layer are of one layer over all inputs.
+        uniform = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        bound = (6 / (config.state_dim + chunk_dim + 1 + width)) ** 0.5
+        init = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
         self.state_in = nnx.Linear(config.state_dim, width, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
         self.time_in = nnx.Linear(1, width, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
         self.chunk_in = nnx.Linear(chunk_dim, width, kernel_init=init, dtype=dtype, rngs=rngs)
         self.hidden = nnx.List(
-            nnx.Linear(dim_in, dim_out, dtype=dtype, rngs=rngs)
+            nnx.Linear(dim_in, dim_out, kernel_init=uniform, dtype=dtype, rngs=rngs)
             for dim_in, dim_out in zip(config.hidden_dims[:-1], config.hidden_dims[1:], strict=True)
         )
-        self.chunk_out = nnx.Linear(config.hidden_dims[-1], chunk_dim, dtype=dtype, rngs=rngs)
+        self.chunk_out = nnx.Linear(config.hidden_dims[-1], chunk_dim, kernel_init=uniform, dtype=dtype, rngs=rngs)
 
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
         state = jnp.asarray(observation.state)
