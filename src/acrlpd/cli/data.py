@@ -206,15 +206,13 @@ def ogbench(
         seed: Seed of everything random.
         num_workers: Processes that play; 0 means this process. Default: one per core.
     """
-    from acrlpd.experts.ogbench_play import PlaySettings, generate_play, import_play
+    from acrlpd.experts.ogbench_datasets import PlaySettings, generate_play, import_play, ogbench_episodes
 
-    settings = PlaySettings(env, episodes, episode_steps, seed)
     if import_ is None:
-        generate_play(settings, output, num_workers=num_workers)
-    elif settings != PlaySettings(env) or num_workers is not None:
-        raise ValueError(
-            "--import takes no --episodes, --episode-steps, --seed or --num-workers: the file has all rows"
-        )
+        num_episodes = ogbench_episodes(env) if episodes is None else episodes
+        generate_play(PlaySettings(env, num_episodes, episode_steps, seed), output, num_workers=num_workers)
+    elif (episodes, episode_steps, seed, num_workers) != (None, 1001, 0, None):
+        raise ValueError("leave out --episodes, --episode-steps, --seed and --num-workers: --import plays no episodes")
     else:
         import_play(env, import_, output)
     Console().print(f"{output}: complete, with the datasets train and validation")

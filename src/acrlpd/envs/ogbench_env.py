@@ -59,7 +59,10 @@ def make_ogbench(
 
 
 class OGBenchEnv(Env):
-    """Observes the raw state, also as the state where there are no features of cubes; or proprioception and a camera."""
+    """Observes features of the cubes or the raw state, beside the raw state; or proprioception and a camera.
+
+    The raw state has one name in all environments, which is its name in OGBench's play datasets too.
+    """
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
         if self.env.visual:

@@ -1,5 +1,6 @@
 """OGBench's own dataset files (.npz): what they must hold, and their episodes."""
 
+import itertools
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -36,21 +37,21 @@ def read_play_file(path: Path, env: Env) -> Rows:
         widths["button_states"] = (env.env._num_buttons,)
     rows = _load(path, tuple(widths))
     for name, width in widths.items():
-        _check_array(path, name, rows[name], (len(rows["observations"]), *width), env)
-    if not len(rows["terminals"]) or not rows["terminals"][-1]:
+        _check_array(path, name, rows[name], (*rows["observations"].shape[:1], *width), env)
+    terminals = rows["terminals"]
+    if not len(terminals) or not terminals[-1]:
         raise DatasetError(
             f"{path}: the last row of 'terminals' must be true, because every episode ends with a terminal; found "
-            f"{int(rows['terminals'].sum())} terminals in {len(rows['terminals'])} rows. The file is cut off: get it again"
+            f"{np.count_nonzero(terminals)} terminals in {len(terminals)} rows. The file is cut off: get it again"
         )
     return rows
 
 
 def split_episodes(rows: Rows) -> Iterator[Rows]:
     """The episodes of a file; each one ends with a terminal."""
-    start = 0
-    for end in np.flatnonzero(rows["terminals"]) + 1:
+    ends = (np.flatnonzero(rows["terminals"]) + 1).tolist()
+    for start, end in itertools.pairwise([0, *ends]):
         yield {name: values[start:end] for name, values in rows.items()}
-        start = end
 
 
 def _load(path: Path, names: tuple[str, ...]) -> Rows:
@@ -64,8 +65,8 @@ def _load(path: Path, names: tuple[str, ...]) -> Rows:
             missing = [name for name in names if name not in file.files]
             if missing:
                 raise DatasetError(
-                    f"{path} has no {' and no '.join(map(repr, missing))}; expected the arrays {', '.join(names)}, found "
-                    f"{', '.join(file.files)}. Rewards are computed from these arrays: take OGBench's own file"
+                    f"{path} has no {' and no '.join(map(repr, missing))}; expected the arrays {', '.join(names)}, "
+                    f"found {', '.join(file.files)}. Rewards are computed from these arrays: take OGBench's own file"
                 )
             return {name: file[name] for name in names}
     except DatasetError:

@@ -23,7 +23,7 @@ def task_columns(simulator: Any, rows: Rows) -> Columns:
     for number, task in enumerate(simulator.task_infos, 1):
         solved = np.column_stack(list(_solved(simulator, task, rows)))  # [rows, subtasks]
         columns[f"task{number}.reward"] = (solved.sum(axis=-1) - solved.shape[-1]).astype(np.float32)
-        columns[f"task{number}.success"] = solved.all(axis=-1)
+        columns[f"task{number}.success"] = np.asarray(solved.all(axis=-1))
     return columns
 
 
