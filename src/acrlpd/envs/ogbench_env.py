@@ -104,6 +104,8 @@ def _prompt(kind: str, env: Any, task: str) -> str:
 
 def make_play_simulator(env: str, kind: str) -> Any:
     """A simulator as OGBench records play with it: random scenes, no task, and targets that whoever records sets."""
+    choose_backend()
+    require("ogbench", env=env)
     return _template(env, kind, f"{env}-v0", IMAGE_SIZE, mode="data_collection", terminate_at_goal=False).twin()
 
 

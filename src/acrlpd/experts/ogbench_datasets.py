@@ -84,7 +84,7 @@ def ogbench_episodes(env: str) -> int:
     """How many training episodes OGBench's own dataset has; refuses an environment without such a dataset."""
     if env not in _NUM_EPISODES:
         known = ", ".join(_NUM_EPISODES)
-        raise EnvError(f"OGBench has no play dataset of {env!r}{hint(env, _NUM_EPISODES)}; expected one of {known}")
+        raise EnvError(f"OGBench has no play dataset of {env!r}; expected one of {known}{hint(env, _NUM_EPISODES)}")
     return _NUM_EPISODES[env]
 
 
