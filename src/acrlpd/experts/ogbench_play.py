@@ -1,6 +1,7 @@
 """OGBench's play: one random target after another, as OGBench records it for its datasets. No JAX here."""
 
 import itertools
+import logging
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ def record_episode(task_env: Env, env: str, steps: int, seed: int, number: int, 
 
     In the scene, an episode that is not healthy is played again with another seed.
     """
+    logging.getLogger("absl").setLevel(logging.ERROR)  # MuJoCo's solver warns of many single steps of the scene
     kind = task_env.env.kind
     for attempt in itertools.count():
         episode_seed = np.random.SeedSequence([seed, number, attempt]).generate_state(1)[0]
