@@ -38,8 +38,8 @@ def random_actions(count: int, seed: int = 0) -> np.ndarray:
         (CUBE, {"observation.state": 20, RAW_STATE: 28}, "move the cube"),
         ("cube-double-singletask-task4-v0", {"observation.state": 33, RAW_STATE: 37}, "move the cubes: swap"),
         ("cube-triple-noisy-singletask-v0", {"observation.state": 46, RAW_STATE: 46}, "move the cubes"),
-        ("scene-play-singletask-v0", {"observation.state": 40}, "rearrange the scene"),
-        ("puzzle-3x3-play-singletask-v0", {"observation.state": 55}, "solve the puzzle"),
+        ("scene-play-singletask-v0", {"observation.state": 40, RAW_STATE: 40}, "rearrange the scene"),
+        ("puzzle-3x3-play-singletask-v0", {"observation.state": 55, RAW_STATE: 55}, "solve the puzzle"),
     ],
 )
 def test_every_family_steps_and_repeats(name: str, features: dict[str, int], prompt: str) -> None:

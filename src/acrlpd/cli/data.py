@@ -185,6 +185,39 @@ def convert(
     _print_summary(f"{output}: {len(open_source(output))} episodes, {len(reasons)} skipped", reasons)
 
 
+def ogbench(
+    env: str,
+    output: Path,
+    import_: Annotated[Path | None, tyro.conf.arg(name="import")] = None,
+    episodes: int | None = None,
+    episode_steps: int = 1001,
+    seed: int = 0,
+    num_workers: int | None = None,
+) -> None:
+    """Make a play dataset of OGBench with the rewards of its five tasks. A command that was interrupted continues.
+
+    Args:
+        env: cube-single, cube-double, cube-triple, cube-quadruple, scene, puzzle-3x3 or puzzle-4x4.
+        output: Directory of the new dataset, which gets the datasets train and validation.
+        import_: OGBench's own file, such as cube-double-play-v0.npz, with cube-double-play-v0-val.npz beside it.
+            Default: play with OGBench's oracles.
+        episodes: Training episodes; a tenth as many are added for validation. Default: as many as OGBench has.
+        episode_steps: Steps of an episode.
+        seed: Seed of everything random.
+        num_workers: Processes that play; 0 means this process. Default: one per core.
+    """
+    from acrlpd.experts.ogbench_datasets import PlaySettings, generate_play, import_play, ogbench_episodes
+
+    if import_ is None:
+        num_episodes = ogbench_episodes(env) if episodes is None else episodes
+        generate_play(PlaySettings(env, num_episodes, episode_steps, seed), output, num_workers=num_workers)
+    elif (episodes, episode_steps, seed, num_workers) != (None, 1001, 0, None):
+        raise ValueError("leave out --episodes, --episode-steps, --seed and --num-workers: --import plays no episodes")
+    else:
+        import_play(env, import_, output)
+    Console().print(f"{output}: complete, with the datasets train and validation")
+
+
 def validate(
     dataset: Dataset,
     cache_dir: Path | None = None,
@@ -222,4 +255,4 @@ def _print_summary(summary: str, reasons: list[str], word: tuple[str, str] = ("s
     console.print(summary)
 
 
-COMMANDS = {command.__name__: command for command in (inspect, stats, cache, label, convert, validate)}
+COMMANDS = {command.__name__: command for command in (inspect, stats, cache, label, convert, ogbench, validate)}

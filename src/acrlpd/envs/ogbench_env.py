@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.envs.env import STATE, Columns, Env, EnvError
+from acrlpd.envs.registry import IMAGE_SIZE
 from acrlpd.envs.simulators import choose_backend, rendering_error, require, require_rendering, use_fast_settings
 
 RAW_STATE = "observation.raw_state"
@@ -58,7 +59,10 @@ def make_ogbench(
 
 
 class OGBenchEnv(Env):
-    """Observes features of the cubes and the raw state, the raw state alone, or proprioception and a camera."""
+    """Observes features of the cubes or the raw state, beside the raw state; or proprioception and a camera.
+
+    The raw state has one name in all environments, which is its name in OGBench's play datasets too.
+    """
 
     def observation_columns(self, raw: np.ndarray) -> Columns:
         if self.env.visual:
@@ -67,7 +71,7 @@ class OGBenchEnv(Env):
             return columns | ({CAMERA: self.env.render()} if self.wants(CAMERA) else {})
         if self.env.kind == "cube":
             return {STATE: cube_features(raw), RAW_STATE: raw}
-        return {STATE: raw}
+        return {STATE: raw, RAW_STATE: raw}
 
 
 def cube_features(raw: np.ndarray) -> np.ndarray:
@@ -98,14 +102,21 @@ def _prompt(kind: str, env: Any, task: str) -> str:
     return f"{prompt}: {words.replace('_', ' ')}"
 
 
+def make_play_simulator(env: str, kind: str) -> Any:
+    """A simulator as OGBench records play with it: random scenes, no task, and targets that whoever records sets."""
+    choose_backend()
+    require("ogbench", env=env)
+    return _template(env, kind, f"{env}-v0", IMAGE_SIZE, mode="data_collection", terminate_at_goal=False).twin()
+
+
 @functools.lru_cache(maxsize=4)
-def _template(name: str, kind: str, env_id: str, image_size: tuple[int, int]) -> Any:
+def _template(name: str, kind: str, env_id: str, image_size: tuple[int, int], **settings: Any) -> Any:
     """A simulator from which twins are made: building a simulator takes a second, making a twin milliseconds."""
     gymnasium = require("gymnasium", env=name)
     spec = gymnasium.spec(env_id)
     create = _simulator_class(gymnasium.envs.registration.load_env_creator(spec.entry_point))
     height, width = image_size
-    options = {**spec.kwargs, "success_timing": "post", "height": height, "width": width}
+    options = {**spec.kwargs, "success_timing": "post", "height": height, "width": width, **settings}
     template = create(name, kind, **options)
     template.reset(seed=0)
     return template
@@ -156,6 +167,10 @@ def _simulator_class(base: Any) -> type:
             self._caches = False
             super().initialize_episode()
             self._caches, self._ob_info = True, None
+
+        def set_new_target(self, return_info: bool = True, p_stack: float = 0.5) -> Any:
+            self._ob_info = None  # the target is part of it
+            return super().set_new_target(return_info, p_stack)
 
         def post_step(self) -> None:
             self._ob_info = None

@@ -5,9 +5,7 @@ the settings alone. Kept episodes are stored next to the dataset, one file each,
 collection that was interrupted continues and ends with the same dataset.
 """
 
-import contextlib
 import dataclasses
-import json
 import math
 import shutil
 import zipfile
@@ -28,7 +26,8 @@ from acrlpd.envs.episodes import Rollout, rollout_features
 from acrlpd.envs.pool import EnvFailure, EnvPool
 from acrlpd.envs.registry import IMAGE_SIZE
 from acrlpd.experts.expert import Expert, demonstrate, find_expert
-from acrlpd.files import LOCK, only_one, write_atomically, write_text_atomically
+from acrlpd.experts.unfinished import partial_directory, require_equal_settings, settings_text
+from acrlpd.files import write_atomically, write_text_atomically
 
 # After this many candidates per wanted episode a share of successes counts as out of reach.
 _MAX_CANDIDATES_PER_EPISODE = 20
@@ -107,7 +106,7 @@ def collect_demonstrations(
     """
     output = Path(output)
     expert = find_expert(settings.env, settings.mix)
-    with _partial_directory(output) as directory:
+    with partial_directory(output, "collecting these demonstrations") as directory:
         with EnvPool(
             settings.env,
             min(usable_cores(), _MAX_ENVS),
@@ -150,21 +149,6 @@ def write_rollout(writer: LeRobotWriter, rollout: Rollout, spec: EnvSpec) -> Non
     writer.end_episode(rollout.prompt)
 
 
-@contextlib.contextmanager
-def _partial_directory(output: Path) -> Iterator[Path]:
-    """The directory of the kept episodes, for one process: two would overwrite each other's files."""
-    directory = output.with_name(output.name + ".partial")
-    directory.mkdir(parents=True, exist_ok=True)
-    with only_one(directory, "collecting these demonstrations; wait until it is done", EnvError):
-        try:
-            if output.exists() and (not output.is_dir() or any(output.iterdir())):
-                raise EnvError(f"{output} exists already; choose another directory or remove it")
-            yield directory
-        finally:
-            if directory.exists() and all(path.name == LOCK for path in directory.iterdir()):
-                shutil.rmtree(directory)
-
-
 class _PartialCollection:
     """A collection that is not complete: one file per kept episode, and the settings that they belong to."""
 
@@ -177,7 +161,10 @@ class _PartialCollection:
             _, candidate, outcome, length = path.stem.split("-")
             self.kept[int(candidate)] = (outcome == "success", int(length))
         self.next_candidate = max(self.kept, default=-1) + 1
-        self._check_and_store_settings()
+        file = directory / "settings.json"
+        if self.kept:
+            require_equal_settings(file, settings, "an unfinished collection")
+        write_text_atomically(file, settings_text(settings))
 
     @property
     def num_successes(self) -> int:
@@ -212,18 +199,6 @@ class _PartialCollection:
         successes = round(share * total)
         failures = len(self.kept) - self.num_successes
         return self.num_successes < successes if success else failures < total - successes
-
-    def _check_and_store_settings(self) -> None:
-        file = self.directory / "settings.json"
-        wanted = json.loads(json.dumps(dataclasses.asdict(self.settings)))
-        found = json.loads(file.read_text()) if self.kept else wanted
-        for key in wanted:
-            if wanted[key] != found.get(key):
-                raise EnvError(
-                    f"{self.directory} holds an unfinished collection with other settings: {key} was "
-                    f"{found.get(key)!r} and is {wanted[key]!r}. Remove the directory to start again"
-                )
-        write_text_atomically(file, json.dumps(wanted, indent=2))
 
 
 def _play(envs: EnvPool, expert: type[Expert], partial: _PartialCollection, show_progress: bool) -> None:

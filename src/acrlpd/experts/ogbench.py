@@ -69,7 +69,7 @@ class OGBenchExpert(Expert):
         if self._quality.decided == "per_goal":
             self._on_task = self._rng.uniform() < self._quality.goal_probability
         self._goal = (next_goal if self._on_task else random_goal)(self._simulator, self._rng)
-        self._oracle = self._make_oracle(self._goal.oracle)
+        self._oracle = make_oracle(self._simulator, self._quality.oracle, self._goal.oracle)
         state = np.random.get_state()  # noqa: NPY002
         np.random.seed(int(self._rng.integers(2**32)))  # noqa: NPY002 (the oracles draw from numpy's global generator)
         try:
@@ -77,13 +77,14 @@ class OGBenchExpert(Expert):
         finally:
             np.random.set_state(state)  # noqa: NPY002
 
-    def _make_oracle(self, what: str) -> Any:
-        kind = self._quality.oracle
-        module = importlib.import_module(f"ogbench.manipspace.oracles.{kind}.{what.lower()}_{kind}")
-        options: dict[str, Any] = dict(_ORACLE_OPTIONS[kind])
-        if what == "Button":
-            options["gripper_always_closed"] = self._simulator.kind == "puzzle"
-        return getattr(module, f"{what}{kind.capitalize()}Oracle")(env=self._simulator, **options)
-
     def _info(self) -> dict[str, Any]:
         return self._simulator.compute_ob_info() | self._goal.info(self._simulator)
+
+
+def make_oracle(simulator: Any, kind: Literal["plan", "markov"], what: str) -> Any:
+    """OGBench's oracle for what it handles: "cube", "button", "drawer" or "window"."""
+    module = importlib.import_module(f"ogbench.manipspace.oracles.{kind}.{what}_{kind}")
+    options: dict[str, Any] = dict(_ORACLE_OPTIONS[kind])
+    if what == "button":
+        options["gripper_always_closed"] = simulator.kind == "puzzle"
+    return getattr(module, f"{what.capitalize()}{kind.capitalize()}Oracle")(env=simulator, **options)

@@ -25,7 +25,7 @@ class CubeGoal:
     cube: int
     position: np.ndarray
     yaw: float
-    oracle = "Cube"
+    oracle = "cube"
 
     def info(self, simulator: Any) -> dict[str, Any]:
         """What the oracle has to be told."""
@@ -42,7 +42,7 @@ class ButtonGoal:
 
     button: int
     state: int
-    oracle = "Button"
+    oracle = "button"
 
     def info(self, simulator: Any) -> dict[str, Any]:
         site = simulator._button_site_ids[self.button]
@@ -62,7 +62,7 @@ class SlideGoal:
 
     @property
     def oracle(self) -> str:
-        return self.part.capitalize()
+        return self.part
 
     def info(self, simulator: Any) -> dict[str, Any]:
         handle = simulator._data.site_xpos[getattr(simulator, f"_{self.part}_site_id")].copy()

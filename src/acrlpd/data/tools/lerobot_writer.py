@@ -291,7 +291,8 @@ def column_stats(values: np.ndarray) -> Stats:
         "std": numbers.std(axis=0).tolist(),
         "count": [len(values)],
     }
-    return stats | {name: np.quantile(numbers, q, axis=0).tolist() for name, q in _QUANTILES.items()}
+    quantiles = np.quantile(numbers, list(_QUANTILES.values()), axis=0)
+    return stats | dict(zip(_QUANTILES, quantiles.tolist(), strict=True))
 
 
 def _image_stats(samples: Sequence[np.ndarray]) -> Stats:
