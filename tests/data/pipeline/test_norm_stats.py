@@ -325,7 +325,5 @@ def test_what_is_not_normalised_comes_as_it_is(use_quantiles):
 
 
 def test_statistics_that_would_scale_what_is_not_normalised_are_refused():
-    with pytest.raises(
-        NormStatsError, match=r"leaves out 'state', but the norm statistics would"
-    ):
+    with pytest.raises(NormStatsError, match=r"leaves out 'state', but the norm statistics would"):
         check(stats_of(example()), example(), origin=None, normalized=("actions",))

@@ -304,7 +304,7 @@ def check_norm_stats(
         if np.any(norm_stats[key].mean) or not np.allclose(norm_stats[key].std, 1, atol=2 * EPSILON):
             raise NormStatsError(f"data.normalize leaves out {key!r}, but the norm statistics would scale it; {_FIX}")
     warnings: list[str] = []
-    if origin is not None:
+    if origin is not None and normalized:
         warnings += _compare_origin(origin, expected)
     elif counterpart is not None and "actions" in normalized:
         relative = expected.transforms.get("delta_action_mask") is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from acrlpd.config import RLTrainConfig
+from acrlpd.config import RewardConfig, RLTrainConfig
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature
 
 _NUM_EPISODES = 8
@@ -19,12 +19,13 @@ class FakeSource(EpisodeSource):
     fps = 50.0
     root = Path("fake")
 
-    def __init__(self, cameras: tuple[str, ...], column_dims: dict[str, int]) -> None:
+    def __init__(self, cameras: tuple[str, ...], column_dims: dict[str, int], rewards: RewardConfig) -> None:
         self.cameras = cameras
         self.indices = tuple(range(_NUM_EPISODES))
         self._column_dims = column_dims
+        self._reward_columns = (rewards.reward_column, rewards.success_column)
         self.features = {name: Feature("float32", (dim,)) for name, dim in column_dims.items()}
-        self.features |= {name: Feature("float32", ()) for name in ("next.reward", "next.success")}
+        self.features |= {name: Feature("float32", ()) for name in self._reward_columns}
         self.features |= {camera: Feature("image", (*_FRAME_SIZE, 3)) for camera in cameras}
 
     @property
@@ -40,7 +41,7 @@ class FakeSource(EpisodeSource):
         columns = {name: rng.normal(size=(length, dim)) for name, dim in self._column_dims.items()}
         success = np.zeros(length)
         success[-1] = index % 4 != 3
-        columns |= {"next.reward": success, "next.success": success}
+        columns |= dict.fromkeys(self._reward_columns, success)
         kept = {name: x.astype(np.float32) for name, x in columns.items() if names is None or name in names}
         return ColumnTable(kept, np.array([0, length]), ("do nothing",), np.zeros(length, np.int32))
 
@@ -58,9 +59,8 @@ def create_fake_source(rl_config: RLTrainConfig) -> FakeSource:
     config, model, action_dim = rl_config.data, rl_config.model, rl_config.qchunking.action_dim
     dims = [dim or (action_dim if model.pads_actions else model.state_dim) for dim in config.robot.state_dims.values()]
     states = _split(config.repack.state, dims[0]) if len(dims) == 1 else zip(config.repack.state, dims, strict=True)
-    return FakeSource(
-        tuple(config.repack.cameras.values()), dict(states) | dict(_split(config.repack.actions, action_dim))
-    )
+    columns = dict(states) | dict(_split(config.repack.actions, action_dim))
+    return FakeSource(tuple(config.repack.cameras.values()), columns, config.rewards)
 
 
 def _split(names: tuple[str, ...], dim: int) -> list[tuple[str, int]]:
