@@ -22,6 +22,7 @@ from agent_helpers import (
 from acrlpd.agents import Call, train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
 from acrlpd.agents.algorithm import JointLoss
+from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.agents.metrics import loss_info
 from acrlpd.agents.networks import Params, draw
 from acrlpd.agents.schedules.constant import ConstantSchedule
@@ -168,14 +169,15 @@ def test_targets_and_average_follow(agent, batch):
         {"improvement": "awr", "bc_importance_weighting": True, "bc_difficulty_weighting": True},
         {"improvement": "best_of_n"},
         {"improvement": "policy_gradient"},
+        {"improvement": Distillation(hidden_dims=(16,))},
     ],
-    ids=lambda changes: changes["improvement"],
+    ids=lambda changes: str(changes["improvement"]),
 )
 def test_accumulated_gradients_equal_the_large_batch(changes):
     """Windows of unequal length and weight, critics with dropout: the normalisers must be the batch's."""
     config = make_config(critic={"dropout_rate": 0.2, "target_subset_size": 2}, **changes)
     agent, batch = build(config), make_batch(config, 12)
-    params = Params(agent.policy_params, agent.critics.online, agent.temperature_params)
+    params = Params(agent.policy_params, agent.critics.online, agent.temperature_params, agent.improvement_params)
     draws = draw(KEY, batch, config.acrlpd)
 
     @functools.partial(quick_jit, static_argnums=1)

@@ -14,6 +14,7 @@ from steering import Steering
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent
+from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.config import RLTrainConfig
 from acrlpd.envs.create import create_env_pool
 from acrlpd.evaluation.protocol import EvaluationProtocol
@@ -41,6 +42,11 @@ def pi0_in_the_toy() -> RLTrainConfig:
 def steered() -> RLTrainConfig:
     """An improvement whose own network changes the candidates: it acts with the policy, wherever the policy acts."""
     return state_config(improvement=Steering())
+
+
+def distilled() -> RLTrainConfig:
+    """The one-step policy acts in place of the flow policy."""
+    return state_config(improvement=Distillation(hidden_dims=(16,)))
 
 
 def observations_of(config: RLTrainConfig) -> Columns:
@@ -109,7 +115,7 @@ def replies(policy: Any, config: RLTrainConfig, observations: Columns) -> list[d
     return policy.infer(requests)
 
 
-@pytest.mark.parametrize("make_config", [state_config, steered, pi0_in_the_toy])
+@pytest.mark.parametrize("make_config", [state_config, steered, pi0_in_the_toy, distilled])
 def test_everything_that_acts_gives_equal_actions(
     make_config: Callable[[], RLTrainConfig], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

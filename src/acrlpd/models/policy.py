@@ -40,6 +40,7 @@ class FlowPolicy(nnx.Module):
     sampling_unroll: int = 1  # denoising steps per iteration of the loop; more pays only if a step is very short
 
     def __init__(self, config: PolicyConfig):
+        self.state_dim = config.state_dim
         self.action_dim = config.action_dim
         self.action_horizon = config.action_horizon
         self.feature_dim = config.feature_dim  # width of Context.features
