@@ -29,6 +29,7 @@ from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.batch import StackedBatches
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
+from acrlpd.models.families.gaussian import GaussianPolicyConfig
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 KEY = jax.random.key(5)
@@ -41,6 +42,9 @@ INFO_KEYS = {
     "update_skipped", "valid_step_ratio", "bootstrap_ratio", "bc_weight", "candidate_q_std", "reward_mean",
     "reward_min", "reward_max",
 }  # fmt: skip
+
+
+GAUSSIAN = GaussianPolicyConfig(state_dim=6, action_dim=3, action_horizon=4, hidden_dims=(32,))
 
 
 def build(config):
@@ -170,6 +174,7 @@ def test_targets_and_average_follow(agent, batch):
         {"improvement": "best_of_n"},
         {"improvement": "policy_gradient"},
         {"improvement": Distillation(hidden_dims=(16,))},
+        {"improvement": "sac", "model": GAUSSIAN, "learnable_temperature": False},
     ],
     ids=lambda changes: str(changes["improvement"]),
 )
