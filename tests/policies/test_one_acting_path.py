@@ -55,7 +55,8 @@ def squashed() -> RLTrainConfig:
     """A policy that is no flow, with SAC."""
     model = GaussianPolicyConfig(state_dim=3, action_dim=2, action_horizon=4, hidden_dims=(16,))
     hyperparams = dataclasses.replace(state_config().acrlpd, learnable_temperature=False)
-    return state_config(model=model, improvement=SAC(), acrlpd=hyperparams)
+    data = dataclasses.replace(state_config().data, use_quantile_norm=False)
+    return state_config(model=model, improvement=SAC(), acrlpd=hyperparams, data=data)
 
 
 def observations_of(config: RLTrainConfig) -> Columns:

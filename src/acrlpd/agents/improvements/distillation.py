@@ -59,7 +59,9 @@ class Distillation(Improvement):
             flow = view.fixed.policy.denoise(view.fixed_context, noise, num_steps=algorithm.acrlpd.sampling_steps)
         # The one-step policy reads the features of the flow policy, but does not train them.
         chunk = _one_step(view.networks)(view.fixed_context, view.batch.observations, noise)
-        distance = jnp.mean(jnp.square(chunk - algorithm.clip(flow)), axis=(1, 2, 3))
+        # The mean over the entries that the critics see. Other entries only follow the flow policy.
+        num_seen = algorithm.critic_chunks(chunk).shape[-1]
+        distance = jnp.sum(jnp.square(chunk - algorithm.clip(flow)), axis=(1, 2, 3)) / num_seen
         return self.distillation_weight * distance - view.values(algorithm.clip(chunk))[:, 0]
 
     def check(
