@@ -152,7 +152,7 @@ def inputs(golden):
 
 
 def near(found, expected):
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=2e-5)
 
 
 @pytest.fixture(scope="module")
@@ -247,4 +247,4 @@ def test_qc_fql_gradients(golden, result):
     }
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(np.linalg.norm(found[name]), value, rtol=2e-5, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(np.linalg.norm(found[name]), value, rtol=0, atol=2e-5, err_msg=name)

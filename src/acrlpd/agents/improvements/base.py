@@ -166,6 +166,11 @@ class Improvement(Choice, abc.ABC):
         """
         return denoise(noise)
 
+    @property
+    def makes_candidates(self) -> bool:
+        """Whether this improvement overrides `propose`, so that the policy alone would act differently."""
+        return type(self).propose is not Improvement.propose
+
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
     ) -> Iterator[Finding]:
