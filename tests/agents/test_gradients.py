@@ -40,10 +40,10 @@ def evaluate(agent, batch, name):
     return quick_jit(lambda agent: compute_part(agent, name, batch, KEY))(agent)
 
 
-def noise_of(batch, num_samples=4) -> Draws:
+def noise_of(batch) -> Draws:
     """The random numbers that every loss of an agent at step 0 uses, called with KEY."""
     _, draw_rng, _ = jax.random.split(jax.random.fold_in(KEY, 0), 3)
-    return draw(draw_rng, batch, num_samples)
+    return draw(draw_rng, batch, make_config().acrlpd)
 
 
 def cut(actions):
