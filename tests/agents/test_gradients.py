@@ -8,6 +8,7 @@ from agent_helpers import assert_trees_close, compute_part, make_batch, make_con
 from flax import nnx
 
 from acrlpd.agents.improvements.awr import AWR
+from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.agents.networks import Draws, draw, estimate_entropy
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
@@ -20,7 +21,7 @@ def build(config):
     return random_like(shapes)
 
 
-PARTS = ("policy_params", "ema_params", "critics", "temperature_params")
+PARTS = ("policy_params", "ema_params", "critics", "temperature_params", "improvement_params")
 
 
 def gradients(agent, batch, *names):
@@ -39,10 +40,10 @@ def evaluate(agent, batch, name):
     return quick_jit(lambda agent: compute_part(agent, name, batch, KEY))(agent)
 
 
-def noise_of(batch, num_samples=4) -> Draws:
+def noise_of(batch) -> Draws:
     """The random numbers that every loss of an agent at step 0 uses, called with KEY."""
     _, draw_rng, _ = jax.random.split(jax.random.fold_in(KEY, 0), 3)
-    return draw(draw_rng, batch, num_samples)
+    return draw(draw_rng, batch, make_config().acrlpd)
 
 
 def cut(actions):
@@ -76,6 +77,14 @@ def test_actor_loss_trains_the_policy_alone(kind):
     assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads["policy_params"]))
     for name in ("critics", "ema_params", "temperature_params"):
         assert largest(grads[name]) == 0, name
+
+
+def test_distillation_trains_the_one_step_policy_alone():
+    config = make_config(improvement=Distillation(hidden_dims=(16,)))
+    [grads] = gradients(build(config), make_batch(config, 8), "actor")
+    assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads.pop("improvement_params")))
+    for name, parts in grads.items():
+        assert largest(parts) == 0, name
 
 
 def test_joint_gradient_is_the_weighted_sum_of_the_parts():

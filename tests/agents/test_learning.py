@@ -1,5 +1,6 @@
 """Problems whose answer is known."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -9,9 +10,11 @@ import numpy as np
 from agent_helpers import choose, make_config, quick_jit
 
 from acrlpd.agents import Call, train_steps
+from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.batch import Batch, StackedBatches
 from acrlpd.config import LossWeights, QChunkingConfig
 from acrlpd.config.create_agent import create_agent
+from acrlpd.models.families.gaussian import GaussianPolicyConfig
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
 
@@ -145,3 +148,68 @@ def test_best_of_n_finds_the_better_mode_and_cloning_does_not():
     assert 0.1 < np.mean(cloned > 0) < 0.35
     assert np.mean(cloned < -0.5) > 0.5  # it is the data's other mode, not something in between
     assert np.mean(chosen > 0.5) > 0.95
+
+
+def bandit(reward_fn, chunk_shape: tuple[int, int]) -> Batch:
+    """One state, uniform chunks, and one reward for each chunk, after which the task is over."""
+    actions = np.random.default_rng(0).uniform(-1, 1, (4096, *chunk_shape))
+    rewards, terminals = np.zeros((2, 4096, chunk_shape[0]))
+    rewards[:, -1], terminals[:, -1] = reward_fn(actions), 1
+    state = np.zeros((4096, 1))
+    return make_transitions(state, state, actions, rewards, terminals)
+
+
+def bandit_config(model, **changes):
+    return make_config(
+        model=model,
+        qchunking=QChunkingConfig(horizon_length=model.action_horizon, action_dim=1),
+        critic={"num_critics": 2, "hidden_dims": (64, 64), "q_aggregation": "mean"},
+        num_action_samples=1,
+        learnable_temperature=False,
+        ema_decay=None,
+        discount=1.0,
+        learning_rate=3e-3,
+        **changes,
+    )
+
+
+def act(agent) -> np.ndarray:
+    """Chunks [500, T] of the agent in the only state."""
+    observations = observation(np.zeros((500, 1)))
+    return np.asarray(quick_jit(lambda agent: choose(agent, jax.random.key(2), observations).actions)(agent))[..., 0]
+
+
+def test_sac_finds_the_best_chunk_and_keeps_its_entropy():
+    """The best chunk is (0.5, -0.5). Around it the policy stays as random as the target entropy asks."""
+    data = bandit(lambda chunks: -5 * np.sum(np.square(chunks[..., 0] - [0.5, -0.5]), axis=1), (2, 1))
+    config = bandit_config(
+        GaussianPolicyConfig(state_dim=1, action_dim=1, action_horizon=2, hidden_dims=(32, 32)),
+        improvement="sac",
+        loss_weights=LossWeights(actor_weight=1.0, bc_weight=0.0),
+        initial_temperature=1.0,
+        target_entropy_multiplier=0.5,
+    )
+    agent, info = learn(config, data, updates=1000, batch_size=64)
+    chunks = act(agent)
+    np.testing.assert_allclose(chunks.mean(axis=0), [0.5, -0.5], atol=0.1)
+    assert np.all(chunks.std(axis=0) > 0.02)
+    assert abs(float(info["entropy_estimate"]) - -0.5) < 0.15
+    assert float(info["alpha_value"]) < 0.9
+
+
+def test_distillation_finds_the_best_action_and_the_flow_stays_with_the_data():
+    """The data has all actions alike, of which 0.6 is best; the weight of the distance to the flow is small."""
+    config = bandit_config(
+        StateFlowPolicyConfig(state_dim=1, action_dim=1, action_horizon=1, hidden_dims=(64, 64)),
+        improvement=Distillation(distillation_weight=0.01, hidden_dims=(32, 32)),
+        loss_weights=LossWeights(actor_weight=1.0, bc_weight=1.0),
+        action_bounds=(-1.0, 1.0),
+        sampling_steps=5,
+    )
+    data = bandit(lambda chunks: -np.square(chunks[:, 0, 0] - 0.6), (1, 1))
+    agent, _ = learn(config, data, updates=500, batch_size=64)
+    assert np.mean(np.abs(act(agent) - 0.6) < 0.15) > 0.95
+    # An improvement without weight has not learned, so the flow acts.
+    unimproved = dataclasses.replace(config.acrlpd, loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0))
+    flow = act(agent.replace(algorithm=dataclasses.replace(agent.algorithm, acrlpd=unimproved)))
+    assert abs(flow.mean()) < 0.2 and flow.std() > 0.35

@@ -20,9 +20,11 @@ from agent_helpers import (
 from flax import nnx
 
 from acrlpd.agents import train_step
+from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.flops import count_flops
+from acrlpd.models.policy import Context
 
 KEY = jax.random.key(1)
 LORA = {"paligemma_variant": "dummy_lora", "action_expert_variant": "dummy_lora"}
@@ -216,3 +218,15 @@ def test_only_what_is_seen_now_is_augmented_and_only_where_the_config_says():
     assert len({float(info["q_mean"]) for info in (*augmented, clean[0])}) == 3
     for found, expected in zip(augmented, clean, strict=True):
         np.testing.assert_allclose(found["target_q_mean"], expected["target_q_mean"], rtol=1e-6)
+
+
+def test_the_one_step_policy_reads_the_features_of_pi0():
+    config = make_config(model=tiny_pi0(), improvement=Distillation(hidden_dims=(16,)))
+    agent, batch = build(config), make_batch(config, 2)
+    network, noise = agent.networks().improvement, jnp.ones((2, 1, 4, 8))
+    features = np.random.default_rng(0).normal(size=(2, 2, agent.policy().feature_dim)).astype(np.float32)
+    chunks = [network(Context(jnp.asarray(seen), None), batch.observations, noise) for seen in features]
+    assert chunks[0].shape == noise.shape
+    assert np.abs(chunks[0] - chunks[1]).max() > 1e-3
+    _, info = jax.eval_shape(train_step, agent, batch, KEY)  # the whole update fits together
+    assert "improvement_grad_norm" in info

@@ -22,12 +22,14 @@ from agent_helpers import (
 from acrlpd.agents import Call, train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
 from acrlpd.agents.algorithm import JointLoss
+from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.agents.metrics import loss_info
 from acrlpd.agents.networks import Params, draw
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.batch import StackedBatches
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
+from acrlpd.models.families.gaussian import GaussianPolicyConfig
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 KEY = jax.random.key(5)
@@ -40,6 +42,9 @@ INFO_KEYS = {
     "update_skipped", "valid_step_ratio", "bootstrap_ratio", "bc_weight", "candidate_q_std", "reward_mean",
     "reward_min", "reward_max",
 }  # fmt: skip
+
+
+GAUSSIAN = GaussianPolicyConfig(state_dim=6, action_dim=3, action_horizon=4, hidden_dims=(32,))
 
 
 def build(config):
@@ -168,14 +173,16 @@ def test_targets_and_average_follow(agent, batch):
         {"improvement": "awr", "bc_importance_weighting": True, "bc_difficulty_weighting": True},
         {"improvement": "best_of_n"},
         {"improvement": "policy_gradient"},
+        {"improvement": Distillation(hidden_dims=(16,))},
+        {"improvement": "sac", "model": GAUSSIAN, "learnable_temperature": False},
     ],
-    ids=lambda changes: changes["improvement"],
+    ids=lambda changes: str(changes["improvement"]),
 )
 def test_accumulated_gradients_equal_the_large_batch(changes):
     """Windows of unequal length and weight, critics with dropout: the normalisers must be the batch's."""
     config = make_config(critic={"dropout_rate": 0.2, "target_subset_size": 2}, **changes)
     agent, batch = build(config), make_batch(config, 12)
-    params = Params(agent.policy_params, agent.critics.online, agent.temperature_params)
+    params = Params(agent.policy_params, agent.critics.online, agent.temperature_params, agent.improvement_params)
     draws = draw(KEY, batch, config.acrlpd)
 
     @functools.partial(quick_jit, static_argnums=1)

@@ -27,5 +27,7 @@ def test_a_field_that_the_data_does_not_have_gets_its_default() -> None:
 def test_a_kind_of_section_that_this_version_does_not_have() -> None:
     data = to_dict(get_config("debug"))
     data["model"]["type"] = "pi1"
-    with pytest.raises(ConfigError, match=r"model must be one of pi0, state_flow, or module:Name .*; found 'pi1'"):
+    with pytest.raises(
+        ConfigError, match=r"model must be one of gaussian, pi0, state_flow, or module:Name .*; found 'pi1'"
+    ):
         from_dict(RLTrainConfig, data)

@@ -33,6 +33,7 @@ def _size(tree) -> int:
         {"model.paligemma_variant": "dummy_lora"},
         {"acrlpd.ema_decay": None},
         {"model.type": "state_flow", "model.action_dim": 7},
+        {"model.type": "gaussian", "model.action_dim": 7},
     ],
 )
 def test_state_is_exactly_the_agents(changes):

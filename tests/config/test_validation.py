@@ -77,6 +77,15 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"freeze_pi0_backbone": True, "model.paligemma_variant": "dummy_lora"}, "adapters included"),
         ({"model.type": "state_flow"}, "qchunking.action_dim 7 must equal model.action_dim 5"),
         ({"model.type": "state_flow", "freeze_pi0_backbone": True}, "has no backbone"),
+        (
+            {"improvement": "sac"},
+            "sac needs the probability of a chunk, which the pi0 policy cannot say: set model gaussian",
+        ),
+        ({"improvement": "sac"}, "set acrlpd.learnable_temperature false"),
+        (
+            {"improvement": "distillation", "critic.use_pi0_features": False},
+            "distillation reads the features of the pi0 policy. Features are computed only for critics that read",
+        ),
     ],
 )
 def test_errors(changes, message):

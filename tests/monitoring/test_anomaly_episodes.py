@@ -101,12 +101,31 @@ def test_an_end_that_comes_after_the_checkpoint_is_reported_once(tmp_path: pathl
     ]
 
 
-@pytest.mark.parametrize(("kind", "is_trouble"), [("awr", True), ("policy_gradient", False)])
+@pytest.mark.parametrize(
+    ("kind", "is_trouble"), [("awr", True), ("policy_gradient", False), ("distillation", False), ("sac", False)]
+)
 def test_minus_a_value_is_no_loss_that_explodes(kind: str, is_trouble: bool, tmp_path: pathlib.Path) -> None:
     watch = AnomalyDetector(state_config(tmp_path, improvement=kind), None)
     for step in range(20):
         watch.check(line(step, actor_loss=0.1 if step < 10 else 5.0))
     assert ("loss_explosion" in watch.open) == is_trouble
+
+
+def test_without_weight_the_cloning_loss_may_grow() -> None:
+    """RLPD leaves the data behind."""
+    for weight, is_trouble in ((0.01, True), (0.0, False)):
+        watch = AnomalyDetector(CONFIG, None)
+        for step in range(20):
+            watch.check(line(step, bc_weight=weight, bc_loss=0.1 if step < 10 else 50.0))
+        assert ("loss_explosion" in watch.open) == is_trouble
+
+
+@pytest.mark.parametrize(("kind", "is_trouble"), [("awr", True), ("distillation", False)])
+def test_minus_a_value_outweighs_no_cloning_loss(kind: str, is_trouble: bool, tmp_path: pathlib.Path) -> None:
+    watch = AnomalyDetector(state_config(tmp_path, improvement=kind), None)
+    for step in range(20):
+        watch.check(line(step, bc_weight=1.0, bc_loss=0.1, actor_loss=1e4))
+    assert ("bc_rl_imbalance" in watch.open) == is_trouble
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,13 @@ from steering import Steering
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent
+from acrlpd.agents.improvements.distillation import Distillation
+from acrlpd.agents.improvements.sac import SAC
 from acrlpd.config import RLTrainConfig
 from acrlpd.envs.create import create_env_pool
 from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.execution.base import ChunkPolicy, Chunks, Columns
+from acrlpd.models.families.gaussian import GaussianPolicyConfig
 from acrlpd.policies.acting_model import acting_model
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.policies.policy import create_policy
@@ -41,6 +44,19 @@ def pi0_in_the_toy() -> RLTrainConfig:
 def steered() -> RLTrainConfig:
     """An improvement whose own network changes the candidates: it acts with the policy, wherever the policy acts."""
     return state_config(improvement=Steering())
+
+
+def distilled() -> RLTrainConfig:
+    """The one-step policy acts in place of the flow policy."""
+    return state_config(improvement=Distillation(hidden_dims=(16,)))
+
+
+def squashed() -> RLTrainConfig:
+    """A policy that is no flow, with SAC."""
+    model = GaussianPolicyConfig(state_dim=3, action_dim=2, action_horizon=4, hidden_dims=(16,))
+    hyperparams = dataclasses.replace(state_config().acrlpd, learnable_temperature=False)
+    data = dataclasses.replace(state_config().data, use_quantile_norm=False)
+    return state_config(model=model, improvement=SAC(), acrlpd=hyperparams, data=data)
 
 
 def observations_of(config: RLTrainConfig) -> Columns:
@@ -109,7 +125,7 @@ def replies(policy: Any, config: RLTrainConfig, observations: Columns) -> list[d
     return policy.infer(requests)
 
 
-@pytest.mark.parametrize("make_config", [state_config, steered, pi0_in_the_toy])
+@pytest.mark.parametrize("make_config", [state_config, steered, pi0_in_the_toy, distilled, squashed])
 def test_everything_that_acts_gives_equal_actions(
     make_config: Callable[[], RLTrainConfig], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

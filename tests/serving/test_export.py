@@ -25,6 +25,7 @@ from small_checkpoints import (
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent
+from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.checksums import ChecksumError, write_checksums
 from acrlpd.cli.export import main as export_main
 from acrlpd.config import DataConfig, EvaluationConfig, RLTrainConfig, get_config
@@ -138,6 +139,14 @@ def test_merging_without_adapters_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no adapters to merge"):
         export_policy(run, tmp_path / "out", merge_adapters=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_networks_that_make_the_actions_are_not_left_behind(tmp_path: Path) -> None:
+    config = state_config(improvement=Distillation(hidden_dims=(8,)))
+    run = save_run(tmp_path / "run", config, {8: make_agent(config)})
+    with pytest.raises(CheckpointError, match=r"distillation makes the actions of this run.*choose --critics level"):
+        export_policy(run, tmp_path / "out", critics="none")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_policy_is_served_as_it_was_judged() -> None:
@@ -333,7 +342,9 @@ def test_the_readme_says_what_openpi_has_no_setting_for(tmp_path: Path) -> None:
         image_keys=("base_0_rgb",),
         discrete_state_input=True,
     )
-    readme = readme_of(dataclasses.replace(config, data=data, model=model), tmp_path)
+    improved = dataclasses.replace(config, data=data, model=model, improvement=Distillation())
+    readme = readme_of(improved, tmp_path)
+    assert "openpi serves the policy without the improvement `distillation`" in readme
     assert "openpi has no setting for `paligemma_variant='small'`, `action_expert_variant='small'`" in readme
     assert "reads the state in its prompt, which openpi writes there for pi0.5 only" in readme
     assert "normalises by quantiles, openpi by mean and deviation" in readme

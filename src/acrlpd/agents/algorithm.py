@@ -94,6 +94,8 @@ class Algorithm:
             config=self.acrlpd.best_of_n,
             data_shards=self.data_shards,
         )
+        if not self.has_improvement:  # so the improvement's own networks have not learned
+            return self.clip(denoise(noise))
         return self.clip(self.improvement.propose(networks, context, observation, noise, denoise))
 
     def clip(self, actions: jax.Array) -> jax.Array:

@@ -53,7 +53,10 @@ def create_agent(
         state_dim=model.state_dim,
         chunk_dim=rl_config.qchunking.chunk_length * rl_config.qchunking.action_dim,
     )
-    improvement = rl_config.improvement.create_networks(policy, algorithm, nnx.Rngs(jax.random.fold_in(critic_rng, 1)))
+    improvement = None
+    if algorithm.has_improvement:
+        own_rngs = nnx.Rngs(jax.random.fold_in(critic_rng, 1))
+        improvement = rl_config.improvement.create_networks(policy, algorithm, own_rngs)
     return _assemble_agent(rl_config, algorithm, policy, critics, improvement)
 
 
@@ -119,7 +122,9 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
     yield from acrlpd.check()
     yield from rl_config.critic.check()
     if acrlpd.loss_weights.actor_weight > 0:
-        yield from rl_config.improvement.check(acrlpd, frozen_backbone=rl_config.freeze_pi0_backbone)
+        yield from rl_config.improvement.check(
+            acrlpd, model=model, critic=rl_config.critic, frozen_backbone=rl_config.freeze_pi0_backbone
+        )
 
 
 def follow_config(agent: Agent, rl_config: RLTrainConfig) -> Agent:

@@ -6,6 +6,8 @@ of noisy chunks per observation against that context. Losses, single samples and
 candidates are written here, once, in terms of the two pieces. A caller that needs several of them for
 the same observation pays for the context once.
 
+A policy that is no flow is a function of noise all the same, and overrides `flow_matching_loss` and `denoise`.
+
 Flow convention, as in openpi: t = 1 is noise, t = 0 is data; x_t = t * noise + (1 - t) * actions.
 """
 
@@ -40,6 +42,7 @@ class FlowPolicy(nnx.Module):
     sampling_unroll: int = 1  # denoising steps per iteration of the loop; more pays only if a step is very short
 
     def __init__(self, config: PolicyConfig):
+        self.state_dim = config.state_dim
         self.action_dim = config.action_dim
         self.action_horizon = config.action_horizon
         self.feature_dim = config.feature_dim  # width of Context.features
@@ -98,6 +101,13 @@ class FlowPolicy(nnx.Module):
         step = jax.checkpoint(step, prevent_cse=False) if remat else step
         start = (noise, jnp.ones((), noise.dtype))
         return jax.lax.scan(step, start, length=num_steps, unroll=min(self.sampling_unroll, num_steps))[0][0]
+
+    def sample_with_log_prob(self, context: Context, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Chunks from noise [b, n, T, a], and their log probabilities [b, n], both with gradient.
+
+        A flow would have to be integrated backwards for this; only families with `has_density` implement it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot say how probable its chunks are")
 
     def compute_loss(
         self,

@@ -155,6 +155,8 @@ def loss_explosion(line: Line, values: UsualValues, rl_config: RLTrainConfig) ->
     for name in LOSSES:
         if name == "actor_loss" and not rl_config.improvement.zero_at_best:
             continue  # minus a value: the size of such a loss says nothing
+        if name == "bc_loss" and line.get("bc_weight") == 0:
+            continue  # nothing lowers a loss without weight
         loss, usual = line.get(name), values.usual(name)
         if loss is None or usual is None:
             continue
@@ -217,8 +219,8 @@ def bc_rl_imbalance(line: Line, values: UsualValues, rl_config: RLTrainConfig) -
     bc_weight = line.get("bc_weight")
     bc, actor = line.get("bc_loss"), line.get("actor_loss")
     actor_weight = rl_config.acrlpd.loss_weights.actor_weight
-    if not (bc_weight and bc and actor and actor_weight):
-        return None  # the run or the line has only one of the two losses
+    if not (bc_weight and bc and actor and actor_weight and rl_config.improvement.zero_at_best):
+        return None  # the run or the line has only one of the two losses, or one of them is minus a value
     ratio = bc_weight * bc / abs(actor_weight * actor)
     message = (
         f"bc_weight * bc_loss is {ratio:.3g} times actor_weight * actor_loss "

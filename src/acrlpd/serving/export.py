@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
 from acrlpd.checksums import write_checksums
+from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig, to_dict
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.models.families.pi0 import DType
@@ -74,6 +75,8 @@ def export_policy(
     checkpoint = open_checkpoint(source, no_norm_stats=no_norm_stats)
     if checkpoint.kind != "run":
         raise CheckpointError(f"{checkpoint.directory} is not a checkpoint of a run: there is nothing to export")
+    if critics == "none":
+        _refuse_to_lose_networks(checkpoint.rl_config)
     target = pathlib.Path(output).expanduser().resolve()  # of a link, the directory that it points to is replaced
     if target.exists() and not overwrite:
         raise CheckpointError(f"{target} exists; choose another --output or replace it with --overwrite")
@@ -97,6 +100,16 @@ def export_policy(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return verification
+
+
+def _refuse_to_lose_networks(rl_config: RLTrainConfig) -> None:
+    """The networks of an improvement are exported with the critics; without them, another policy would act."""
+    improvement = rl_config.improvement
+    if improvement.makes_candidates and rl_config.acrlpd.loss_weights.actor_weight != 0:
+        raise CheckpointError(
+            f"the improvement {kind_name(improvement)} makes the actions of this run, and its networks are exported "
+            "with the critics: choose --critics level or --critics all"
+        )
 
 
 def _write(

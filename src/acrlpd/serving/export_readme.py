@@ -111,6 +111,11 @@ def _differences(rl_config: RLTrainConfig) -> Iterator[str]:
     """What the entry cannot say, because stock openpi has no setting for it."""
     data, model = rl_config.data, rl_config.model
     yield from model.openpi_differences()
+    if rl_config.improvement.makes_candidates and rl_config.acrlpd.loss_weights.actor_weight != 0:
+        yield (
+            f"openpi serves the policy without the improvement `{kind_name(rl_config.improvement)}`, whose networks "
+            "make the actions of this run, so its actions differ. `acrlpd serve` serves both."
+        )
     if data.tokenizer != "paligemma":
         yield f"openpi always uses PaliGemma's tokenizer; this policy reads `{data.tokenizer}` tokens."
     if data.use_quantile_norm not in (None, model.use_quantile_norm):

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 from annotated_types import Gt
 
+from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View, weight_metrics
 from acrlpd.findings import Finding, warning
+from acrlpd.models.families.base import PolicyConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,9 @@ class AWR(Improvement):
     def metrics(self, weights: SampleWeights) -> Info:
         return weight_metrics(weights.kept["advantage"], weights.log_weight)
 
-    def check(self, hyperparams: ACRLPDHyperparams, *, frozen_backbone: bool) -> Iterator[Finding]:
+    def check(
+        self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
+    ) -> Iterator[Finding]:
         if hyperparams.num_action_samples == 1:
             yield warning("with num_action_samples 1 the advantage baseline is a single sample: noisy weights")
 

@@ -14,11 +14,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.agents.networks import Draws, Networks
 from acrlpd.batch import Batch
 from acrlpd.choice import Choice
 from acrlpd.findings import Finding
+from acrlpd.models.families.base import PolicyConfig
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import Context, FlowPolicy
 
@@ -164,8 +166,15 @@ class Improvement(Choice, abc.ABC):
         """
         return denoise(noise)
 
-    def check(self, hyperparams: ACRLPDHyperparams, *, frozen_backbone: bool) -> Iterator[Finding]:
-        """Errors and warnings about this improvement together with these hyperparameters."""
+    @property
+    def makes_candidates(self) -> bool:
+        """Whether this improvement overrides `propose`, so that the policy alone would act differently."""
+        return type(self).propose is not Improvement.propose
+
+    def check(
+        self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
+    ) -> Iterator[Finding]:
+        """Errors and warnings about this improvement in a run with these other sections."""
         return iter(())
 
 

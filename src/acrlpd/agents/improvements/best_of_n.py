@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from acrlpd.agents.best_of_n import take_candidate
+from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.agents.improvements.base import Improvement, SampleWeights, View, equal_weights
 from acrlpd.findings import Finding, error
+from acrlpd.models.families.base import PolicyConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,8 @@ class CloneBestOfN(Improvement):
         losses = view.networks.policy.flow_matching_loss(view.context, weights.kept["best"], noise, time)
         return jnp.mean(losses, axis=1)
 
-    def check(self, hyperparams: ACRLPDHyperparams, *, frozen_backbone: bool) -> Iterator[Finding]:
+    def check(
+        self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
+    ) -> Iterator[Finding]:
         if hyperparams.num_action_samples == 1:
             yield error("improvement best_of_n with num_action_samples 1 clones the policy itself; use 2 or more")

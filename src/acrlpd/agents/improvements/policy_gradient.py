@@ -6,9 +6,11 @@ from typing import ClassVar
 
 import jax
 
+from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.agents.improvements.base import Improvement, SampleWeights, View
 from acrlpd.findings import Finding, warning
+from acrlpd.models.families.base import PolicyConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,9 @@ class PolicyGradient(Improvement):
         actions = view.networks.policy.denoise(view.context, noise, num_steps=steps, remat=True)
         return -view.values(view.algorithm.clip(actions))[:, 0]
 
-    def check(self, hyperparams: ACRLPDHyperparams, *, frozen_backbone: bool) -> Iterator[Finding]:
+    def check(
+        self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
+    ) -> Iterator[Finding]:
         if frozen_backbone:
             yield warning(
                 "policy_gradient with a frozen backbone moves only the action expert, through all "

@@ -48,6 +48,8 @@ class PolicyConfig(Choice, abc.ABC):
     in_openpi: ClassVar[bool] = False
     # Whether states and actions of the robot are padded to the width of the network.
     pads_actions: ClassVar[bool] = False
+    # Whether the policy can say how probable its chunks are (`sample_with_log_prob`).
+    has_density: ClassVar[bool] = False
 
     # -- what the network predicts
     action_dim: int  # width of actions, padding included

@@ -1,0 +1,38 @@
+"""The methods of the Q-chunking paper that have networks of their own, as whole runs: offline, online and resumed."""
+
+import pathlib
+from typing import Any
+
+import pytest
+from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_config, train_here
+
+from acrlpd.config import apply_config_overrides
+from acrlpd.runs.directory import run_directory, saved_steps
+
+ONE_CANDIDATE = {"acrlpd__num_action_samples": 1, "acrlpd__loss_weights__actor_weight": 1.0}
+QC_FQL = ONE_CANDIDATE | {"improvement": "distillation", "improvement__hidden_dims": [16], "offline_steps": 4}
+# Online from the start.
+RLPD_AC = ONE_CANDIDATE | {
+    "model": "gaussian",
+    "model__hidden_dims": [16],
+    "improvement": "sac",
+    "acrlpd__loss_weights__bc_weight": 0.0,
+    "offline_steps": 0,
+}
+
+
+@pytest.mark.parametrize("changes", [QC_FQL, RLPD_AC], ids=["qc_fql", "rlpd_ac"])
+def test_a_resumed_run_is_the_uninterrupted_run(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    config = online_config(tmp_path, exp_name="straight", online_steps=8, log_frequency=2, **changes)
+    train_here(config)
+    straight = run_directory(config)
+    lines = metrics_of(straight)
+    assert any("eval/success_rate" in line for line in lines)
+    [*_, last] = [line for line in lines if "actor_loss" in line]
+    assert last["improvement_grad_norm"] > 0 and last["skipped_updates"] == 0
+
+    resumed = apply_config_overrides(config, exp_name="resumed")
+    train_here(apply_config_overrides(resumed, online_steps=4))
+    train_here(resumed, resume=True, allow_changed=["training.online_steps"])
+    [step] = saved_steps(straight)[-1:]
+    assert_equal_arrays(arrays_of(run_directory(resumed) / str(step)), arrays_of(straight / str(step)))
