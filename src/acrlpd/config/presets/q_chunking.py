@@ -5,10 +5,11 @@ domain. Chunks have 5 steps. Networks have 4 layers of 512 units and compute in 
 the networks as they come. `acrlpd data ogbench` makes the data, in which a success does not end a recording. There are
 a million updates offline and a million online, one for each environment step, from one buffer of dataset and replay.
 
-Three things differ from the paper's code. A loss is the mean over the windows that it may learn from, there the mean
-over all windows, 0.4 % of which reach past the end of a recording. Past the end of a recording the last action repeats;
-there the actions of the next recording follow, which count in no loss. The paper trained cube-quadruple on 100 million
-steps of data, and the command makes one million unless it is asked for more.
+What differs from the paper's code: A loss is the mean over the windows that it may learn from, there the mean over all
+windows, 0.4 % of which reach past the end of a recording. Past the end of a recording the last action repeats. There
+the actions of the next recording follow, which count in no loss. The paper trained cube-quadruple on 100 million steps
+of data; the command makes a million unless it is asked for more. RLPD and RLPD-AC begin with the actions of the
+untrained policy instead of uniform ones, and their critics have LayerNorm after the nonlinearity instead of before it.
 """
 
 import dataclasses
@@ -17,11 +18,14 @@ from typing import Any
 
 from acrlpd.agents.critics.mlp import MLPCritics
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
+from acrlpd.agents.improvements.distillation import Distillation
+from acrlpd.agents.improvements.sac import SAC
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.config.data import DataConfig, RepackConfig, RewardConfig
 from acrlpd.config.run import EnvConfig, OnlineConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.models.families.gaussian import GaussianPolicyConfig
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 _HIDDEN = (512, 512, 512, 512)
@@ -36,14 +40,16 @@ class Domain:
     state_dim: int
     sparse: bool = False  # whether rewards are -1 until the success, instead of minus the number of unsolved parts
     num_candidates: int = 32  # of QC
+    qc_fql_weight: float = 300.0  # how much the one-step policy is held to the flow policy
+    fql_weight: float = 300.0
 
 
 DOMAINS = {
     "cube-double": Domain(37),
-    "cube-triple": Domain(46),
-    "cube-quadruple": Domain(55),
+    "cube-triple": Domain(46, qc_fql_weight=100.0),
+    "cube-quadruple": Domain(55, qc_fql_weight=100.0),
     "scene": Domain(40, sparse=True),
-    "puzzle-3x3": Domain(55, sparse=True, num_candidates=64),
+    "puzzle-3x3": Domain(55, sparse=True, num_candidates=64, fql_weight=100.0),
 }
 
 
@@ -96,17 +102,72 @@ def _qc(name: str, domain: Domain) -> RLTrainConfig:
 
 def _bfn(name: str, domain: Domain) -> RLTrainConfig:
     """BFN: single actions, one-step targets, the best of 4 candidates. What QC gains over BFN is due to its chunks."""
-    return _changed(_qc(name, domain), model={"action_horizon": 1}, qchunking={"horizon_length": 1}, **_BEST_OF_4)
+    return _with_single_actions(_changed(_qc(name, domain), acrlpd={"num_action_samples": 4}))
 
 
 def _bfn_n(name: str, domain: Domain) -> RLTrainConfig:
     """BFN-n: BFN with 5-step returns, which are biased where the data is of another policy."""
-    chunks = {"horizon_length": 5, "critic_action_horizon": 1}
-    return _changed(_qc(name, domain), model={"action_horizon": 1}, qchunking=chunks, **_BEST_OF_4)
+    return _with_returns_of_5_steps(_bfn(name, domain))
 
 
-_BEST_OF_4 = {"acrlpd": {"num_action_samples": 4}}
-METHODS = {"qc": _qc, "bfn": _bfn, "bfn_n": _bfn_n}
+def _qc_fql(name: str, domain: Domain) -> RLTrainConfig:
+    """QC-FQL: a one-step policy learns from the flow policy and from the critics, and acts."""
+    return _with_one_step_policy(_qc(name, domain), domain.qc_fql_weight)
+
+
+def _fql(name: str, domain: Domain) -> RLTrainConfig:
+    """FQL: QC-FQL with single actions and one-step targets."""
+    return _with_single_actions(_with_one_step_policy(_qc(name, domain), domain.fql_weight))
+
+
+def _fql_n(name: str, domain: Domain) -> RLTrainConfig:
+    """FQL-n: FQL with 5-step returns."""
+    return _with_returns_of_5_steps(_with_single_actions(_with_one_step_policy(_qc(name, domain), 100.0)))
+
+
+def _rlpd_ac(name: str, domain: Domain) -> RLTrainConfig:
+    """RLPD-AC: SAC over chunks with 10 critics, online from the start; half of each batch comes from the dataset."""
+    config = _changed(
+        _qc(name, domain),
+        critic={"num_critics": 10, "activation": "relu"},
+        acrlpd={"num_action_samples": 1, "loss_weights": LossWeights(actor_weight=1.0, bc_weight=0.0)},
+        training={"offline_steps": 0},
+        online={"offline_ratio": 0.5},
+    )
+    policy = GaussianPolicyConfig(state_dim=domain.state_dim, action_dim=5, action_horizon=5, hidden_dims=_HIDDEN)
+    return dataclasses.replace(config, model=policy, improvement=SAC())
+
+
+def _rlpd(name: str, domain: Domain) -> RLTrainConfig:
+    """RLPD: RLPD-AC with single actions and one-step targets."""
+    return _with_single_actions(_rlpd_ac(name, domain))
+
+
+METHODS = {
+    "qc": _qc,
+    "qc_fql": _qc_fql,
+    "bfn": _bfn,
+    "bfn_n": _bfn_n,
+    "fql": _fql,
+    "fql_n": _fql_n,
+    "rlpd": _rlpd,
+    "rlpd_ac": _rlpd_ac,
+}
+
+
+def _with_single_actions(config: RLTrainConfig) -> RLTrainConfig:
+    return _changed(config, model={"action_horizon": 1}, qchunking={"horizon_length": 1})
+
+
+def _with_returns_of_5_steps(config: RLTrainConfig) -> RLTrainConfig:
+    return _changed(config, qchunking={"horizon_length": 5, "critic_action_horizon": 1})
+
+
+def _with_one_step_policy(config: RLTrainConfig, distillation_weight: float) -> RLTrainConfig:
+    losses = LossWeights(actor_weight=1.0, bc_weight=1.0)
+    config = _changed(config, acrlpd={"num_action_samples": 1, "loss_weights": losses})
+    improvement = Distillation(distillation_weight=distillation_weight, hidden_dims=_HIDDEN)
+    return dataclasses.replace(config, improvement=improvement)
 
 
 def _changed(config: RLTrainConfig, **sections: Mapping[str, Any]) -> RLTrainConfig:

@@ -148,8 +148,11 @@ def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) ->
     values = (*config.repack.state, *config.repack.actions)
     names = list(values)
     if rewards:
-        named = (config.rewards.reward_column, config.rewards.success_column, config.rewards.done_column)
+        wanted = config.rewards
+        named = (wanted.reward_column, wanted.success_column, wanted.done_column)
         names += [name for name in named if name in source.column_names]
+        if wanted.source in ("reward_column", "success_column"):
+            names.append(getattr(wanted, wanted.source))  # The source names its columns if this column is missing.
     table = source.read_columns(list(dict.fromkeys(names)))
     columns = dict(table.columns)
     for name in values:

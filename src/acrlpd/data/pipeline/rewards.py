@@ -140,7 +140,8 @@ def read_rewards(source: EpisodeSource, table: ColumnTable, config: RewardConfig
     if named is not None and labels is None:
         raise DatasetError(f"data.rewards.labels_file={named}: no such file; write it with `acrlpd data label`")
     rewards = compute_rewards(table, source.indices, config, labels)
-    require_success_in_time(table, rewards, config)
+    if config.success_ends_episode:
+        require_success_in_time(table, rewards, config)
     return rewards
 
 
