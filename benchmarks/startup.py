@@ -32,7 +32,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (train, "check", "checks and plan"),
     (train_runs, "create_data_loader", "data"),
     (train_runs, "_create_protocol", "environments"),
-    (Trainer, "initialize", "initial weights: tracing, lowering"),
+    (Trainer, "initialize", "initial weights: tracing, compiling, computing"),
     (drive._Driver, "compile", "train step: tracing, lowering"),
     (jax.stages.Lowered, "compile", "train step: compiling, or reading from the cache"),
     (Learner, "update", "first call of the train step"),
