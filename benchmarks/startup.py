@@ -4,58 +4,42 @@
 
 The arguments are those of `acrlpd train`, which is stopped after the first call of its train step. A part is a function
 of the project or of JAX; its time is without that of the parts inside of it. Processor seconds are those of the process
-itself, so those of environment processes are missing, which the seconds of the clock have. A second start in the same
-directory needs --overwrite; JAX_COMPILATION_CACHE_DIR names an empty directory for a start with a cold cache.
+itself; those of the environments' processes stand in a line of their own. A second start in the same directory needs
+--overwrite; JAX_COMPILATION_CACHE_DIR names an empty directory for a start with a cold cache.
 """
-
-import time
-
-_BEGIN = time.perf_counter()
 
 import collections
 import functools
+import resource
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from acrlpd.cli import main, train
-from acrlpd.training import demonstrations, drive, train_runs
-from acrlpd.training.learner import Learner
-from acrlpd.training.trainer import Trainer
-
-# What is measured: where it is looked up, its name there, and the part that its time belongs to.
-PARTS: tuple[tuple[Any, str, str], ...] = (
-    (train, "parse_config_args", "config"),
-    (demonstrations, "collect_missing_demonstrations", "demonstrations and norm statistics"),
-    (train, "check", "checks and plan"),
-    (train_runs, "create_data_loader", "data"),
-    (train_runs, "_create_protocol", "environments"),
-    (Trainer, "initialize", "initial weights: tracing, compiling, computing"),
-    (drive._Driver, "compile", "train step: tracing, lowering"),
-    (jax.stages.Lowered, "compile", "train step: compiling, or reading from the cache"),
-    (Learner, "update", "first call of the train step"),
-)
+BEGIN = time.perf_counter()
 
 
 class Stopwatch:
-    """Adds up the times of parts; the time of a part inside of another part is not the other's."""
+    """Adds up the times of parts, on the clock and of the processor."""
 
     def __init__(self) -> None:
-        self.clock: collections.Counter[str] = collections.Counter()
-        self.processor: collections.Counter[str] = collections.Counter()
+        self.times: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
         self._open = ["the rest"]
         self._last = time.perf_counter(), time.process_time()
 
     def switch(self) -> None:
         """The time since the last switch belongs to the innermost part."""
-        clock, processor = time.perf_counter(), time.process_time()
-        self.clock[self._open[-1]] += clock - self._last[0]
-        self.processor[self._open[-1]] += processor - self._last[1]
-        self._last = clock, processor
+        now = time.perf_counter(), time.process_time()
+        for i in (0, 1):
+            self.times[self._open[-1]][i] += now[i] - self._last[i]
+        self._last = now
 
-    def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+    def watch(self, place: Any, name: str, part: str) -> None:
+        """Counts the calls of a function, which is looked up in `place`, as `part`."""
+        import jax
+
+        function = getattr(place, name)
+
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.switch()
@@ -66,7 +50,7 @@ class Stopwatch:
                 self.switch()
                 self._open.pop()
 
-        return watched
+        setattr(place, name, watched)
 
 
 def stop_after(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,21 +62,36 @@ def stop_after(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def measure(args: list[str]) -> None:
-    imports = time.perf_counter() - _BEGIN, time.process_time()
+    # Imported here, because the processes of environments import this file too and do not need JAX.
+    import jax
+
+    from acrlpd.cli import main, train
+    from acrlpd.training import demonstrations, drive, experiment, train_runs  # noqa: F401  # `train` imports it later
+    from acrlpd.training.learner import Learner
+    from acrlpd.training.trainer import Trainer
+
     stopwatch = Stopwatch()
-    for place, name, part in PARTS:
-        setattr(place, name, stopwatch.timed(getattr(place, name), part))
+    stopwatch.times["interpreter and imports"] = [time.perf_counter() - BEGIN, time.process_time()]
+    stopwatch.watch(train, "parse_config_args", "config")
+    stopwatch.watch(demonstrations, "collect_missing_demonstrations", "demonstrations and norm statistics")
+    stopwatch.watch(train, "check", "checks and plan")
+    stopwatch.watch(train_runs, "create_data_loader", "data")
+    stopwatch.watch(train_runs, "_create_protocol", "waiting for the environments")
+    stopwatch.watch(Trainer, "initialize", "initial weights: tracing, compiling, computing")
+    stopwatch.watch(drive._Driver, "compile", "train step: tracing, lowering")
+    stopwatch.watch(jax.stages.Lowered, "compile", "train step: compiling, or reading from the cache")
+    stopwatch.watch(Learner, "update", "first call of the train step")
     Learner.update = stop_after(Learner.update)  # type: ignore[method-assign]
     code = main.main(["train", *args])
     stopwatch.switch()
     if code != 130:
         sys.exit(f"the run ended with exit code {code} before its first update")
-    rows = [("interpreter and imports", *imports)]
-    rows += [(part, stopwatch.clock[part], stopwatch.processor[part]) for part in [*(p for *_, p in PARTS), "the rest"]]
-    rows.append(("in all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    in_all = [sum(times) for times in zip(*stopwatch.times.values(), strict=True)]
     print(f"{'part':50s} {'clock s':>8s} {'processor s':>12s}")
-    for part, clock, processor in rows:
+    for part, (clock, processor) in [*stopwatch.times.items(), ("in all", in_all)]:
         print(f"{part:50s} {clock:8.2f} {processor:12.2f}")
+    print(f"{'processes of the environments':50s} {'':8s} {children.ru_utime + children.ru_stime:12.2f}")
 
 
 if __name__ == "__main__":
