@@ -6,7 +6,9 @@ A run of a small pi0 is set up with a frame cache, as a user would have it. Ever
 called is looked at, in all threads, while the dataset is opened and while the trainer trains: reading columns,
 preparing batches, tracing and making the first update, saving the first checkpoint. A file counts if one of its
 functions was given arrays (of numpy or JAX, traced ones included), alone or inside of dicts, sequences and dataclasses.
-Files that only keep the run's books (metrics, progress, monitoring) are listed apart.
+Two kinds of files are listed apart. Some only keep the run's books (metrics, progress, monitoring); most of these are
+given numbers instead of arrays, because the metrics of a call are fetched and turned into numbers in one place. Others
+are asked about the data, and no batch of this run passes them.
 """
 
 import argparse
@@ -23,6 +25,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 PACKAGE = str(ROOT / "src" / "acrlpd")
 BOOKKEEPING = ("runs", "monitoring", "files.py", "training/progress.py")
+# Decides where the data lies. The windows of a policy without cameras are made there; this run has a camera.
+ASKED = ("data/pipeline/device_rows.py",)
 
 
 class Recorder:
@@ -114,11 +118,10 @@ def main() -> None:
         config = apply_config_overrides(get_config("debug"), changes)
         write_norm_stats(config)
         train_runs.train_runs([config], [directory / "run"], RunOptions())
-    files = recorder.files
-    books = sorted(file for file in files if file.startswith(BOOKKEEPING))
-    way = sorted(files - set(books))
-    print(f"{len(way)} files on the way of a batch:\n  " + "\n  ".join(way))
-    print(f"{len(books)} files that keep the books:\n  " + "\n  ".join(books))
+    books, asked = (sorted(file for file in recorder.files if file.startswith(kind)) for kind in (BOOKKEEPING, ASKED))
+    way = sorted(recorder.files.difference(books, asked))
+    for what, files in (("on the way of a batch", way), ("that keep the books", books), ("that are only asked", asked)):
+        print(f"{len(files)} files {what}:\n  " + "\n  ".join(files))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Settings of a process: where its messages go, how it compiles programs and keeps them, how it frees memory."""
 
 import contextlib
+import contextvars
 import ctypes
 import logging
 import pathlib
 import platform
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,6 +19,9 @@ from acrlpd.text import PrintableFormatter, print
 # Parameters of glibc's mallopt, from malloc.h.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MIB = 2**20
+
+# The run that messages are about, where several runs share a process.
+_run_name: contextvars.ContextVar[str | None] = contextvars.ContextVar("run_name", default=None)
 
 
 def setup_logging() -> None:
@@ -39,9 +43,20 @@ class _StderrHandler(logging.Handler):
     """Writes to the current `sys.stderr`, which a progress bar replaces so that messages appear above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        run = _run_name.get()
         # stderr may be a file on a disk that is full, or a terminal that is gone. The run goes on without its messages.
         with contextlib.suppress(OSError):
-            print(self.format(record), file=sys.stderr)
+            print(self.format(record) if run is None else f"{run}: {self.format(record)}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def messages_of_run(name: str) -> Iterator[None]:
+    """Puts the name of a run before the messages that are shown meanwhile."""
+    token = _run_name.set(name)
+    try:
+        yield
+    finally:
+        _run_name.reset(token)
 
 
 def _without_late_arrays(report: Callable[[Any], object]) -> Callable[[Any], object]:

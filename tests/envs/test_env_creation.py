@@ -7,7 +7,7 @@ from toy_agent import NORM_STATS, toy_config, toy_pi0_config
 
 from acrlpd.data.sources.source import Feature
 from acrlpd.envs import EnvError, make_env
-from acrlpd.envs.create import check_environment, create_env_pool, policy_cameras
+from acrlpd.envs.create import EnvPools, check_environment, create_env_pool, policy_cameras
 
 
 def test_an_environment_that_does_not_fit_is_refused() -> None:
@@ -34,3 +34,13 @@ def test_only_the_cameras_of_the_policy_are_rendered() -> None:
         assert envs.spec.cameras == ()
     with create_env_pool(toy_pi0_config(), num_workers=0) as envs:
         assert envs.spec.cameras == ("observation.images.side",)
+
+
+def test_runs_one_after_another_share_environments() -> None:
+    """A baseline needs the environments of its run; a policy with cameras needs others."""
+    run = toy_config()
+    baseline = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, best_of_n=1))
+    with EnvPools() as pools:
+        envs = pools.get(run, num_runs=1)
+        assert pools.get(baseline, num_runs=1) is envs
+        assert pools.get(toy_pi0_config(), num_runs=1) is not envs

@@ -3,6 +3,7 @@
 A point on a line starts near 0 and has to reach 1. The name of the environment chooses a fault: "toy-raise-13" raises
 an error in the episode with seed 13, every time. "toy-crash-13-once" crashes only the first time. A file under
 $TOY_FAULTS remembers the first time, because the process does not survive it. A toy that hangs says so in a file there.
+Each process with toys leaves a file under $TOY_STARTS, if the test has set this variable.
 """
 
 import os
@@ -31,6 +32,8 @@ class Toy:
         self.action_space = SimpleNamespace(low=-np.ones(2, np.float32), high=np.ones(2, np.float32))
         self.renders = 0
         self.closed = False
+        if "TOY_STARTS" in os.environ:
+            (Path(os.environ["TOY_STARTS"]) / str(os.getpid())).touch()
 
     def reset(self, *, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
         self.seed, self.steps = seed, 0

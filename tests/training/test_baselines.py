@@ -9,6 +9,7 @@ import pytest
 from training_helpers import Processes, arrays_of, metrics_of, online_config
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
+from acrlpd.cores import usable_cores
 from acrlpd.runs.directory import read_summary, run_directory
 from acrlpd.runs.record import STAGES
 from acrlpd.training.experiment import baseline_config, run_comparison
@@ -43,8 +44,13 @@ def compared(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> 
     finished = [directory / "baselines" / name / "summary.json" for name in BASELINES[:2]]
     contents = [path.read_bytes() for path in finished]
 
-    resumed = processes.run(config, resume=True)
+    starts = tmp_path_factory.mktemp("starts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOY_STARTS", str(starts))
+        resumed = processes.run(config, resume=True)
     assert resumed.returncode == 0, resumed.output
+    # The baseline acts in the environments of the run.
+    assert len(list(starts.iterdir())) == min(config.env.num_envs, usable_cores())
     assert [path.read_bytes() for path in finished] == contents  # not trained again
     return directory, resumed.output
 

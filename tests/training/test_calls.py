@@ -175,6 +175,7 @@ def test_the_lengths_of_calls_change_nothing(
         return update(self, calls, active, num_updates, update_policy=update_policy)
 
     monkeypatch.setattr(Learner, "update", watched)
+    monkeypatch.setattr(device_rows, "_BLOCK", 1)
     expected_rows = device_rows.expected_replay_rows
     configs = [
         config_of(tmp_path, str(length), training__updates_per_call=length, data__on_device=on_device)

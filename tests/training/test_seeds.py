@@ -1,5 +1,6 @@
 """Several runs in one program: each is what it would be alone, also after an interruption."""
 
+import logging
 import os
 import pathlib
 import shutil
@@ -259,9 +260,13 @@ def labels(tmp_path: pathlib.Path) -> str:
     return str(tmp_path / "{task}.json")
 
 
-def test_tasks_share_transitions_and_differ_in_rewards(tmp_path: pathlib.Path, labels: str) -> None:
+def test_tasks_share_transitions_and_differ_in_rewards(
+    tmp_path: pathlib.Path, labels: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = task_config(tmp_path / "together", labels)
     assert run_experiment(config, RunOptions(tasks=("left", "right"))) == 0
+    shown = capsys.readouterr().err
+    assert "\nrun-left: offline 4/6 " in shown and "\nrun-right: offline 4/6 " in shown
     losses = {}
     for task in ("left", "right"):
         alone = task_config(tmp_path / task, labels.replace("{task}", task))
@@ -287,7 +292,7 @@ def test_equal_columns_of_tasks_lie_on_the_devices_once(tmp_path: pathlib.Path, 
     assert tables[0].rewards is not tables[1].rewards
 
 
-def test_an_error_names_its_run(
+def test_errors_and_messages_name_their_run(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One of two runs finds a broken batch."""
@@ -295,10 +300,13 @@ def test_an_error_names_its_run(
 
     def broken(self: DataLoader, num_updates: int) -> Any:
         if self.state_dict()["seed"] == 1:
+            logging.getLogger("acrlpd").warning("the disk is slow")
             raise OSError("the disk is gone")
         return sample_feed(self, num_updates)
 
     monkeypatch.setattr(DataLoader, "sample_feed", broken)
     words = ["--checkpoint_dir", str(tmp_path), "--exp_name", "run", "--seeds", "0", "1", "--no_wandb"]
     assert main(["train", "--config", "debug", "--max_steps", "2", "--online_steps", "0", *words]) == 2
-    assert f"the disk is gone\nin the run {tmp_path}/debug/run-seed1" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "\nrun-seed1: the disk is slow\n" in shown
+    assert f"the disk is gone\nin the run {tmp_path}/debug/run-seed1" in shown

@@ -1,7 +1,9 @@
 """From a config to its environments and the execution of chunks in them, and whether a policy fits them."""
 
+import contextlib
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
@@ -24,6 +26,29 @@ def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None,
         max_episode_steps=config.max_episode_steps,
         timeout_s=config.timeout_s,
     )
+
+
+class EnvPools(contextlib.AbstractContextManager["EnvPools"]):
+    """The environments of runs that train one after another, such as a run and its baselines.
+
+    Runs that need the same environments get the same pool: starting the processes of a simulator takes seconds.
+    """
+
+    def __init__(self) -> None:
+        self._pools: list[tuple[Any, EnvPool]] = []  # with what they were created for
+
+    def get(self, rl_config: RLTrainConfig, *, num_runs: int) -> EnvPool:
+        """The environments of a config, for `num_runs` runs together; they are closed with this object."""
+        wanted = rl_config.env, policy_cameras(rl_config), num_runs
+        for created_for, envs in self._pools:
+            if created_for == wanted:
+                return envs
+        self._pools.append((wanted, create_env_pool(rl_config, num_runs=num_runs)))
+        return self._pools[-1][1]
+
+    def __exit__(self, *exception: object) -> None:
+        for _, envs in self._pools:
+            envs.close()
 
 
 def create_execution(rl_config: RLTrainConfig) -> ChunkExecution:

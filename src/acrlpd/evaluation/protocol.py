@@ -1,5 +1,6 @@
 """The evaluation protocol: the same seeds for every policy, success with its uncertainty, and what explains it."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -12,7 +13,7 @@ from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.rewards import RewardOrigin, environment_rewards
-from acrlpd.envs import EnvError, Plan, Rollout, joint_rollouts
+from acrlpd.envs import EnvError, EnvPool, Plan, Rollout, joint_rollouts
 from acrlpd.envs.create import check_environment, create_env_pool, create_execution
 from acrlpd.envs.episodes import write_video
 from acrlpd.evaluation.statistics import BestOfNEffect, Calibration, Summary, best_of_n_effect, calibrate, summarize
@@ -100,19 +101,23 @@ class EvaluationProtocol:
         reward_origin: RewardOrigin | None = None,
         num_workers: int | None = None,
         num_runs: int = 1,
+        envs: EnvPool | None = None,
     ) -> None:
-        """`reward_origin` says where the rewards of the policy's data came from (`StepRewards.origin`)."""
+        """`reward_origin` says where the rewards of the policy's data came from (`StepRewards.origin`).
+
+        `envs` are environments for this config and `num_runs` that the caller made and closes.
+        """
         self._config = rl_config
         self._norm_stats = norm_stats
         self._rewards = environment_rewards(rl_config.data.rewards, reward_origin)
         self._num_runs = num_runs
         self._execution = create_execution(rl_config)
-        self.envs = create_env_pool(rl_config, num_workers=num_workers, num_runs=num_runs)
-        try:  # now instead of at the first evaluation, which may be hours away
-            check_environment(rl_config, norm_stats, self.envs.spec)
-        except EnvError:
-            self.envs.close()
-            raise
+        with contextlib.ExitStack() as stack:
+            if envs is None:
+                envs = stack.enter_context(create_env_pool(rl_config, num_workers=num_workers, num_runs=num_runs))
+            # Checked now instead of at the first evaluation, which may be hours away.
+            check_environment(rl_config, norm_stats, envs.spec)
+            self.envs, self._stack = envs, stack.pop_all()
 
     def policy(self, agent: Agent) -> Policy:
         """An agent as a policy that takes the best candidate."""
@@ -245,7 +250,7 @@ class EvaluationProtocol:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.envs.close()
+        self._stack.close()
 
 
 def write_evaluations(directory: Path, content: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from acrlpd.agents import Agent, Call
 from acrlpd.envs.rollouts import PolicyError
 from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.monitoring.run_monitor import device_memory
+from acrlpd.process import messages_of_run
 from acrlpd.runs.record import EVALUATIONS
 from acrlpd.training.distributed import barrier
 from acrlpd.training.learner import Learner
@@ -100,7 +101,7 @@ def drive(trainers: Sequence[Trainer], runs: Sequence[Wishes], arenas: Sequence[
         while True:
             for run, answer in answers.items():
                 wishes.pop(run, None)
-                with _named_in_errors(trainers, run), contextlib.suppress(StopIteration):  # the run has ended
+                with _named(trainers, run), contextlib.suppress(StopIteration):  # the run has ended
                     wishes[run] = runs[run].send(answer)
             if not wishes:
                 return
@@ -108,13 +109,16 @@ def drive(trainers: Sequence[Trainer], runs: Sequence[Wishes], arenas: Sequence[
 
 
 @contextlib.contextmanager
-def _named_in_errors(trainers: Sequence[Trainer], run: int) -> Iterator[None]:
-    """An error of one of several runs ends all of them, and says whose error it is."""
-    try:
+def _named(trainers: Sequence[Trainer], run: int) -> Iterator[None]:
+    """Messages and errors of one of several runs say whose they are. An error ends all runs."""
+    if len(trainers) == 1:
         yield
+        return
+    try:
+        with messages_of_run(trainers[run].rl_config.exp_name):
+            yield
     except Exception as error:
-        if len(trainers) > 1:
-            error.add_note(f"in the run {trainers[run].directory}")
+        error.add_note(f"in the run {trainers[run].directory}")
         raise
 
 
@@ -186,7 +190,7 @@ class _Driver:
         """A call for each run, also for those that wait or have ended."""
         calls: dict[int, Call] = {}
         for run, trainer in active.items():
-            with _named_in_errors(self.trainers, run):
+            with _named(self.trainers, run):
                 calls[run] = trainer.create_call(num_updates)
         any_call = next(iter(calls.values()))
         return [calls.get(run) or trainer.create_idle_call() or any_call for run, trainer in enumerate(self.trainers)]

@@ -17,6 +17,7 @@ import rich.table
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.console import Console
+from acrlpd.envs.create import EnvPools
 from acrlpd.monitoring.report import generate_training_report
 from acrlpd.process import enable_compilation_cache, keep_freed_memory, setup_logging
 from acrlpd.runs import directory as runs
@@ -98,23 +99,33 @@ def run_comparison(configs: Sequence[RLTrainConfig], directories: Sequence[pathl
             _check_resume(config, directory, options.allow_changed)
     for config, directory in zip(configs, directories, strict=True):
         runs.write_run_config(directory, config)  # From now on, --overwrite knows that this is the directory of a run.
-    names = configs[0].evaluation.baselines
-    continued = [directory / BASELINES / OFFLINE_CONTINUED for directory in directories]
-    for name in (name for name in names if name != OFFLINE_CONTINUED):
-        if code := _train_baselines(configs, directories, name, options):
-            return code
-    if not all(map(runs.is_finished, directories)):
-        copies = continued if OFFLINE_CONTINUED in names else None
-        if code := train_runs(configs, directories, options, offline_copies=copies):
-            return code
-    if OFFLINE_CONTINUED in names:
-        allowed = (*options.allow_changed, *_CHANGED_BY_CONTINUED)
-        going_on = dataclasses.replace(options, resume=True, allow_changed=allowed)
-        if code := _train_baselines(configs, directories, OFFLINE_CONTINUED, going_on):
-            return code
+    with EnvPools() as env_pools:
+        code = _train_all(configs, directories, options, env_pools)
+    if code:
+        return code
     for config, directory in zip(configs, directories, strict=True):
         write_comparison(config, directory)
     return 0
+
+
+def _train_all(
+    configs: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], options: RunOptions, env_pools: EnvPools
+) -> int:
+    """Trains what is not finished of runs and their baselines; returns the exit code."""
+    names = configs[0].evaluation.baselines
+    continued = [directory / BASELINES / OFFLINE_CONTINUED for directory in directories]
+    for name in (name for name in names if name != OFFLINE_CONTINUED):
+        if code := _train_baselines(configs, directories, name, options, env_pools):
+            return code
+    if not all(map(runs.is_finished, directories)):
+        copies = continued if OFFLINE_CONTINUED in names else None
+        if code := train_runs(configs, directories, options, offline_copies=copies, env_pools=env_pools):
+            return code
+    if OFFLINE_CONTINUED not in names:
+        return 0
+    allowed = (*options.allow_changed, *_CHANGED_BY_CONTINUED)
+    going_on = dataclasses.replace(options, resume=True, allow_changed=allowed)
+    return _train_baselines(configs, directories, OFFLINE_CONTINUED, going_on, env_pools)
 
 
 def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_changed: Sequence[str]) -> None:
@@ -132,7 +143,11 @@ def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_chang
 
 
 def _train_baselines(
-    configs: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], name: str, options: RunOptions
+    configs: Sequence[RLTrainConfig],
+    directories: Sequence[pathlib.Path],
+    name: str,
+    options: RunOptions,
+    env_pools: EnvPools,
 ) -> int:
     """Trains the baseline `name` of the runs in `directories`, unless it is finished; returns the exit code."""
     places = [directory / BASELINES / name for directory in directories]
@@ -143,7 +158,7 @@ def _train_baselines(
         for config, directory in zip(configs, directories, strict=True)
     ]
     logger.info("baseline %s", name)
-    return train_runs(baselines, places, dataclasses.replace(options, profile_steps=None))
+    return train_runs(baselines, places, dataclasses.replace(options, profile_steps=None), env_pools=env_pools)
 
 
 def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, Any]) -> RLTrainConfig:

@@ -45,9 +45,13 @@ class ProgressBars(rich.progress.Progress):
 class Progress:
     """The progress of one phase of a run: a bar on a terminal, elsewhere one log message per line of metrics."""
 
-    def __init__(self, bars: ProgressBars, title: str, first_step: int, last_step: int) -> None:
+    def __init__(
+        self, bars: ProgressBars, phase: str, first_step: int, last_step: int, *, run: str | None = None
+    ) -> None:
+        """`run` is the name of the run on its bar; the driver puts it before messages."""
         self._bars = bars
-        self._title, self._last_step = title, last_step
+        self._phase, self._last_step = phase, last_step
+        title = phase if run is None else f"{run} {phase}"
         self._bar = bars.add_task(title, total=last_step, completed=first_step, text="")
 
     def __enter__(self) -> Self:
@@ -79,7 +83,7 @@ class Progress:
             text += f"  eta {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
         self._bars.update(self._bar, completed=line["step"], text=text)
         if self._bars.logs:
-            logger.info("%s %d/%d  %s", self._title, line["step"], self._last_step, text)
+            logger.info("%s %d/%d  %s", self._phase, line["step"], self._last_step, text)
 
 
 class Clock:

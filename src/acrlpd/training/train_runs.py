@@ -18,6 +18,7 @@ from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
 from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.data.pipeline.replay import ReplayDataset
 from acrlpd.data.sources.source import Feature
+from acrlpd.envs.create import EnvPools
 from acrlpd.envs.env import EnvSpec
 from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.monitoring.profiling import parse_profile_steps
@@ -45,11 +46,12 @@ def train_runs(
     *,
     eval_fn: EvalFn | None = None,
     offline_copies: Sequence[pathlib.Path] | None = None,
+    env_pools: EnvPools | None = None,
 ) -> int:
     """Trains one run, or several runs of one shape in one program, each in its directory; returns the exit code.
 
     `eval_fn` judges an agent instead of the config's environment. `offline_copies` are the `offline_copy` of each
-    trainer.
+    trainer. `env_pools` outlive these runs; without them, the environments end with the runs.
     """
     learner, stop = Learner(create_sharding(configs[0])), StopRequest()
     bars = ProgressBars(enabled=is_primary() and not options.dry_run)
@@ -57,8 +59,9 @@ def train_runs(
     with contextlib.ExitStack() as stack:
         written = _make_directories(configs, directories, options, stack)
         loaders = _create_loaders(configs, learner, stack)
+        env_pools = env_pools or stack.enter_context(EnvPools())
         arenas = [
-            Arena(group, _create_protocol(configs[group[0]], loaders[group[0]], len(group), stack), eval_fn)
+            Arena(group, _create_protocol(configs[group[0]], loaders[group[0]], len(group), env_pools), eval_fn)
             for group in _runs_that_act_together(configs)
         ]
         trainers = []
@@ -180,9 +183,9 @@ def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
 
 
 def _create_protocol(
-    rl_config: RLTrainConfig, loader: DataLoader, num_runs: int, stack: contextlib.ExitStack
+    rl_config: RLTrainConfig, loader: DataLoader, num_runs: int, env_pools: EnvPools
 ) -> EvaluationProtocol | None:
-    """The config's environment, if its runs evaluate or act in one; the stack closes it."""
+    """The config's environment, if its runs evaluate or act in one."""
     if rl_config.env.id is None or not (rl_config.evaluation.num_episodes or rl_config.training.online_steps):
         return None
     if jax.process_count() > 1:
@@ -198,8 +201,8 @@ def _create_protocol(
         loader.dataset.norm_stats,
         reward_origin=loader.dataset.rewards.origin,
         num_runs=num_runs,
+        envs=env_pools.get(rl_config, num_runs=num_runs),
     )
-    stack.enter_context(protocol)
     warn_about_image_size(loader.dataset.source.features, protocol.envs.spec)
     return protocol
 

@@ -193,7 +193,8 @@ class Trainer:
 
     def _run_phase(self, last_step: int) -> Wishes:
         """Trains until the phase is over, then evaluates the policy and saves."""
-        with Progress(self._bars, self._title(), self.step, last_step) as self._progress:
+        name = self.rl_config.exp_name if len(self.learner.agents) > 1 else None
+        with Progress(self._bars, self.phase, self.step, last_step, run=name) as self._progress:
             yield from self.train_until(last_step)
             self._collect(leave=0)
             if self.stopped_by is None and self.metrics_log.has_open_line:
@@ -201,10 +202,6 @@ class Trainer:
         if self.stopped_by is None and not self.evaluations.has(self.phase, self.step):
             yield from self.evaluate()
         self._save_for_good()
-
-    def _title(self) -> str:
-        """The name of the phase, and of the run where several runs train together."""
-        return self.phase if len(self.learner.agents) == 1 else f"{self.rl_config.exp_name} {self.phase}"
 
     def train_until(self, last_step: int) -> Wishes:
         """Trains up to `last_step`, or until the phase ends earlier."""

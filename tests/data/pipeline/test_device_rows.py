@@ -60,6 +60,7 @@ def test_windows_are_those_of_the_host(
 ) -> None:
     """Before the replay, with a part of the replay, and with all of it, also where it outgrows its place."""
     monkeypatch.setattr(device_rows, "expected_replay_rows", lambda config: expected_rows)
+    monkeypatch.setattr(device_rows, "_BLOCK", 1)
     monkeypatch.setattr(device_rows, "_CHUNK", 16)  # episodes are shorter and longer than what is written at once
     replays = [write_replay(tmp_path / name, lengths) for name in ("host", "device")]
     with Mixed(replays[0]) as host, Mixed(replays[1], device_sharding=DEVICE) as device:
@@ -83,6 +84,16 @@ def test_rounds_that_fit_into_the_expected_rows_change_no_shape(
             mixed.admit(range(FIRST + number, FIRST + number + 1), 0.5)
             shapes.append(jax.tree.map(np.shape, mixed.loader.sample_feed(1)))
         assert shapes[0] == shapes[1] == shapes[2]
+
+
+def test_a_baseline_has_the_shapes_of_its_run() -> None:
+    """Without replay, and with the half of the episodes that succeeded: another shape would mean another compile."""
+    run = changed(training__online_steps=1200, online__start_steps=500, online__update_to_data_ratio=0.125)
+    shapes = []
+    for config in (run, changed(training__online_steps=0), changed(data__max_episodes=4)):
+        with create_data_loader(config, device_sharding=DEVICE) as loader:
+            shapes.append(jax.tree.map(np.shape, loader.sample_feed(1)))
+    assert shapes[0] == shapes[1] == shapes[2]
 
 
 def test_prompts_are_those_of_the_host() -> None:
@@ -138,7 +149,7 @@ def test_data_that_does_not_fit_stays_on_the_host(
     monkeypatch.setattr(device_rows, "_device_memory", lambda sharding: 40_000)
     with caplog.at_level(logging.DEBUG), create_data_loader(CONFIG, device_sharding=DEVICE) as loader:
         assert isinstance(loader.sample_feed(1), StackedBatches)
-    with pytest.raises(ConfigError, match=r"rows need .* KiB on each device, more than the 3.91 KiB"):
+    with pytest.raises(ConfigError, match=r"rows need .* MiB on each device, more than the 3.91 KiB"):
         create_data_loader(changed(data__on_device="always"), device_sharding=DEVICE)
 
 

@@ -34,6 +34,9 @@ ROWS_CAPACITY = 512
 _MEMORY_SHARE = 0.1
 # Rows that are written to the devices at once when the replay grows: one compiled program for episodes of any length.
 _CHUNK = 4096
+# A table has a multiple of this many rows. So runs on somewhat more or less data, such as a run that will act and a
+# baseline that will not, have tables of one size, and the train step is compiled once for all of them.
+_BLOCK = 32_768
 # Windows that are compared with those of the host before the rows are used.
 _CHECKED_WINDOWS = 64
 
@@ -129,8 +132,7 @@ class DeviceRows:
 
     def _place(self, rows: RowTable, wanted: int) -> RowTable:
         """`rows` on the devices, followed by free rows."""
-        shards = self._sharding.mesh.size
-        capacity = math.ceil(wanted / shards) * shards
+        capacity = _whole_blocks(wanted, self._sharding)
 
         def place(x: np.ndarray) -> jax.Array:
             whole = _pad(x, capacity)
@@ -205,6 +207,12 @@ def _choose(own: jax.Array, others: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, donate_argnums=0)
 def _write(table: RowTable, rows: jax.Array, new: RowTable) -> RowTable:
     return jax.tree.map(lambda old, values: old.at[rows].set(values, mode="drop"), table, new)
+
+
+def _whole_blocks(rows: int, sharding: NamedSharding) -> int:
+    """The size of a table for at least `rows` rows, of which each device keeps the same number."""
+    block = math.lcm(_BLOCK, sharding.mesh.size)
+    return math.ceil(rows / block) * block
 
 
 def _pad(x: np.ndarray, size: int) -> np.ndarray:
@@ -284,7 +292,7 @@ def _what_prevents_rows(
         return "the policy sees images, which the host reads"
     if rl_config.model.discrete_state_input and dataset.prompts is not None:
         return "the state is written into the prompt, which the host does"
-    total = num_rows(dataset) + expected_replay_rows(rl_config)
+    total = _whole_blocks(num_rows(dataset) + expected_replay_rows(rl_config), sharding)
     needed = num_runs * total * row_bytes(rl_config) // sharding.mesh.size
     limit = int(_MEMORY_SHARE * _device_memory(sharding))
     if needed > limit:
