@@ -1,9 +1,6 @@
-"""Q-chunking against numbers that the reference implementation of its paper computed from the same weights and data.
+"""QC and QC-FQL against numbers that the Q-chunking paper's code computed from the same weights, data and noise."""
 
-There, the flow runs from noise at time 0 to actions at time 1; here it runs from noise at time 1 to actions at time 0.
-So velocities change their sign, and time t becomes 1 - t.
-"""
-
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -12,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from agent_helpers import quick_jit
+from q_chunking_goldens import STATE_DIM, golden_norms, with_golden_weights
 
 from acrlpd.agents import Agent
 from acrlpd.agents.accumulation import compute_gradients
-from acrlpd.agents.algorithm import JointLoss, Targets, compute_targets
+from acrlpd.agents.algorithm import JointLoss
 from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.agents.networks import Draws, Params
 from acrlpd.batch import Batch
 from acrlpd.config import ACRLPDHyperparams, LossWeights, QChunkingConfig, RLTrainConfig
@@ -30,203 +29,175 @@ from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
 from acrlpd.policies.acting_model import acting_model, choose_actions
 
-GOLDEN = Path(__file__).parents[1] / "goldens" / "qc_best_of_n.npz"
-H, A, N, STEPS = 5, 5, 8, 60
-COLUMNS = ("observations", "next_observations", "actions", "rewards", "masks")
-CONFIG = RLTrainConfig(
-    name="golden",
-    batch_size=48,
-    model=StateFlowPolicyConfig(state_dim=37, action_dim=A, action_horizon=H, hidden_dims=(64,) * 4),
-    critic=MLPCritics(num_critics=2, hidden_dims=(64,) * 4, q_aggregation="mean"),
-    acrlpd=ACRLPDHyperparams(
-        loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
-        num_action_samples=N,
-        action_bounds=(-1.0, 1.0),
-        learnable_temperature=False,
-        ema_decay=None,
-    ),
-    qchunking=QChunkingConfig(horizon_length=H, action_dim=A),
-)
-close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5)
+GOLDENS = Path(__file__).parents[1] / "goldens"
+H, A, STEPS, HIDDEN = 5, 5, 60, (64,) * 4
+KEY = jax.random.key(0)
+near = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-5)
+Golden = dict[str, np.ndarray]
 
 
-@pytest.fixture(scope="module")
-def golden() -> dict[str, np.ndarray]:
-    with np.load(GOLDEN) as file:
+@pytest.fixture(scope="module", params=["qc_best_of_n", "qc_fql"])
+def golden(request: pytest.FixtureRequest) -> Golden:
+    with np.load(GOLDENS / f"{request.param}.npz") as file:
         return dict(file)
 
 
 @pytest.fixture(scope="module")
-def agent(golden: dict[str, np.ndarray]) -> Agent:
-    fresh = create_agent(CONFIG, jax.random.key(0))
-    critics = fresh.critics.replace(
-        online=critic_state(golden, "critic", fresh.critics.online),
-        target=critic_state(golden, "target_critic", fresh.critics.target),
+def agent(golden: Golden) -> Agent:
+    """Weights of the losses turn our means over what a loss may learn from into means over all windows and steps."""
+    valid = golden["window_valid"]
+    weights = LossWeights(critic_weight=valid[:, -1].mean(), actor_weight=0.0, bc_weight=valid.mean())
+    config = RLTrainConfig(
+        name="golden",
+        model=StateFlowPolicyConfig(state_dim=STATE_DIM, action_dim=A, action_horizon=H, hidden_dims=HIDDEN),
+        critic=MLPCritics(num_critics=2, hidden_dims=HIDDEN, q_aggregation="mean"),
+        acrlpd=ACRLPDHyperparams(
+            loss_weights=weights,
+            num_action_samples=noises(golden, "next_candidate_noise").shape[1],
+            discount=float(golden["discount"]),
+            action_bounds=(-1.0, 1.0),
+            learnable_temperature=False,
+            ema_decay=None,
+        ),
+        qchunking=QChunkingConfig(horizon_length=H, action_dim=A),
     )
-    return fresh.replace(critics=critics, policy_params=policy_state(golden, fresh.policy_params))
+    if "alpha" in golden:
+        hyperparams = dataclasses.replace(config.acrlpd, loss_weights=dataclasses.replace(weights, actor_weight=1.0))
+        improvement = Distillation(distillation_weight=float(golden["alpha"]), hidden_dims=HIDDEN)
+        config = dataclasses.replace(config, acrlpd=hyperparams, improvement=improvement)
+    return with_golden_weights(quick_jit(functools.partial(create_agent, config))(KEY), golden)
 
 
 @pytest.fixture(scope="module")
-def batch(golden: dict[str, np.ndarray]) -> Batch:
+def windows(golden: Golden) -> Batch:
     """The golden's windows, made from its rows by the data layer."""
     episodes = len(golden["rewards"]) // STEPS
-    by_episode = {name: golden[name].reshape(episodes, STEPS, *golden[name].shape[1:]) for name in COLUMNS}
-    # The last state of an episode is known as the next observation of its last step. The last row's action and reward
-    # do not exist.
-    states = np.concatenate([by_episode["observations"], by_episode["next_observations"][:, -1:]], axis=1)
-    actions, rewards, masks = (add_row(by_episode[name]) for name in ("actions", "rewards", "masks"))
-    columns = {"next.reward": rewards.ravel(), "next.success": (masks.ravel() == 0) & (rewards.ravel() == 0)}
+    names = ("observations", "next_observations", "actions", "rewards", "masks")
+    rows = {name: golden[name].reshape(episodes, STEPS, *golden[name].shape[1:]) for name in names}
+    # The last state of an episode is known as the next observation of its last step. That row has no action and no
+    # reward, so the last ones are repeated.
+    states = np.concatenate([rows["observations"], rows["next_observations"][:, -1:]], axis=1).reshape(-1, STATE_DIM)
+    actions, rewards, masks = (np.concatenate([rows[name], rows[name][:, -1:]], axis=1) for name in names[2:])
+    columns = {"next.reward": rewards.ravel(), "next.success": masks.ravel() == 0}
     offsets = np.arange(episodes + 1) * (STEPS + 1)
-    table = ColumnTable(offsets=offsets, columns=columns, prompts=(None,), prompt_index=np.zeros(offsets[-1], np.int32))
+    table = ColumnTable(columns, offsets, (None,), np.zeros(offsets[-1], np.int32))
     step_rewards = compute_rewards(table, tuple(range(episodes)), RewardConfig(success_ends_episode=False), None)
     episode, step = np.divmod(golden["starts"], STEPS)
-    rows = offsets[episode] + step
-    windows = make_windows(rows, offsets[episode + 1] - 1, step_rewards, H, H)
-    flat = states.reshape(-1, states.shape[-1])
+    first = offsets[episode] + step
+    made = make_windows(first, offsets[episode + 1] - 1, step_rewards, H, H)
     return Batch(
-        observations=observation(flat[rows]),
-        next_observations=observation(flat[windows.next_rows]),
-        actions=actions.reshape(-1, A)[windows.action_rows],
-        **windows.fields,
+        observations=observe(states[first]),
+        next_observations=observe(states[made.next_rows]),
+        actions=actions.reshape(-1, A)[made.action_rows],
+        **made.fields,
         episode_id=episode.astype(np.int32),
         step_id=step.astype(np.int32),
     )
 
 
 @pytest.fixture(scope="module")
-def draws(golden: dict[str, np.ndarray]) -> Draws:
-    noise, unused = chunks(golden["bc_noise_x0"]), jnp.zeros((48, N, H, A))
-    return Draws(
+def inputs(golden: Golden, windows: Batch) -> tuple[Batch, Draws]:
+    """Past the end of an episode the last action repeats here; there the actions of the next episode follow.
+
+    They do not count, but the policy sees them. Here an action in the row of the last state counts.
+    """
+    actions = golden["actions"][golden["starts"][:, None] + np.arange(H)]
+    batch = windows.replace(actions=actions, valid=golden["window_valid"].astype(np.float32))
+    noise, b = noises(golden, "bc_noise_x0")[:, 0], len(golden["starts"])
+    draws = Draws(
         flow_noise=noise,
-        flow_time=1 - golden["bc_time"][:, 0],
-        actor_noise=noise,
-        actor_time=golden["bc_time"][:, 0],
-        next_noise=chunks(golden["next_candidate_noise"]),
-        candidate_noise=unused,
-        dropout_keys=jax.random.split(jax.random.key(0), 48),
+        flow_time=1 - jnp.asarray(golden["bc_time"])[:, 0],
+        actor_noise=noises(golden, "distill_noise")[:, 0] if "alpha" in golden else noise,
+        actor_time=jnp.zeros(b),
+        next_noise=noises(golden, "next_candidate_noise"),
+        candidate_noise=jnp.zeros((b, 1, H, A)),
+        dropout_keys=jax.random.split(KEY, b),
     )
+    return jax.tree.map(jnp.asarray, batch), draws
 
 
 @pytest.fixture(scope="module")
-def targets(agent: Agent, batch: Batch, draws: Draws) -> Targets:
-    return compute_targets(agent.algorithm, agent.networks(), batch, draws, jax.random.key(0))
+def result(agent: Agent, inputs: tuple[Batch, Draws]) -> Any:
+    learns = jax.tree.leaves(agent.improvement_params)
+    params = Params(agent.policy_params, agent.critics.online, improvement=agent.improvement_params if learns else None)
+
+    @quick_jit
+    def compute(params: Params, inputs: tuple[Batch, Draws]) -> Any:
+        return compute_gradients(JointLoss(agent, KEY, trains_policy=True), params, inputs, 1)
+
+    return compute(params, inputs)
 
 
-def test_windows(golden: dict[str, np.ndarray], batch: Batch) -> None:
-    """Successes in the middle of play: the discounted rewards, the masks and the steps that count."""
-    learnable = np.asarray(batch.sequence_mask) > 0
-    np.testing.assert_array_equal(batch.sequence_mask, golden["window_valid"][:, -1])
-    returns = np.sum(np.asarray(batch.rewards) * 0.99 ** np.arange(H), axis=1)
-    close(returns[learnable], golden["window_rewards"][learnable])
-    np.testing.assert_array_equal(np.asarray(batch.masks)[learnable, -1], golden["window_masks"][learnable])
-    inside = golden["starts"] % STEPS + np.arange(H)[:, None] < STEPS
-    np.testing.assert_array_equal(golden["window_valid"], inside.T)
+def test_windows(golden: Golden, windows: Batch) -> None:
+    """Successes in the middle of play: the discounted rewards, the masks and what counts."""
+    counts = np.asarray(windows.sequence_mask) > 0
+    np.testing.assert_array_equal(windows.sequence_mask, golden["window_valid"][:, -1])
+    has_outcome = golden["starts"][:, None] % STEPS + np.arange(H) < STEPS
+    np.testing.assert_array_equal(windows.valid * has_outcome, golden["window_valid"])
+    returns = np.sum(np.asarray(windows.rewards) * golden["discount"] ** np.arange(H), axis=1)
+    near(returns[counts], golden["window_rewards"][counts])
+    np.testing.assert_array_equal(np.asarray(windows.masks)[counts, -1], golden["window_masks"][counts])
+    assert 0 < golden["window_masks"][counts].mean() < 1
 
 
-def test_targets(golden: dict[str, np.ndarray], agent: Agent, batch: Batch, targets: Targets) -> None:
-    learnable = np.asarray(batch.sequence_mask) > 0
-    close(np.asarray(targets.value)[learnable], golden["td_target"][learnable])
+def test_targets_and_losses(golden: Golden, result: Any) -> None:
+    _, (record, _, _), targets, _ = result
+    valid = golden["window_valid"]
+    counts = valid[:, -1] == 1  # where a window leaves its episode, neither code looks at the target
+    near(targets.value[counts], golden["td_target"][counts])
+    near(record.q.T, golden["q_per_critic"])
+    near(np.mean(np.asarray(record.td_loss) * valid[:, -1]), golden["critic_loss"])
+    cloning = float(jnp.sum(record.cloning)) * valid.mean()
+    near(cloning, golden["bc_flow_loss"])
+    improvement = 0.0 if record.improvement is None else float(jnp.sum(record.improvement))
+    near(cloning + improvement, golden["actor_loss"])
 
 
-def test_losses_and_gradients(golden: dict[str, np.ndarray], agent: Agent, batch: Batch, draws: Draws) -> None:
-    """Here a loss is the mean over what it may learn from, there over all windows or steps.
-
-    Past the end of an episode the last action repeats here; there the actions of the next episode follow. They do not
-    count, but the policy sees them.
-    """
-    params = Params(policy=agent.policy_params, critic=agent.critics.online)
-    joint = JointLoss(agent, jax.random.key(0), trains_policy=True)
-    actions = golden["actions"][golden["starts"][:, None] + np.arange(H)]
-    batch = batch.replace(actions=actions, valid=golden["window_valid"].astype(np.float32))
-    _, (record, _, _), _, grads = compute_gradients(joint, params, (batch, draws), 1)
-    of_windows, of_steps = np.mean(batch.sequence_mask), np.mean(batch.valid)
-    close(np.asarray(record.q).T, golden["q_per_critic"])
-    close(np.mean(record.td_loss * batch.sequence_mask), golden["critic_loss"])
-    close(np.sum(record.cloning) * of_steps, golden["bc_flow_loss"])
-
-    kernel, bias = (golden["grad_norm/modules_actor_bc_flow/mlp/Dense_0/" + name] for name in ("kernel", "bias"))
-    policy = {"/".join(map(str, path)): x[...] * of_steps for path, x in nnx.to_flat_state(grads.policy)}
-    close(norm(policy["chunk_in/bias"]), bias)
-    by_time = policy["chunk_in/bias"] - policy["time_in/kernel"][0]  # by the reversed time
-    close(norm(policy["state_in/kernel"], policy["chunk_in/kernel"], by_time), kernel)
-    for i, layer in enumerate(("hidden/0", "hidden/1", "hidden/2", "chunk_out"), start=1):
-        for name in ("kernel", "bias"):
-            close(norm(policy[f"{layer}/{name}"]), golden[f"grad_norm/modules_actor_bc_flow/mlp/Dense_{i}/{name}"])
-
-    critic = {"/".join(map(str, path)): x[...] * of_windows for path, x in nnx.to_flat_state(grads.critic)}
-    expected = {name.split("value_net/")[1]: x for name, x in golden.items() if "grad_norm/modules_critic" in name}
-    close(norm(critic["observation_kernel"], critic["chunk_kernel"]), expected.pop("Dense_0/kernel"))
-    close(norm(critic["bias"]), expected.pop("Dense_0/bias"))
-    for name, value in expected.items():
-        close(norm(critic[critic_name(name)]), value)
+def test_gradients(golden: Golden, result: Any) -> None:
+    """The norm of each array's gradient; a network that does not learn has none."""
+    prefix = "grad_norm/"
+    expected = {name.removeprefix(prefix): float(x) for name, x in golden.items() if name.startswith(prefix)}
+    found = golden_norms(result[3])
+    assert found.keys() == {name for name, value in expected.items() if value}
+    for name, value in found.items():
+        near(value, expected[name], err_msg=name)
 
 
-def test_acting(golden: dict[str, np.ndarray], agent: Agent, batch: Batch) -> None:
-    chosen = choose_actions(
-        acting_model(agent, average=False),
-        jax.tree.map(jnp.asarray, batch.observations),
-        chunks(golden["act_noise"]),
-        jnp.full(48, N),
-        jnp.zeros(48, jnp.uint32),
-        num_steps=10,
-    )
-    close(np.asarray(chosen.actions).reshape(48, -1), golden["act_actions"])
-    assert np.abs(chosen.actions).max() == 1, "some candidates must leave the bounds"
+def test_chunks(golden: Golden, agent: Agent, inputs: tuple[Batch, Draws]) -> None:
+    """Of targets and of acting: the best of N candidates, or the one of the one-step policy, within the bounds."""
+    batch = inputs[0]
+
+    def choose(observation: Observation, noise: jax.Array) -> jax.Array:
+        b, n = noise.shape[:2]
+        model = acting_model(agent, average=False)
+        return choose_actions(model, observation, noise, jnp.full(b, n), num_steps=10).actions.reshape(b, -1)
+
+    acted = choose(batch.observations, noises(golden, "act_noise"))
+    near(acted, golden["act_actions"])
+    counts = golden["window_valid"][:, -1] == 1
+    near(choose(batch.next_observations, inputs[1].next_noise)[counts], golden["next_actions"][counts])
+    assert np.abs(acted).max() == 1, "some candidates must leave the bounds"
 
 
-# -- from the golden's names and shapes to ours
+def test_distillation(golden: Golden, agent: Agent, inputs: tuple[Batch, Draws]) -> None:
+    if "alpha" not in golden:
+        assert agent.networks().improvement is None
+        return
+    batch, draws = inputs
+    networks, noise = agent.networks(), draws.actor_noise[:, None]
+    context = networks.encode(batch.observations)
+    flow = agent.algorithm.clip(networks.policy.denoise(context, noise, num_steps=10))
+    chunk = networks.improvement(context, batch.observations, noise)
+    near(flow.reshape(len(noise), -1), golden["distill_flow_actions"])
+    near(chunk.reshape(len(noise), -1), golden["distill_actor_actions"])
+    near(np.mean(np.square(flow - chunk)), golden["distill_loss"])
 
 
-def add_row(x: np.ndarray) -> np.ndarray:
-    """Repeats the last step of every episode."""
-    return np.concatenate([x, x[:, -1:]], axis=1)
+def observe(states: np.ndarray) -> Observation:
+    return Observation(images={}, image_masks={}, state=states)
 
 
-def observation(state: np.ndarray) -> Observation:
-    return Observation(images={}, image_masks={}, state=state)
-
-
-def chunks(flat: np.ndarray) -> jax.Array:
-    return jnp.asarray(flat).reshape(*flat.shape[:-1], H, A)
-
-
-def norm(*arrays: Any) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(np.asarray(x, np.float64))) for x in arrays)))
-
-
-def critic_name(name: str) -> str:
-    """Our name of a layer of the golden's value net: Dense_4 is the output."""
-    kind, _, rest = name.partition("_")
-    number, _, leaf = rest.partition("/")
-    if kind == "LayerNorm":
-        return f"norms/{number}/{leaf}"
-    return f"out/{leaf}" if number == "4" else f"hidden/{int(number) - 1}/{leaf}"
-
-
-def critic_state(golden: dict[str, np.ndarray], name: str, like: nnx.State) -> nnx.State:
-    prefix = f"params/modules_{name}/value_net/"
-    values = {key.removeprefix(prefix): x for key, x in golden.items() if key.startswith(prefix)}
-    first = values.pop("Dense_0/kernel")
-    ours = {"observation_kernel": first[:, :37], "chunk_kernel": first[:, 37:], "bias": values.pop("Dense_0/bias")}
-    return fill(like, ours | {critic_name(key): x for key, x in values.items()})
-
-
-def policy_state(golden: dict[str, np.ndarray], like: nnx.State) -> nnx.State:
-    prefix = "params/modules_actor_bc_flow/mlp/Dense_"
-    values = {key.removeprefix(prefix): x for key, x in golden.items() if key.startswith(prefix)}
-    first, by_time = values["0/kernel"][:-1], values["0/kernel"][-1:]
-    ours = {"state_in/kernel": first[:37], "chunk_in/kernel": first[37:], "time_in/kernel": -by_time}
-    ours["chunk_in/bias"] = values["0/bias"] + by_time[0]
-    for i in range(3):
-        ours |= {f"hidden/{i}/{name}": values[f"{i + 1}/{name}"] for name in ("kernel", "bias")}
-    return fill(like, ours | {f"chunk_out/{name}": -values[f"4/{name}"] for name in ("kernel", "bias")})
-
-
-def fill(like: nnx.State, values: dict[str, np.ndarray]) -> nnx.State:
-    """A state with these values by path; every leaf of `like` must get one of the same shape."""
-    flat = dict(nnx.to_flat_state(like))
-    names = {path: "/".join(map(str, path)) for path in flat}
-    assert set(names.values()) == set(values)
-    for path, leaf in flat.items():
-        assert leaf[...].shape == values[names[path]].shape
-    return nnx.from_flat_state({path: leaf.replace(jnp.asarray(values[names[path]])) for path, leaf in flat.items()})
+def noises(golden: Golden, name: str) -> jax.Array:
+    """Noise [b, N, H, A]."""
+    flat = golden[name]
+    return jnp.asarray(flat).reshape(len(flat), -1, H, A)
