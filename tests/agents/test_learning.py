@@ -120,12 +120,15 @@ def test_critic_converges_to_the_optimal_chunk_values():
 
 
 def test_best_of_n_finds_the_better_mode_and_cloning_does_not():
-    """Four of five demonstrations do the worse thing; cloning repeats them in that proportion."""
+    """Four of five demonstrations do the worse thing; cloning repeats them in that proportion.
+
+    The state is not zero: between the modes, at an input of zeros, LayerNorm would make any value of nearly nothing.
+    """
     rng = np.random.default_rng(0)
     better = rng.random(4096) < 0.2
     actions = np.where(better, 1.0, -1.0) + 0.1 * rng.normal(size=4096)
     rewards = np.where(actions > 0, 1.0, 0.3)[:, None]
-    state = np.zeros((4096, 1))
+    state = np.ones((4096, 1))
     data = make_transitions(state, state, actions[:, None, None], rewards, np.ones((4096, 1)))
     config = make_config(
         model=StateFlowPolicyConfig(state_dim=1, action_dim=1, action_horizon=1, hidden_dims=(64, 64)),
@@ -138,7 +141,7 @@ def test_best_of_n_finds_the_better_mode_and_cloning_does_not():
     )
     agent, _ = learn(config, data, updates=800, batch_size=128)
 
-    observations = observation(np.zeros((500, 1)))
+    observations = observation(np.ones((500, 1)))
 
     @functools.partial(quick_jit, static_argnums=1)
     def sample(agent, n):

@@ -5,11 +5,16 @@ domain. Chunks have 5 steps. Networks have 4 layers of 512 units and compute in 
 the networks as they come. `acrlpd data ogbench` makes the data, in which a success does not end a recording. There are
 a million updates offline and a million online, one for each environment step, from one buffer of dataset and replay.
 
-What differs from the paper's code: A loss is the mean over the windows that it may learn from, there the mean over all
-windows, 0.4 % of which reach past the end of a recording. Past the end of a recording the last action repeats. There
-the actions of the next recording follow, which count in no loss. The paper trained cube-quadruple on 100 million steps
-of data; the command makes a million unless it is asked for more. RLPD and RLPD-AC begin with the actions of the
-untrained policy instead of uniform ones, and their critics have LayerNorm after the nonlinearity instead of before it.
+What differs from the paper's code:
+
+- A loss is the mean over the windows that it may learn from, there the mean over all windows. 0.4 % of the windows reach
+  past the end of a recording.
+- Past the end of a recording the last action repeats. There the actions of the next recording follow, which count in no
+  loss.
+- The action in the row of a recording's last state is cloned. There it is left out.
+- RLPD and RLPD-AC begin with the actions of the untrained policy instead of uniform ones, and their critics have
+  LayerNorm after the nonlinearity instead of before it.
+- The paper trained cube-quadruple on 100 million steps of data; the command makes a million unless it is asked for more.
 """
 
 import dataclasses
