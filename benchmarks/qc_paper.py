@@ -25,6 +25,8 @@ from typing import Any
 
 import yaml
 
+from acrlpd.config import get_config, to_dict
+
 FOLDER = pathlib.Path(__file__).parent / "qc_paper"
 RUNS = FOLDER / "runs.json"
 DOMAINS = ("cube-double", "cube-triple", "cube-quadruple", "scene", "puzzle-3x3")
@@ -55,10 +57,26 @@ def collect(directory: pathlib.Path) -> list[Run]:
     found = []
     for path in sorted(directory.rglob("config.yaml")):
         config = yaml.safe_load(path.read_text())
-        if config.get("name") in presets and (path.parent / "metrics.jsonl").is_file():
-            method, domain = presets[config["name"]]
-            found.append(read_run(path.parent, method, domain, config))
+        if config.get("name") not in presets or not (path.parent / "metrics.jsonl").is_file():
+            continue
+        if others := other_settings(config):
+            print(f"{path.parent} is left out, because it differs from its preset in {', '.join(others)}")
+            continue
+        found.append(read_run(path.parent, *presets[config["name"]], config))
     return found
+
+
+def other_settings(config: dict[str, Any]) -> list[str]:
+    """The settings of a run that make it another experiment than its preset; the precision is stored with the run."""
+    expected = to_dict(get_config(config["name"]))
+    sections = ("model", "critic", "acrlpd", "improvement", "qchunking", "batch_size")
+    changed = [name for name in sections if without_dtype(config[name]) != without_dtype(expected[name])]
+    return changed + ["env.max_episode_steps"] * (config["env"].get("max_episode_steps") is not None)
+
+
+def without_dtype(section: Any) -> Any:
+    plain = json.loads(json.dumps(section))  # tuples become lists, as in the file
+    return {name: value for name, value in plain.items() if name != "dtype"} if isinstance(plain, dict) else plain
 
 
 def read_run(directory: pathlib.Path, method: str, domain: str, config: dict[str, Any]) -> Run:
@@ -100,10 +118,14 @@ def run_key(run: Run) -> tuple[str, str, str, int, str]:
 
 
 def paper_curve(key: str, method: str) -> dict[int, tuple[float, float, float]]:
-    """Update -> success in percent with its interval, of a task such as cube-double-play-task1 or of a domain."""
+    """Update -> success in percent with its interval, of a task such as cube-double-play-task1 or of a domain.
+
+    RLPD and RLPD-AC have no offline phase. The paper draws them from its first online update on, here from 0.
+    """
     curve = json.loads((FOLDER / "paper.json").read_text())["curves"][key][method]
-    columns = (curve[name] for name in ("success_percent", "low", "high"))
-    return {round(1e6 * step): values for step, *values in zip(curve["steps_millions"], *columns, strict=True)}  # type: ignore[return-value]
+    steps = [round(1e6 * (step - curve["steps_millions"][0])) for step in curve["steps_millions"]]
+    columns = zip(curve["success_percent"], curve["low"], curve["high"], strict=True)
+    return dict(zip(steps, columns, strict=True))
 
 
 def our_points(runs: list[Run]) -> dict[int, tuple[float, float, int]]:
@@ -169,7 +191,10 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 340, 56, 150, 34, 44
 
 
 def draw(domain: str, runs: list[Run]) -> str:
-    """Mean success over a domain's tasks: the paper's curves with their bands, and our points with their intervals."""
+    """Mean success over a domain's tasks: the paper's curves with their bands, and our points with their intervals.
+
+    Points of runs in bfloat16 are filled, those of runs in float32 are rings.
+    """
     shown = [method for method in METHODS if any(run["method"] == method for run in runs)]
     last = 2_000_000 if any(step > 1_000_000 for run in runs for step, _, _ in run["points"]) else 1_000_000
 
@@ -193,11 +218,14 @@ def draw(domain: str, runs: list[Run]) -> str:
         middle = " ".join(f"{x(step):.1f},{y(mean):.1f}" for step, mean, _, _ in curve)
         parts.append(f'<polygon points="{" ".join(upper + lower)}" fill="{colour}" opacity="0.15"/>')
         parts.append(f'<polyline points="{middle}" fill="none" stroke="{colour}" stroke-dasharray="4 3"/>')
-        for step, (rate, error, _) in our_points([run for run in runs if run["method"] == method]).items():
-            if not math.isnan(rate) and step <= last:
-                bounds = f"M{x(step):.1f} {y(max(rate - error, 0)):.1f}V{y(min(rate + error, 100)):.1f}"
-                parts.append(f'<path d="{bounds}" stroke="{colour}" stroke-width="2"/>')
-                parts.append(f'<circle cx="{x(step):.1f}" cy="{y(rate):.1f}" r="4" fill="{colour}"/>')
+        for dtype, fill in (("bfloat16", colour), ("float32", "white")):
+            ours = [run for run in runs if (run["method"], run["dtype"]) == (method, dtype)]
+            for step, (rate, error, _) in our_points(ours).items():
+                if not math.isnan(rate) and step <= last:
+                    bounds = f"M{x(step):.1f} {y(max(rate - error, 0)):.1f}V{y(min(rate + error, 100)):.1f}"
+                    parts.append(f'<path d="{bounds}" stroke="{colour}" stroke-width="2"/>')
+                    place = f'cx="{x(step):.1f}" cy="{y(rate):.1f}"'
+                    parts.append(f'<circle {place} r="4" fill="{fill}" stroke="{colour}"/>')
         parts.append(_text(_WIDTH - _RIGHT + 12, _TOP + 16 + 36 * line, f"● {method}, ours", "start", colour))
         parts.append(_text(_WIDTH - _RIGHT + 12, _TOP + 32 + 36 * line, "┄ the paper's, 95 %", "start", colour))
     return (

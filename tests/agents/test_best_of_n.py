@@ -10,6 +10,8 @@ from acrlpd.agents.best_of_n import candidate_bytes, mean_distance, sample_candi
 from acrlpd.config import BestOfNConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
+from acrlpd.models.policy import draw_noise
+from acrlpd.policies.acting_model import acting_model, choose_actions
 
 N = 12
 
@@ -164,3 +166,15 @@ def _shapes(n):
     policy = config.create(jax.random.key(0))
     context = jax.eval_shape(policy.encode, config.inputs_spec(256)[0])
     return policy, context, jax.ShapeDtypeStruct((256, n, 2, 2), jnp.float32)
+
+
+@pytest.mark.parametrize("has_critics", [True, False])
+def test_candidates_stay_within_the_bounds_of_the_robot(has_critics):
+    agent, observation = build(make_config(action_bounds=(-0.5, 0.25)))
+    model = acting_model(agent, average=False)
+    model = model if has_critics else model.replace(critics=None)
+    policy = agent.policy()
+    noise = 5 * draw_noise(jax.random.key(0), (3, N, policy.action_horizon, policy.action_dim))
+    chosen = choose_actions(model, observation, noise, jnp.full(3, N), num_steps=2)
+    assert (chosen.candidates.min(), chosen.candidates.max()) == (-0.5, 0.25)
+    assert np.isin(chosen.actions, chosen.candidates).all()

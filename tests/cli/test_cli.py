@@ -86,7 +86,7 @@ def test_a_config_that_cannot_run_is_refused_with_all_reasons_before_any_compile
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert "cannot run (4 errors)" in error
-    for part in ("batch_size 31", "horizon_length 30", "--lerobot_repo_id or --data_dir"):
+    for part in ("batch_size 31", "the critics see 30 actions", "--lerobot_repo_id or --data_dir"):
         assert part in error
 
 

@@ -12,8 +12,8 @@ from acrlpd.config.plan.plan import larger_accumulations
 from acrlpd.runs.directory import run_directory, saved_steps
 from acrlpd.training.out_of_memory import OutOfMemoryError, answer_out_of_memory
 
-# The first step wants 2.2 GiB; with two micro-batches it is 0.8 GiB.
-LIMIT = {"memory_headroom_bytes": 17 * 2**27}
+# The first step wants nearly 1 GiB; with two micro-batches it is less than 0.75 GiB.
+LIMIT = {"memory_headroom_bytes": 13 * 2**26}
 
 
 def hungry_config(directory: pathlib.Path) -> RLTrainConfig:
@@ -28,6 +28,7 @@ def hungry_config(directory: pathlib.Path) -> RLTrainConfig:
         acrlpd__best_of_n__strategy="parallel",
         model__hidden_dims=(256, 256),
         critic__hidden_dims=(256, 256),
+        critic__use_layer_norm=False,  # its kernels take memory of their own, which the compiler does not plan
     )
 
 

@@ -39,7 +39,7 @@ def loss_info(
         "valid_samples": jnp.sum(batch.sequence_mask),
         "mask_ratio": jnp.mean(batch.sequence_mask),
         "valid_step_ratio": jnp.mean(batch.valid),
-        "reward_mean": jnp.sum(batch.rewards) / jnp.maximum(jnp.sum(batch.valid[:, : batch.rewards.shape[1]]), 1.0),
+        "reward_mean": _mean_reward(batch),
         "reward_min": jnp.min(batch.rewards),
         "reward_max": jnp.max(batch.rewards),
     }
@@ -53,6 +53,15 @@ def loss_info(
     if weights.improvement is not None:
         info |= algorithm.improvement.metrics(weights.improvement)
     return info
+
+
+def _mean_reward(batch: Batch) -> jax.Array:
+    """The mean reward of a recorded step. With n-step returns `valid` knows fewer steps than there are rewards."""
+    steps, known = batch.rewards.shape[1], batch.valid.shape[1]
+    if known < steps:  # The windows that the critics may learn from have rewards at nearly all steps.
+        rewards = jnp.sum(batch.rewards * batch.sequence_mask[:, None])
+        return rewards / jnp.maximum(steps * jnp.sum(batch.sequence_mask), 1.0)
+    return jnp.sum(batch.rewards) / jnp.maximum(jnp.sum(batch.valid[:, :steps]), 1.0)
 
 
 def _target_info(algorithm: "Algorithm", targets: "Targets", alpha: jax.Array) -> Info:

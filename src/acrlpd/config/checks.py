@@ -156,6 +156,11 @@ def check_data(config: RLTrainConfig) -> Iterator[Finding]:
         yield error(
             "acrlpd.action_bounds are in the robot's units, so actions must not be normalised: set data.normalize state"
         )
+    if config.acrlpd.action_bounds is not None and data.use_delta_joint_actions:
+        yield error(
+            "acrlpd.action_bounds are of absolute actions, but data.use_delta_joint_actions makes actions relative: "
+            "set one of the two"
+        )
     if model.prompt_len:
         yield from _check_prompts(config)
 

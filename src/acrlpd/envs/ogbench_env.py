@@ -116,7 +116,7 @@ def _template(name: str, kind: str, env_id: str, image_size: tuple[int, int], **
     spec = gymnasium.spec(env_id)
     create = _simulator_class(gymnasium.envs.registration.load_env_creator(spec.entry_point))
     height, width = image_size
-    options = {**spec.kwargs, "success_timing": "post", "height": height, "width": width, **settings}
+    options = {**spec.kwargs, "height": height, "width": width, **settings}
     template = create(name, kind, **options)
     template.reset(seed=0)
     return template

@@ -45,7 +45,7 @@ class ChunkExecution(Choice, abc.ABC):
 
     package = "acrlpd.execution"
 
-    def for_horizon(self, horizon_length: int) -> Self:
+    def for_horizon(self, chunk_length: int) -> Self:
         """This execution with everything filled in that follows from the length of the critics' chunks."""
         return self
 

@@ -16,8 +16,8 @@ class OpenLoop(ChunkExecution):
     # Steps of a chunk that are executed; None: those that the critics see (qchunking).
     steps: Annotated[int | None, Ge(1)] = None
 
-    def for_horizon(self, horizon_length: int) -> "OpenLoop":
-        return OpenLoop(horizon_length) if self.steps is None else self
+    def for_horizon(self, chunk_length: int) -> "OpenLoop":
+        return OpenLoop(chunk_length) if self.steps is None else self
 
     @property
     def replan_steps(self) -> int | None:

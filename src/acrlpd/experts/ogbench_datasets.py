@@ -33,14 +33,14 @@ from acrlpd.execution.base import Columns
 from acrlpd.experts.ogbench_files import read_play_file, split_episodes, validation_file
 from acrlpd.experts.ogbench_play import play_columns, record_episode
 from acrlpd.experts.unfinished import partial_directory, require_equal_settings, settings_text
-from acrlpd.files import write_text_atomically
+from acrlpd.files import read_json_object, write_text_atomically
 
 # Environment -> training episodes of OGBench's dataset.
 _NUM_EPISODES = {
     "cube-single": 1000,
     "cube-double": 1000,
     "cube-triple": 3000,
-    "cube-quadruple": 1000,
+    "cube-quadruple": 5000,
     "scene": 1000,
     "puzzle-3x3": 1000,
     "puzzle-4x4": 1000,
@@ -86,6 +86,19 @@ def ogbench_episodes(env: str) -> int:
         known = ", ".join(_NUM_EPISODES)
         raise EnvError(f"OGBench has no play dataset of {env!r}; expected one of {known}{hint(env, _NUM_EPISODES)}")
     return _NUM_EPISODES[env]
+
+
+def require_play_of(env_id: str, data_dir: Path) -> None:
+    """Refuses a play dataset that was recorded in another environment, whose states may have the same width."""
+    file = data_dir.parent / SETTINGS_FILE
+    if not file.is_file():
+        return
+    recorded = read_json_object(file).get("env")
+    if not env_id.removeprefix("visual-").startswith(f"{recorded}-"):
+        raise EnvError(
+            f"{data_dir} is play in {recorded} ({file}), but env.id is {env_id}: choose the data of that environment, "
+            "or make it with `acrlpd data ogbench`"
+        )
 
 
 def generate_play(

@@ -116,6 +116,9 @@ def _differences(rl_config: RLTrainConfig) -> Iterator[str]:
             f"openpi serves the policy without the improvement `{kind_name(rl_config.improvement)}`, whose networks "
             "make the actions of this run, so its actions differ. `acrlpd serve` serves both."
         )
+    if rl_config.acrlpd.action_bounds is not None:
+        low, high = rl_config.acrlpd.action_bounds
+        yield f"openpi does not clip actions; this policy was trained with actions clipped to {low} and {high}."
     if data.tokenizer != "paligemma":
         yield f"openpi always uses PaliGemma's tokenizer; this policy reads `{data.tokenizer}` tokens."
     if data.use_quantile_norm not in (None, model.use_quantile_norm):

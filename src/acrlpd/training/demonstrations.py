@@ -11,6 +11,7 @@ import jax
 from acrlpd.config import ConfigError, RLTrainConfig, validate_config
 from acrlpd.data.pipeline.dataset import write_norm_stats
 from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
+from acrlpd.experts.ogbench_datasets import require_play_of
 from acrlpd.text import print
 from acrlpd.training.distributed import barrier, is_primary
 
@@ -23,6 +24,8 @@ def collect_missing_demonstrations(rl_config: RLTrainConfig, *, dry_run: bool = 
     One process collects and the others wait. A dry run writes nothing, so it refuses to start without the dataset.
     """
     wanted, data, env = rl_config.data.demonstrations, rl_config.data, rl_config.env
+    if env.id is not None and data.data_dir is not None:
+        require_play_of(env.id, pathlib.Path(data.data_dir))
     if not wanted.num_episodes:
         if not (data.normalize or dry_run or data.data_dir is None):
             _write_missing_norm_stats(rl_config)  # They say that nothing is normalised, so there is nothing to choose.

@@ -7,14 +7,18 @@ a million updates offline and a million online, one for each environment step, f
 
 What differs from the paper's code:
 
-- A loss is the mean over the windows that it may learn from, there the mean over all windows. 0.4 % of the windows reach
-  past the end of a recording.
-- Past the end of a recording the last action repeats. There the actions of the next recording follow, which count in no
-  loss.
+- A loss is the mean over the windows that it may learn from, there the mean over all windows. In the play data 0.4 %
+  of the windows reach past the end of a recording.
+- Past the end of a recording the last action repeats. There the actions of the next one follow, which count in no loss.
 - The action in the row of a recording's last state is cloned. There it is left out.
+- The target critics follow the critics after an update. There they follow the critics before it.
+- Online, the critics also learn from windows in which an episode ends with a success, filled up with the last action.
+  They do not learn from the last window of an episode that a time limit ends, because its last state is not recorded.
+- Online, whole episodes are played before the updates for their steps. There a step and an update take turns.
 - RLPD and RLPD-AC begin with the actions of the untrained policy instead of uniform ones, and their critics have
   LayerNorm after the nonlinearity instead of before it.
-- The paper trained cube-quadruple on 100 million steps of data; the command makes a million unless it is asked for more.
+- The paper trained cube-quadruple on 100 million steps of data. `acrlpd data ogbench` makes the 5 million of OGBench's
+  own dataset unless it is asked for more.
 """
 
 import dataclasses
@@ -186,7 +190,8 @@ def _presets() -> dict[str, tuple[str, RLTrainConfig]]:
     for method, make in METHODS.items():
         for domain, facts in DOMAINS.items():
             name = f"{method}_{domain.replace('-', '_')}"
-            what = f"{method.upper().replace('_', '-')} of the Q-chunking paper on OGBench's {domain} from state"
+            title = method.upper().replace("_", "-").replace("-N", "-n")
+            what = f"{title} of the Q-chunking paper on OGBench's {domain} from state"
             presets[name] = what, dataclasses.replace(make(domain, facts), name=name)
     return presets
 

@@ -116,7 +116,7 @@ class WindowSampler:
         self._inside = inside
         # A chunk of one step never reaches past the end of an episode.
         self._ratio = 1.0 if sequence_ratio is None or not self._crossing_ends[-1] else sequence_ratio
-        if self._inside_ends[-1] == 0 and self._ratio > 0:
+        if max(lengths) < horizon_length and sequence_ratio != 0:
             raise ValueError(
                 f"no episode has horizon_length={horizon_length} steps (the longest has {lengths.max()}): "
                 "choose a shorter horizon, or sequence_ratio=0"

@@ -17,7 +17,6 @@ from acrlpd.data.pipeline.norm_stats import (
     NormStatsError,
     NormStatsOrigin,
     check_norm_stats,
-    chunk_rows,
     compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
@@ -132,6 +131,7 @@ def write_norm_stats(rl_config: RLTrainConfig) -> tuple[Path, dict[str, NormStat
     table = read_columns(source, rl_config.data, rewards=False)
     read = functools.partial(read_windows, table, rl_config)
     norm_stats = compute_norm_stats(int(table.offsets[-1]), read, rl_config.data.normalize)
+    _check_dims(read(np.arange(1)), rl_config)
     directory = norm_stats_dir(rl_config.data)
     save_norm_stats(directory, norm_stats, _origin(source, rl_config))
     return directory, norm_stats
@@ -260,3 +260,9 @@ def read_windows(table: ColumnTable, rl_config: RLTrainConfig, rows: np.ndarray)
     data = {name: table.columns[name][rows] for name in rl_config.data.repack.state}
     data |= {name: table.columns[name][steps] for name in rl_config.data.repack.actions}
     return create_statistics_transform(rl_config)(data)
+
+
+def chunk_rows(offsets: np.ndarray, rows: np.ndarray, action_horizon: int) -> np.ndarray:
+    """Rows [n, T] of the action chunks that start at `rows`; past the end of an episode its last action repeats."""
+    last = offsets[np.searchsorted(offsets, rows, side="right")] - 1
+    return np.minimum(rows[:, None] + np.arange(action_horizon), last[:, None])

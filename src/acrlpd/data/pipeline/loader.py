@@ -74,6 +74,13 @@ class DataLoader:
             self._rows = create_device_rows(prior, rl_config, device_sharding, num_runs=num_runs, like=rows)
         self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
         self._prefetcher: Prefetcher | RowDraws = self._start(step=0)
+        if self._epochs_end and rl_config.training.online_steps and rl_config.online.offline_ratio is None:
+            self.close()
+            raise ConfigError(
+                f"online.offline_ratio None draws from all episodes, but data.episodes_per_memory_pool keeps "
+                f"{self._num_readable} of {len(dataset.source)} in memory; build a frame cache with `acrlpd data "
+                "cache`, or name a ratio"
+            )
         if self._epochs_end:
             logger.warning(
                 "batches come from %d of %d episodes at a time, which other episodes replace every %d steps; build a "
@@ -118,12 +125,6 @@ class DataLoader:
 
         With None, dataset and replay are one buffer. Call this again when the replay has grown.
         """
-        if offline_ratio is None and self._epochs_end:
-            raise ConfigError(
-                f"online.offline_ratio None draws from all episodes, but data.episodes_per_memory_pool keeps "
-                f"{self._num_readable} of {len(self.dataset.source)} in memory; build a frame cache with `acrlpd data "
-                "cache`, or name a ratio"
-            )
         self._builders = [self._builders[0], BatchBuilder(replay, self._rl_config)]
         self._offline_ratio = offline_ratio
         if self._rows is not None:

@@ -17,7 +17,7 @@ from acrlpd.files import write_text_atomically
 
 ORIGIN_FILE = "norm_stats_origin.json"
 STATISTICS_KEYS = ("state", "actions")
-EPSILON = 1e-6  # openpi adds this to what it divides by
+EPSILON = 1e-6  # Keeps the division finite if a dimension does not vary; part of openpi's normalisation.
 _NUM_BINS = 5000
 # Windows per vectorised step: about 90 MB of float64 for 50 actions of 14 dims.
 _WINDOWS_PER_CHUNK = 16_384
@@ -56,6 +56,11 @@ class NormStats:
             return range(self.dim, self.dim + 1)
         is_padding = (self.mean == 0) & np.isin(self.std, (0, 1))
         return range(max(np.flatnonzero(~is_padding), default=0) + 1, self.dim + 1)
+
+    def is_identity(self, *, use_quantiles: bool) -> bool:
+        """Whether normalising by these statistics changes nothing."""
+        low, high = self.quantiles() if use_quantiles else (self.mean - self.std, self.mean + self.std)
+        return np.allclose(low, -1, atol=2 * EPSILON) and np.allclose(high, 1, atol=2 * EPSILON)
 
     def quantiles(self) -> tuple[np.ndarray, np.ndarray]:
         if self.q01 is None or self.q99 is None:
@@ -191,12 +196,6 @@ def compute_norm_stats(
     return {key: running[key].get_statistics() if key in keys else identity_stats(dims[key]) for key in STATISTICS_KEYS}
 
 
-def chunk_rows(offsets: np.ndarray, rows: np.ndarray, action_horizon: int) -> np.ndarray:
-    """Rows [n, T] of the action chunks that start at `rows`; past the end of an episode its last action repeats."""
-    last = offsets[np.searchsorted(offsets, rows, side="right")] - 1
-    return np.minimum(rows[:, None] + np.arange(action_horizon), last[:, None])
-
-
 def save_norm_stats(
     directory: Path, norm_stats: Mapping[str, NormStats], origin: NormStatsOrigin | None = None
 ) -> None:
@@ -301,7 +300,7 @@ def check_norm_stats(
                 f"another robot or other columns; {_FIX}"
             )
     for key in set(STATISTICS_KEYS) - set(normalized):
-        if np.any(norm_stats[key].mean) or not np.allclose(norm_stats[key].std, 1, atol=2 * EPSILON):
+        if not norm_stats[key].is_identity(use_quantiles=use_quantiles):
             raise NormStatsError(f"data.normalize leaves out {key!r}, but the norm statistics would scale it; {_FIX}")
     warnings: list[str] = []
     if origin is not None and normalized:

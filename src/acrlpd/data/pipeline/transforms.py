@@ -24,8 +24,6 @@ from acrlpd.robots.base import DataDict, make_bool_mask
 
 DataTransformFn = Callable[[DataDict], DataDict]
 
-# Keeps the division finite if a dimension does not vary; part of openpi's normalisation.
-
 
 def compose(transforms: Sequence[DataTransformFn]) -> DataTransformFn:
     """One transform that applies all of them in order."""
