@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acrlpd.data.pipeline.dataset import chunk_rows
 from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
     NormStatsOrigin,
     RunningStats,
     check_norm_stats,
-    chunk_rows,
     compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
