@@ -21,13 +21,13 @@ from agent_helpers import (
 
 from acrlpd.agents import Call, train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
-from acrlpd.agents.algorithm import JointLoss
+from acrlpd.agents.algorithm import JointLoss, compute_loss
 from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.agents.metrics import loss_info
 from acrlpd.agents.networks import Params, draw
 from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.batch import StackedBatches
-from acrlpd.config import LossWeights
+from acrlpd.config import LossWeights, QChunkingConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.gaussian import GaussianPolicyConfig
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
@@ -351,3 +351,14 @@ def test_impossible_chunks_are_refused(changes, message):
     config = dataclasses.replace(config, qchunking=dataclasses.replace(config.qchunking, **changes))
     with pytest.raises(ValueError, match=message):
         create_agent(config, KEY)
+
+
+def test_the_mean_reward_is_that_of_a_step_also_with_n_step_returns():
+    """Five rewards and one action: `valid` says nothing about four of the rewards."""
+    model = dataclasses.replace(make_config().model, action_horizon=1)
+    chunking = QChunkingConfig(horizon_length=5, action_dim=2, critic_action_horizon=1)
+    config = make_config(model=model, qchunking=chunking)
+    batch = make_batch(config, 6, all_valid=True)
+    batch = dataclasses.replace(batch, rewards=jnp.full((6, 5), -2.0))
+    _, info = quick_jit(compute_loss)(build(config), batch, KEY)
+    assert info["reward_mean"] == pytest.approx(-2.0)

@@ -24,6 +24,12 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"env.replan_steps": 20}, "env.execution asks the policy every 20 steps, but a chunk of the policy has only"),
         ({"env.execution.steps": 0}, "env.execution.steps must be at least 1; found 0"),
         ({"acrlpd.discount": 1.1}, "acrlpd.discount must lie in (0, 1]"),
+        ({"acrlpd.action_bounds": (1.0, -1.0), "data.normalize": ()}, "must be the lowest and the highest action"),
+        ({"acrlpd.action_bounds": (-1.0, 1.0)}, "actions must not be normalised: set data.normalize state"),
+        (
+            {"acrlpd.action_bounds": (-1.0, 1.0), "data.normalize": (), "data.use_delta_joint_actions": True},
+            "data.use_delta_joint_actions makes actions relative",
+        ),
         ({"acrlpd.target_update_tau": 0.0}, "acrlpd.target_update_tau must lie in (0, 1]"),
         ({"acrlpd.ema_decay": 1.0}, "acrlpd.ema_decay must lie in [0, 1)"),
         ({"acrlpd.best_of_n.top_k": 3}, "top_k 3 exceeds the 2 candidates"),

@@ -288,3 +288,22 @@ def test_wrong_flags_are_refused(
 ) -> None:
     assert main(["data", "ogbench", "--output", str(tmp_path / "cubes"), *flags]) == 2
     assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        # The states of the scene have another width. Without an environment, only the width can tell.
+        (["--config", "qc_scene", "--env.id", "None", "--online_steps", "0"], "has 37 dims, but model.state_dim is 40"),
+        (["--config", "qc_cube_triple"], "is play in cube-double"),
+    ],
+)
+def test_play_of_another_environment_is_refused_and_leaves_nothing(
+    generated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    """Statistics that say "nothing is normalised" are written without being asked, but not before the data is right."""
+    places = ["--data_dir", str(generated / "train"), "--data.assets_dir", str(tmp_path / "assets")]
+    places += ["--checkpoint_dir", str(tmp_path / "runs"), "--exp_name", "wrong", "--tasks", "task1"]
+    assert main(["train", *flags, *places]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "assets").exists()

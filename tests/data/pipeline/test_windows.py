@@ -192,7 +192,8 @@ def test_the_stream_never_changes():
 
 
 def test_impossible_requests_are_refused():
-    with pytest.raises(ValueError, match=r"no episode has horizon_length=20 steps .the longest has 9."):
-        WindowSampler(np.array([5, 9]), seed=0, horizon_length=20, sequence_ratio=0.5)
+    for ratio in (0.5, None):
+        with pytest.raises(ValueError, match=r"no episode has horizon_length=20 steps .the longest has 9."):
+            WindowSampler(np.array([5, 9]), seed=0, horizon_length=20, sequence_ratio=ratio)
     with pytest.raises(ValueError, match="no episodes"):
         WindowSampler(np.array([]), seed=0, horizon_length=2, sequence_ratio=1.0)
