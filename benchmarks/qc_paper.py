@@ -3,11 +3,12 @@
     python benchmarks/qc_paper.py train --domain cube-double --method qc --data data/cube_double --directory /tmp/qc
     python benchmarks/qc_paper.py collect /tmp/qc
     python benchmarks/qc_paper.py table
-    python benchmarks/qc_paper.py figure --domain cube-double
+    python benchmarks/qc_paper.py figure --domain cube-double [--task task2]
 
 `train` trains all tasks of a domain in one process, for all seeds, with `acrlpd train`; what it is given beyond its own
 flags goes there, --resume for example. `collect` adds the evaluations of all runs below a directory to runs.json, where
-a run replaces what was stored of the same run before. `table` compares, and `figure` draws the mean over the tasks.
+a run replaces what was stored of the same run before. `table` compares, and `figure` draws the mean over the tasks or
+one task.
 
 The paper's numbers are in qc_paper/paper.json: success in percent, mean over its seeds with a 95 % interval, the first
 million updates offline and the second online.
@@ -190,13 +191,17 @@ _COLOURS = dict(
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 340, 56, 150, 34, 44
 
 
-def draw(domain: str, runs: list[Run]) -> str:
-    """Mean success over a domain's tasks: the paper's curves with their bands, and our points with their intervals.
+def draw(domain: str, task: str | None, runs: list[Run]) -> str:
+    """Success on a task, or mean over all tasks: the paper's curves with their bands, our points with their intervals.
 
     Points of runs in bfloat16 are filled, those of runs in float32 are rings.
     """
     shown = [method for method in METHODS if any(run["method"] == method for run in runs)]
-    last = 2_000_000 if any(step > 1_000_000 for run in runs for step, _, _ in run["points"]) else 1_000_000
+    key, title = domain, f"{domain}: mean success of its five tasks, %"
+    if task:
+        key, title = f"{domain}-play-{task}", f"{domain}, {task}: success, %"
+    steps = [step for run in runs for step, _, _ in run["points"]]
+    last = max(1_000_000, -(-max(steps, default=0) // 200_000) * 200_000)
 
     def x(step: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * step / last
@@ -204,15 +209,15 @@ def draw(domain: str, runs: list[Run]) -> str:
     def y(percent: float) -> float:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - percent / 100)
 
-    parts = [_text(_LEFT, 18, f"{domain}: mean success of its five tasks, %", "start")]
+    parts = [_text(_LEFT, 18, title, "start")]
     for percent in range(0, 101, 25):
         parts.append(f'<path d="M{_LEFT} {y(percent):.1f}H{_WIDTH - _RIGHT}" stroke="#ddd"/>')
         parts.append(_text(_LEFT - 8, y(percent) + 4, str(percent), "end"))
-    parts += [_text(x(step), _HEIGHT - _BOTTOM + 18, f"{step / 1e6:g}") for step in range(0, last + 1, last // 5)]
+    parts += [_text(x(step), _HEIGHT - _BOTTOM + 18, f"{step / 1e6:g}") for step in range(0, last + 1, 200_000)]
     parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, "million updates"))
     for line, method in enumerate(shown):
         colour = _COLOURS[method]
-        curve = [(step, *values) for step, values in paper_curve(domain, method).items() if step <= last]
+        curve = [(step, *values) for step, values in paper_curve(key, method).items() if step <= last]
         upper = [f"{x(step):.1f},{y(high):.1f}" for step, _, _, high in curve]
         lower = [f"{x(step):.1f},{y(low):.1f}" for step, _, low, _ in reversed(curve)]
         middle = " ".join(f"{x(step):.1f},{y(mean):.1f}" for step, mean, _, _ in curve)
@@ -221,7 +226,7 @@ def draw(domain: str, runs: list[Run]) -> str:
         for dtype, fill in (("bfloat16", colour), ("float32", "white")):
             ours = [run for run in runs if (run["method"], run["dtype"]) == (method, dtype)]
             for step, (rate, error, _) in our_points(ours).items():
-                if not math.isnan(rate) and step <= last:
+                if not math.isnan(rate):
                     bounds = f"M{x(step):.1f} {y(max(rate - error, 0)):.1f}V{y(min(rate + error, 100)):.1f}"
                     parts.append(f'<path d="{bounds}" stroke="{colour}" stroke-width="2"/>')
                     place = f'cx="{x(step):.1f}" cy="{y(rate):.1f}"'
@@ -249,7 +254,9 @@ def main() -> None:
     training.add_argument("--seeds", type=int, nargs="+", default=[0])
     commands.add_parser("collect").add_argument("directory", type=pathlib.Path)
     commands.add_parser("table")
-    commands.add_parser("figure").add_argument("--domain", choices=DOMAINS, required=True)
+    drawing = commands.add_parser("figure")
+    drawing.add_argument("--domain", choices=DOMAINS, required=True)
+    drawing.add_argument("--task", choices=TASKS, help="one task; without it, the mean of all five")
     args, words = parser.parse_known_args()
     if words and args.command != "train":
         parser.error(f"unknown arguments: {' '.join(words)}")
@@ -262,8 +269,9 @@ def main() -> None:
     elif args.command == "table":
         print_table(load_runs())
     else:
-        path = FOLDER / f"{args.domain.replace('-', '_')}.svg"
-        path.write_text(draw(args.domain, [run for run in load_runs() if run["domain"] == args.domain]))
+        path = FOLDER / f"{args.domain.replace('-', '_')}{f'_{args.task}' if args.task else ''}.svg"
+        runs = [run for run in load_runs() if run["domain"] == args.domain and args.task in (None, run["task"])]
+        path.write_text(draw(args.domain, args.task, runs))
         print(path)
 
 
