@@ -126,6 +126,9 @@ def make_batch(config: RLTrainConfig, batch_size: int) -> Batch:
             terminals=0 * f32(batch_size, horizon),
             next_terminal=0 * f32(batch_size),
             sequence_mask=f32(batch_size),
+            leads_to_success=f32(batch_size),
+            importance=f32(batch_size),
+            task_id=np.zeros(batch_size, np.int32),
             episode_id=np.zeros(batch_size, np.int32),
             step_id=np.zeros(batch_size, np.int32),
         )

@@ -26,8 +26,18 @@ class Batch:
     terminals: Array  # float32 [B, H] 1 at a true terminal step, 0 where a time limit cuts
     next_terminal: Array  # float32 [B] 1 if a true terminal lies within the H steps
     sequence_mask: Array  # float32 [B] 1 if the critic may learn from this window
+    leads_to_success: Array  # float32 [B] 1 if the episode succeeds at step t or later
+    # float32 [B] how probable this window is in the data, divided by how probable it was in the draw. All 1, unless
+    # `qchunking.success_ratio` draws windows that lead to a success more often.
+    importance: Array
+    task_id: Array  # int32 [B] equal for windows with the same prompt
     episode_id: Array  # int32 [B]
     step_id: Array  # int32 [B]
+
+    @property
+    def critic_weight(self) -> Array:
+        """How much each window counts for the critics [B]: weighted like this, they learn from the data as it comes."""
+        return self.sequence_mask * self.importance
 
 
 class Feed(Protocol):

@@ -135,6 +135,9 @@ def make_batch(config: RLTrainConfig, batch_size: int, seed: int = 0, *, all_val
         terminals=f32(terminals),
         next_terminal=f32(terminals.any(axis=1)),
         sequence_mask=f32(in_reach),
+        leads_to_success=f32(rng.random(b) < 0.5),
+        importance=jnp.ones(b, jnp.float32),
+        task_id=jnp.asarray(rng.integers(0, 2, b), jnp.int32),
         episode_id=jnp.zeros(b, jnp.int32),
         step_id=jnp.arange(b, dtype=jnp.int32),
     )

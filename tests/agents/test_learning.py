@@ -41,6 +41,9 @@ def make_transitions(states, next_states, actions, rewards, terminals) -> Batch:
         terminals=f32(terminals),
         next_terminal=f32(ended[:, -1]),
         sequence_mask=np.ones(b, np.float32),
+        leads_to_success=np.ones(b, np.float32),
+        importance=np.ones(b, np.float32),
+        task_id=np.zeros(b, np.int32),
         episode_id=np.zeros(b, np.int32),
         step_id=np.zeros(b, np.int32),
     )

@@ -90,6 +90,8 @@ def windows(golden: Golden) -> Batch:
         next_observations=observe(states[made.next_rows]),
         actions=actions.reshape(-1, A)[made.action_rows],
         **made.fields,
+        importance=np.ones(len(step), np.float32),
+        task_id=np.zeros(len(step), np.int32),
         episode_id=episode.astype(np.int32),
         step_id=step.astype(np.int32),
     )

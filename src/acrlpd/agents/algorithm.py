@@ -27,9 +27,10 @@ from acrlpd.agents.accumulation import compute_gradients, loss_in_one_piece
 from acrlpd.agents.best_of_n import sample_candidates, take_candidate
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.agents.improvements.awr import AWR, log_awr_weight
-from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
+from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View, largest_log_weight
 from acrlpd.agents.metrics import SampleRecord, global_norm, loss_info, update_info
 from acrlpd.agents.networks import Draws, Networks, Params, draw, estimate_entropy, within_bounds
+from acrlpd.agents.policy_data import select_policy_data
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array, Observation
 from acrlpd.models.policy import Context
@@ -201,6 +202,7 @@ def cloning_weights(view: View) -> SampleWeights:
         log_weight += jnp.log(jnp.sum(view.flow_losses * view.batch.valid, axis=1) / jnp.maximum(steps, 1.0))
     if hyperparams.bc_importance_weighting:
         log_weight += log_awr_weight(view.advantage, view.temperature, hyperparams.bc_importance_clip)
+    if hyperparams.bc_importance_weighting or hyperparams.policy_data == "advantage":
         kept = {"advantage": view.advantage}
     return SampleWeights(log_weight=log_weight, size=steps, kept=kept)
 
@@ -254,11 +256,20 @@ class JointLoss:
         improvement = self.algorithm.improvement.weigh(view) if self.algorithm.has_improvement else None
         return Weights(cloning=cloning_weights(view), improvement=improvement)
 
+    def select(self, inputs: tuple[Batch, Draws], weights: Weights) -> Weights:
+        """Windows that are not among the data of the policy do not count where logged actions are cloned."""
+        cloning, improvement = weights.cloning, weights.improvement
+        if cloning is None or (chosen := select_policy_data(self.algorithm.acrlpd, inputs[0], cloning)) is None:
+            return weights
+        if improvement is not None and self.algorithm.improvement.clones_logged_actions:
+            improvement = improvement.only(chosen)
+        return Weights(cloning.only(chosen), improvement)
+
     def normalize(self, inputs: tuple[Batch, Draws], weights: Weights) -> Normalizers:
-        mask = inputs[0].sequence_mask
+        critic_weight = inputs[0].critic_weight
         return Normalizers(
-            samples=jnp.asarray(mask.shape[0], jnp.float32),
-            critic=jnp.maximum(jnp.sum(mask), 1.0),
+            samples=jnp.asarray(critic_weight.shape[0], jnp.float32),
+            critic=jnp.maximum(jnp.sum(critic_weight), 1.0),
             cloning=_normalizer(weights.cloning),
             improvement=_normalizer(weights.improvement),
         )
@@ -271,7 +282,7 @@ class JointLoss:
         total, record = jnp.zeros((), jnp.float32), SampleRecord()
         if targets is not None:
             q, td = critic_loss(view, targets.value)
-            total += loss_weights.critic_weight * jnp.sum(td * batch.sequence_mask) / norm.critic
+            total += loss_weights.critic_weight * jnp.sum(td * batch.critic_weight) / norm.critic
             record = record.replace(q=q, td_loss=td)
         if targets is not None and algorithm.acrlpd.learnable_temperature:
             alpha_loss = view.networks.temperature.alpha_loss(targets.entropy, algorithm.target_entropy)
@@ -293,7 +304,7 @@ def _normalizer(weights: SampleWeights | None) -> tuple[jax.Array, jax.Array] | 
     """The largest log weight, which keeps exp() in range and cancels out, and the sum of weights times sizes."""
     if weights is None:
         return None
-    largest = jnp.max(weights.log_weight)
+    largest = largest_log_weight(weights.log_weight)
     return largest, jnp.maximum(jnp.sum(jnp.exp(weights.log_weight - largest) * weights.size), 1e-8)
 
 

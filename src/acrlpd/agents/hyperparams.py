@@ -82,6 +82,12 @@ class ACRLPDHyperparams:
     # First updates in which only critics and temperature learn, so that advantages mean something.
     critic_warmup_steps: Annotated[int, Ge(0)] = 0
 
+    # What the policy is cloned from; critics learn from everything. "all": every window. "success": windows that lead
+    # to a success; qchunking.success_ratio draws more of them. "advantage": of each task's windows in a batch, those
+    # whose advantage is above the quantile `advantage_quantile`; 0.7 clones the best 30 %.
+    policy_data: Literal["all", "success", "advantage"] = "all"
+    advantage_quantile: Annotated[float, Interval(ge=0, lt=1)] = 0.7
+
     # Weigh cloning by each sample's importance min(exp(advantage / temperature), clip), as AWR weighs its own loss.
     bc_importance_weighting: bool = False
     bc_importance_clip: Positive = 100.0
@@ -130,6 +136,8 @@ class ACRLPDHyperparams:
             yield error(f"{without}, which a policy improvement needs: set acrlpd.loss_weights.actor_weight 0")
         if self.bc_importance_weighting:
             yield error(f"{without}, which bc_importance_weighting needs: turn bc_importance_weighting off")
+        if self.policy_data == "advantage":
+            yield error(f"{without}, which acrlpd.policy_data advantage needs: set acrlpd.policy_data all or success")
         if self.learnable_temperature:
             yield error(f"{without}, but alpha learns only beside critics: set acrlpd.learnable_temperature false")
         if self.critic_warmup_steps > 0:
@@ -149,6 +157,9 @@ class QChunkingConfig:
     # Share of each batch whose window lies wholly inside its episode. Lower: more episode ends. None: every step of the
     # data is equally likely to begin a window.
     sequence_ratio: Annotated[float | None, Interval(ge=0, le=1)] = 0.7
+    # Share of each batch that is drawn from the windows that lead to a success; the rest is drawn from all windows. The
+    # critics' loss weighs windows so that the critics learn from the data as it comes. None: no window is preferred.
+    success_ratio: Annotated[float | None, Interval(gt=0, lt=1)] = None
     # Actions the critic sees; None: all H. 1 gives n-step returns without chunks (n = H).
     critic_action_horizon: Annotated[int | None, Ge(1)] = None
 

@@ -47,6 +47,8 @@ def loss_info(
         info |= _target_info(algorithm, targets, alpha) | _critic_info(batch, record, norm, targets)
     if weights.cloning is not None and record.cloning is not None:
         info["bc_loss"] = jnp.sum(record.cloning)
+        if algorithm.acrlpd.policy_data != "all":
+            info["policy_data_ratio"] = jnp.mean(jnp.isfinite(weights.cloning.log_weight))
         if algorithm.acrlpd.bc_importance_weighting:
             info |= weight_metrics(weights.cloning.kept["advantage"], weights.cloning.log_weight)
         info["actor_loss"] = jnp.zeros(()) if record.improvement is None else jnp.sum(record.improvement)
@@ -80,7 +82,7 @@ def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", target
     """Over the windows that the critics may learn from."""
 
     def mean(x: Array) -> jax.Array:
-        return jnp.sum(x * batch.sequence_mask) / norm.critic
+        return jnp.sum(x * batch.critic_weight) / norm.critic
 
     assert record.q is not None and record.td_loss is not None
     q, target = jnp.mean(record.q, axis=-1), targets.value

@@ -46,25 +46,35 @@ def assert_same_batches(found: list[Batch], expected: list[Batch]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "ratio", "expected_rows"),
+    ("lengths", "ratio", "expected_rows", "success_ratio"),
     [
-        ([7, 12, 3, 20, 9], 0.5, 1000),
-        ([7, 12, 3, 20, 9], 0.0, 0),
-        ([1, 2, 1], 0.25, 2),
-        ([5, 40], 1.0, 0),
-        ([7, 200, 90], None, 0),
+        ([7, 12, 3, 20, 9], 0.5, 1000, None),
+        ([7, 12, 3, 20, 9], 0.0, 0, None),
+        ([1, 2, 1], 0.25, 2, 0.7),
+        ([5, 40], 1.0, 0, None),
+        ([7, 200, 90], None, 0, None),
+        ([7, 200, 90], None, 0, 0.5),
     ],
 )
 def test_windows_are_those_of_the_host(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int], ratio: float | None, expected_rows: int
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    ratio: float | None,
+    expected_rows: int,
+    success_ratio: float | None,
 ) -> None:
     """Before the replay, with a part of the replay, and with all of it, also where it outgrows its place."""
     monkeypatch.setattr(device_rows, "expected_replay_rows", lambda config: expected_rows)
     monkeypatch.setattr(device_rows, "_BLOCK", 1)
     monkeypatch.setattr(device_rows, "_CHUNK", 16)  # episodes are shorter and longer than what is written at once
     replays = [write_replay(tmp_path / name, lengths) for name in ("host", "device")]
-    with Mixed(replays[0]) as host, Mixed(replays[1], device_sharding=DEVICE) as device:
-        assert_same_batches(batches_of(device, 3), host.batches(3))
+    config = changed(qchunking__success_ratio=success_ratio)
+    with Mixed(replays[0], config) as host, Mixed(replays[1], config, device_sharding=DEVICE) as device:
+        expected = host.batches(3)
+        assert any((batch.importance != 1).any() for batch in expected) == (success_ratio is not None)
+        assert all(set(batch.leads_to_success.tolist()) == {0.0, 1.0} for batch in expected)
+        assert_same_batches(batches_of(device, 3), expected)
         for numbers in (range(FIRST, FIRST + 1), range(FIRST + 1, FIRST + len(lengths))):
             for mixed in (host, device):
                 mixed.admit(numbers, ratio)

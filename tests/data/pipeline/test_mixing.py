@@ -180,6 +180,8 @@ def test_windows_of_the_replay_are_what_was_lived(replay: Replay) -> None:
                 reaches_end = t + H >= length
                 assert batch.next_terminal[k] == (success and reaches_end)
                 assert batch.sequence_mask[k] == (success or not reaches_end)  # a time limit is no terminal
+                assert batch.leads_to_success[k] == success
+                assert batch.task_id[k] == batch.task_id[0]  # Dataset and replay have the same prompt.
         assert seen == set(range(FIRST, FIRST + 5))
 
 

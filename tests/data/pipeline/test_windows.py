@@ -46,6 +46,8 @@ def reference_window(episode, t, horizon_length, action_horizon, *, play):
     window["next_step"] = t + horizon_length if t + horizon_length < length else length - 1
     target_known = (window["next_terminal"] == 1.0 and not play) or t + horizon_length < length
     window["sequence_mask"] = float(target_known and not starts_after_end)
+    later = any(episode.success[t:]) if play else first_success is not None and t <= first_success
+    window["leads_to_success"] = float(later)
     return window
 
 
@@ -93,7 +95,7 @@ def test_every_window_equals_the_reference(episodes, horizon_length, action_hori
         first_row = table.offsets[e]
         assert windows.next_rows[k] == first_row + expected["next_step"]
         assert (windows.action_rows[k] - first_row).tolist() == expected["action_steps"]
-        for name in ("valid", "rewards", "masks", "terminals", "next_terminal", "sequence_mask"):
+        for name in ("valid", "rewards", "masks", "terminals", "next_terminal", "sequence_mask", "leads_to_success"):
             found = windows.fields[name]
             assert found.dtype == np.float32
             assert found[k].tolist() == expected[name], (name, e, t)
@@ -111,7 +113,7 @@ def test_the_share_of_windows_inside_is_exact(lengths, horizon_length, ratio, se
     if max(lengths) < horizon_length:
         ratio = 0.0
     sampler = WindowSampler(np.array(lengths), seed=seed, horizon_length=horizon_length, sequence_ratio=ratio)
-    episodes, steps = sampler.sample(step, 40)
+    episodes, steps, _ = sampler.sample(step, 40)
     lengths = np.array(lengths)[episodes]
     assert ((steps >= 0) & (steps < lengths)).all()
     inside = steps + horizon_length <= lengths
@@ -124,7 +126,7 @@ def test_the_share_of_windows_inside_is_exact(lengths, horizon_length, ratio, se
 def count_starts(lengths, sequence_ratio):
     """How often each step of each episode begins a window, in 40,000 windows of 4 steps."""
     sampler = WindowSampler(lengths, seed=0, horizon_length=4, sequence_ratio=sequence_ratio)
-    draws = [sampler.sample(step, 100) for step in range(400)]
+    draws = [sampler.sample(step, 100)[:2] for step in range(400)]
     counts = np.zeros((len(lengths), max(lengths)), int)
     np.add.at(counts, tuple(np.concatenate(x) for x in zip(*draws, strict=True)), 1)
     return counts
@@ -154,6 +156,48 @@ def test_without_a_share_every_start_is_equally_likely():
     assert counts.sum() == 40_000
 
 
+LENGTHS, STEPS_TO_SUCCESS = np.array([3, 10, 25, 8]), np.array([0, 10, 6, 0])
+
+
+@pytest.mark.parametrize("sequence_ratio", [0.5, 0.8, None])
+@pytest.mark.parametrize("success_ratio", [0.3, 0.8, 0.99])
+def test_weighted_draws_with_more_successes_are_those_of_the_data(sequence_ratio, success_ratio):
+    """Summed over the draws, the weights of each start are what its draws would be without a share of successes."""
+    sampler = WindowSampler(
+        LENGTHS,
+        seed=0,
+        horizon_length=4,
+        sequence_ratio=sequence_ratio,
+        success_ratio=success_ratio,
+        steps_to_success=STEPS_TO_SUCCESS,
+    )
+    episodes, steps, importance = sampler.sample_many(range(4000), 20)
+    assert importance.dtype == np.float32
+    sums, squares = np.zeros((4, 25)), np.zeros((4, 25))
+    np.add.at(sums, (episodes, steps), importance)
+    np.add.at(squares, (episodes, steps), np.square(importance))
+    starts = [(e, t) for e in range(4) for t in range(LENGTHS[e])]
+    inside = {(e, t): sequence_ratio is None or t + 4 <= LENGTHS[e] for e, t in starts}
+    slots = {True: 20 if sequence_ratio is None else round(20 * sequence_ratio)}
+    slots[False] = 20 - slots[True]
+    for start in starts:
+        same_kind = sum(inside[other] == inside[start] for other in starts)
+        expected = 4000 * slots[inside[start]] / same_kind
+        assert abs(sums[start] - expected) < 6 * np.sqrt(squares[start]), start
+    is_good = steps < STEPS_TO_SUCCESS[episodes]
+    assert (is_good.sum(axis=1) >= np.floor(20 * min(success_ratio, 0.9)) - 1).all()
+
+
+def test_without_a_share_of_successes_nothing_changes():
+    arguments = {"seed": 42, "horizon_length": 5, "sequence_ratio": 0.7}
+    plain = WindowSampler(LENGTHS, **arguments)
+    never = WindowSampler(LENGTHS, success_ratio=0.9, steps_to_success=np.zeros(4, int), **arguments)
+    for step in range(3):
+        for one, other in zip(plain.sample(step, 16), never.sample(step, 16), strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert (plain.sample(step, 16).importance == 1).all()
+
+
 def test_a_batch_depends_on_seed_and_step_alone():
     def sampler(seed):
         return WindowSampler(np.array([50, 60]), seed=seed, horizon_length=5, sequence_ratio=0.7)
@@ -168,7 +212,14 @@ def test_a_batch_depends_on_seed_and_step_alone():
 
 @pytest.mark.parametrize("process_count", [2, 4])
 def test_processes_draw_parts_of_the_same_batch(process_count):
-    sampler = WindowSampler(np.array([50, 60, 9]), seed=3, horizon_length=5, sequence_ratio=0.6)
+    sampler = WindowSampler(
+        np.array([50, 60, 9]),
+        seed=3,
+        horizon_length=5,
+        sequence_ratio=0.6,
+        success_ratio=0.5,
+        steps_to_success=np.array([0, 30, 9]),
+    )
     whole = np.stack(sampler.sample(7, 16))
     parts = [
         np.stack(sampler.sample(7, 16, process_index=i, process_count=process_count)) for i in range(process_count)
@@ -178,7 +229,7 @@ def test_processes_draw_parts_of_the_same_batch(process_count):
 
 def test_only_chosen_episodes_are_drawn():
     sampler = WindowSampler(np.array([50, 60, 9, 30]), seed=3, horizon_length=5, sequence_ratio=0.6, episodes=[1, 3])
-    episodes, steps = sampler.sample(0, 200)
+    episodes, steps, _ = sampler.sample(0, 200)
     assert set(episodes.tolist()) == {1, 3}
     assert steps.max() >= 30
 
@@ -186,7 +237,7 @@ def test_only_chosen_episodes_are_drawn():
 def test_the_stream_never_changes():
     """A resumed run must see its batches whatever version resumes it."""
     sampler = WindowSampler(np.array([50, 60, 9]), seed=42, horizon_length=5, sequence_ratio=0.7)
-    episodes, steps = sampler.sample(1000, 8)
+    episodes, steps, _ = sampler.sample(1000, 8)
     assert episodes.tolist() == [0, 2, 1, 1, 1, 0, 1, 1]
     assert steps.tolist() == [38, 7, 12, 3, 8, 47, 27, 43]
 

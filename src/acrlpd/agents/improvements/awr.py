@@ -23,6 +23,8 @@ class AWR(Improvement):
     The weighted losses are those of cloning, so that the improvement costs no forward pass of its own.
     """
 
+    clones_logged_actions = True
+
     # Largest weight exp(advantage / temperature) before normalisation. Lower: closer to cloning.
     weight_clip: Annotated[float, Gt(0)] = 100.0
 

@@ -5,6 +5,7 @@ update. `docs/extending.md` writes one from scratch.
 """
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -108,9 +109,13 @@ class SampleWeights:
     The loss of a batch is sum_b W_b loss_b / sum_b W_b size_b with W = exp(log_weight).
     """
 
-    log_weight: jax.Array  # [b]
+    log_weight: jax.Array  # [b]; -inf where a sample does not count
     size: jax.Array  # [b]: how many terms a sample's loss sums up, for example its valid steps
     kept: dict[str, jax.Array]  # name -> [b, ...]: results that `losses` and `metrics` need
+
+    def only(self, chosen: jax.Array) -> "SampleWeights":
+        """The same weights, but samples that are not `chosen` (bool [b]) do not count."""
+        return dataclasses.replace(self, log_weight=jnp.where(chosen, self.log_weight, -jnp.inf))
 
 
 def equal_weights(batch: Batch, **kept: jax.Array) -> SampleWeights:
@@ -129,6 +134,8 @@ class Improvement(Choice, abc.ABC):
 
     package = "acrlpd.agents.improvements"
 
+    # Whether `losses` clones the logged actions, so that `acrlpd.policy_data` chooses its windows as well.
+    clones_logged_actions: ClassVar[bool] = False
     # Whether the lowest possible loss is 0, so that a growing loss is reported as trouble.
     zero_at_best: ClassVar[bool] = True
 
@@ -178,15 +185,22 @@ class Improvement(Choice, abc.ABC):
         return iter(())
 
 
+def largest_log_weight(log_weight: jax.Array) -> jax.Array:
+    """The largest log weight, which is subtracted to keep exp() in range; 0 if no sample counts."""
+    largest = jnp.max(log_weight)
+    return jnp.where(largest == -jnp.inf, 0.0, largest)
+
+
 def weight_metrics(advantage: jax.Array, log_weight: jax.Array) -> Info:
     """Metrics of weights that come from advantages."""
-    weight = jnp.exp(log_weight - jnp.max(log_weight))
+    weight = jnp.exp(log_weight - largest_log_weight(log_weight))
     raw = jnp.exp(log_weight)
     return {
         "advantage_mean": jnp.mean(advantage),
         "advantage_std": jnp.std(advantage),
         "awr_weight_mean": jnp.mean(raw),
         "awr_weight_max": jnp.max(raw),
-        # Effective share of the batch: 1 when all weights are equal, 1 / B when one sample has all of the weight.
-        "awr_effective_ratio": jnp.square(jnp.mean(weight)) / jnp.mean(jnp.square(weight)),
+        # Effective share of the batch: 1 when all weights are equal, 1 / B when one sample has all of the weight, 0
+        # when no sample counts.
+        "awr_effective_ratio": jnp.square(jnp.mean(weight)) / jnp.maximum(jnp.mean(jnp.square(weight)), 1e-8),
     }

@@ -119,6 +119,9 @@ def batch_spec(config: RLTrainConfig) -> Batch:
         terminals=spec(chunk),
         next_terminal=spec(),
         sequence_mask=spec(),
+        leads_to_success=spec(),
+        importance=spec(),
+        task_id=spec(dtype=jnp.int32),
         episode_id=spec(dtype=jnp.int32),
         step_id=spec(dtype=jnp.int32),
     )

@@ -9,9 +9,10 @@ import dataclasses
 import math
 import threading
 import weakref
+import zlib
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -34,6 +35,8 @@ class RowRewards(Protocol):
     def terminals(self) -> Array: ...  # bool [N]
     @property
     def after_terminal(self) -> Array: ...  # bool [N]
+    @property
+    def leads_to_success(self) -> Array: ...  # bool [N]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Windows:
 
     next_rows: Array  # int [B] of step t + H, or of the episode's last step
     action_rows: Array  # int [B, T]; past the end the last step repeats
-    fields: dict[str, Array]  # valid, rewards, masks, terminals, next_terminal and sequence_mask; float32
+    # valid, rewards, masks, terminals, next_terminal, sequence_mask and leads_to_success; float32
+    fields: dict[str, Array]
 
 
 def make_windows(
@@ -72,12 +76,21 @@ def make_windows(
         "terminals": terminals,
         "next_terminal": has_terminal,
         "sequence_mask": (ends_with_terminal | next_recorded) & ~after_terminal,
+        "leads_to_success": table.leads_to_success[rows],
     }
     return Windows(
         next_rows=next_rows,
         action_rows=ahead[:, :action_horizon],
         fields={name: values.astype(np.float32) for name, values in fields.items()},
     )
+
+
+class DrawnWindows(NamedTuple):
+    """Windows by their first steps, [b] each, or [n, b] for the batches of n training steps."""
+
+    episodes: np.ndarray  # int64, positions of the episodes
+    steps: np.ndarray  # int64, t
+    importance: np.ndarray  # float32, as in `acrlpd.batch.Batch`
 
 
 class WindowSampler:
@@ -95,13 +108,18 @@ class WindowSampler:
         stream: int = 0,
         horizon_length: int,
         sequence_ratio: float | None,
+        success_ratio: float | None = None,
+        steps_to_success: np.ndarray | None = None,
         episodes: Sequence[int] | np.ndarray | None = None,
     ) -> None:
         """Windows of the episodes at positions `episodes` (all of them by default) with these lengths.
 
         `sequence_ratio` is the share of each batch whose H steps lie inside their episode; the other windows reach
         past the end of theirs. Within either kind every starting step is equally likely. With None, every starting step
-        of all windows is equally likely. Samplers of one seed draw independently of each other if their `stream`
+        of all windows is equally likely. `success_ratio` is the share of each kind that is drawn from the windows that
+        lead to a success, which begin in the first `steps_to_success` [episodes] steps of their episodes; the rest is
+        drawn from all windows. A kind in which no window leads to a success is drawn as if there were no such share.
+        Samplers of one seed draw independently of each other if their `stream`
         differs.
         """
         self.episodes = np.arange(len(lengths)) if episodes is None else np.asarray(episodes, np.int64)
@@ -111,11 +129,17 @@ class WindowSampler:
         inside = np.maximum(lengths - horizon_length + 1, 0)  # starts per episode: 0..L-H
         if sequence_ratio is None:
             inside = lengths  # All starts are of one kind.
-        self._inside_ends = np.cumsum(inside)
-        self._crossing_ends = np.cumsum(lengths - inside)
-        self._inside = inside
+        good = np.zeros_like(lengths)
+        if success_ratio is not None and steps_to_success is not None:
+            good = np.asarray(steps_to_success, np.int64)[self.episodes]
+        nothing = np.zeros_like(lengths)
+        self._kinds = (
+            _Kind(_Starts(nothing, inside), _Starts(nothing, np.minimum(good, inside))),
+            _Kind(_Starts(inside, lengths - inside), _Starts(inside, np.maximum(good - inside, 0))),
+        )
+        self._success_ratio = 0.0 if success_ratio is None else success_ratio
         # A chunk of one step never reaches past the end of an episode.
-        self._ratio = 1.0 if sequence_ratio is None or not self._crossing_ends[-1] else sequence_ratio
+        self._ratio = 1.0 if sequence_ratio is None or not self._kinds[1].all.total else sequence_ratio
         if max(lengths) < horizon_length and sequence_ratio != 0:
             raise ValueError(
                 f"no episode has horizon_length={horizon_length} steps (the longest has {lengths.max()}): "
@@ -123,39 +147,75 @@ class WindowSampler:
             )
         self._key = np.array([seed, stream], np.uint64)
 
-    def sample(
-        self, step: int, batch_size: int, process_index: int = 0, process_count: int = 1
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(episode positions, steps t) [b] of this process's part of the batch of a training step."""
-        episodes, steps = self.sample_many([step], batch_size, process_index, process_count)
-        return episodes[0], steps[0]
+    def sample(self, step: int, batch_size: int, process_index: int = 0, process_count: int = 1) -> DrawnWindows:
+        """The windows [b] of this process's part of the batch of a training step."""
+        drawn = self.sample_many([step], batch_size, process_index, process_count)
+        return DrawnWindows(*(values[0] for values in drawn))
 
     def sample_many(
         self, training_steps: Sequence[int], batch_size: int, process_index: int = 0, process_count: int = 1
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> DrawnWindows:
         """The same for the batches of several training steps, [n, b] each, in less time than one by one."""
         counters = [[0, step, 0, 0] for step in training_steps]
         draws = np.stack([np.random.Philox(key=self._key, counter=c).random_raw(batch_size) for c in counters])
-        # Both kinds are spread evenly, so that every shard and micro-batch gets its share.
-        quota = np.floor(np.arange(batch_size + 1) * self._ratio + 0.5)
-        is_inside = np.diff(quota) > 0
+        position, steps = np.empty(draws.shape, np.int64), np.empty(draws.shape, np.int64)
+        importance = np.ones(draws.shape, np.float32)
+        is_inside = _spread(self._ratio, batch_size)
+        for kind, slots in zip(self._kinds, (np.flatnonzero(is_inside), np.flatnonzero(~is_inside)), strict=True):
+            if not len(slots):
+                continue
+            preferred = _spread(self._success_ratio if kind.to_success.total else 0.0, len(slots))
+            if preferred.all():
+                preferred[0] = False  # Windows that lead to no success must be possible, too.
+            for starts, chosen in ((kind.all, slots[~preferred]), (kind.to_success, slots[preferred])):
+                if len(chosen):
+                    position[:, chosen], steps[:, chosen] = starts.find(draws[:, chosen])
+            if preferred.any():
+                importance[:, slots] = kind.importance(position[:, slots], steps[:, slots], preferred.mean())
         size = batch_size // process_count
         mine = slice(process_index * size, (process_index + 1) * size)
-        draws, is_inside = draws[:, mine], is_inside[mine]
+        return DrawnWindows(self.episodes[position[:, mine]], steps[:, mine], importance[:, mine])
 
-        episodes, steps = np.empty(draws.shape, np.int64), np.empty(draws.shape, np.int64)
-        for chosen, ends, first_step in (
-            (is_inside, self._inside_ends, np.zeros_like(self._inside)),
-            (~is_inside, self._crossing_ends, self._inside),
-        ):
-            if not chosen.any():
-                continue
-            start = (draws[:, chosen] % np.uint64(ends[-1])).astype(np.int64)
-            position = np.searchsorted(ends, start, side="right")
-            before = np.concatenate([[0], ends[:-1]])[position]
-            episodes[:, chosen] = self.episodes[position]
-            steps[:, chosen] = start - before + first_step[position]
-        return episodes, steps
+
+def _spread(share: float, size: int) -> np.ndarray:
+    """bool [size], true for this share, evenly spread, so that every shard and micro-batch gets its share."""
+    return np.diff(np.floor(np.arange(size + 1) * share + 0.5)) > 0
+
+
+class _Starts:
+    """`counts` starting steps of each episode, from the step `first` on; [episodes] each."""
+
+    def __init__(self, first: np.ndarray, counts: np.ndarray) -> None:
+        self._first, self._counts = first, counts
+        self._ends = np.cumsum(counts)
+        self.total = int(self._ends[-1])
+
+    def find(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(episode, step) of the starts that random numbers uint64 [...] choose, each equally likely."""
+        start = (draws % np.uint64(self.total)).astype(np.int64)
+        position = np.searchsorted(self._ends, start, side="right")
+        return position, start - (self._ends - self._counts)[position] + self._first[position]
+
+    def contain(self, position: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Whether each (episode, step) is one of these starts."""
+        ahead = steps - self._first[position]
+        return (ahead >= 0) & (ahead < self._counts[position])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """The starts of all windows of one kind, and of those that lead to a success."""
+
+    all: _Starts
+    to_success: _Starts
+
+    def importance(self, position: np.ndarray, steps: np.ndarray, share: float) -> np.ndarray:
+        """How probable starts are if all are equally likely, divided by how probable they are in this mixture.
+
+        In the mixture, `share` of the starts are drawn from those that lead to a success, and the rest from all.
+        """
+        preference = self.to_success.contain(position, steps) * (self.all.total / self.to_success.total)
+        return 1 / ((1 - share) + share * preference)
 
 
 class BatchBuilder:
@@ -168,16 +228,29 @@ class BatchBuilder:
         self._repack = rl_config.data.repack
         self._transform = dataset.transforms.training_inputs(dataset.norm_stats)
         self._episode_ids = np.array(dataset.source.indices, np.int32)
+        prompts = dataset.table.prompts if dataset.prompts is None else dataset.prompts
+        # Numbers that follow from the text alone, so that equal prompts of dataset and replay are one task.
+        self._task_ids = np.array([zlib.crc32(str(prompt).encode()) for prompt in prompts], np.uint32).view(np.int32)
 
     @property
     def offsets(self) -> np.ndarray:
         """Rows at which the episodes begin, and the end of the last episode."""
         return self.dataset.table.offsets
 
-    def build(self, episodes: np.ndarray, steps: np.ndarray) -> Batch:
+    @property
+    def steps_to_success(self) -> np.ndarray:
+        """The number of steps at the beginning of each episode that lead to a success, int [episodes]."""
+        return np.add.reduceat(self.dataset.rewards.leads_to_success, self.offsets[:-1], dtype=np.int64)
+
+    def task_ids(self, rows: np.ndarray) -> np.ndarray:
+        """`task_id` of a batch for the windows that start at `rows`."""
+        return self._task_ids[self.dataset.table.prompt_index[rows]]
+
+    def build(self, episodes: np.ndarray, steps: np.ndarray, importance: np.ndarray | None = None) -> Batch:
         """The batch of windows that start at `steps` of the episodes at positions `episodes`.
 
-        Observations at t and at t + H go through the transforms together, as one batch of twice the size.
+        Without `importance`, the windows are taken to be drawn as they come in the data. Observations at t and at t + H
+        go through the transforms together, as one batch of twice the size.
         """
         offsets, size = self.offsets, len(steps)
         first_rows, last_rows = offsets[episodes] + steps, offsets[episodes + 1] - 1
@@ -190,6 +263,8 @@ class BatchBuilder:
             next_observations=jax.tree.map(lambda x: x[size:], observations),
             actions=actions[:size],
             **windows.fields,
+            importance=np.ones(size, np.float32) if importance is None else importance,
+            task_id=self.task_ids(first_rows),
             episode_id=self._episode_ids[episodes],
             step_id=steps.astype(np.int32),
         )
@@ -276,13 +351,14 @@ class JoinedBuilder:
         rows = np.cumsum([0, *(builder.offsets[-1] for builder in builders)])
         begins = [first + builder.offsets[:-1] for first, builder in zip(rows, builders, strict=False)]
         self.offsets = np.concatenate([*begins, rows[-1:]])
+        self.steps_to_success = np.concatenate([builder.steps_to_success for builder in builders])
         self._first_episodes = np.cumsum([0, *(len(builder.offsets) - 1 for builder in builders)])
 
-    def build(self, episodes: np.ndarray, steps: np.ndarray) -> Batch:
+    def build(self, episodes: np.ndarray, steps: np.ndarray, importance: np.ndarray) -> Batch:
         owner = np.searchsorted(self._first_episodes, episodes, side="right") - 1
         places = [np.flatnonzero(owner == i) for i in range(len(self._builders))]
         batches = [
-            builder.build(episodes[place] - first, steps[place])
+            builder.build(episodes[place] - first, steps[place], importance[place])
             for builder, place, first in zip(self._builders, places, self._first_episodes, strict=False)
             if len(place)
         ]

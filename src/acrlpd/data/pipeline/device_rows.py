@@ -50,7 +50,9 @@ class RowTable:
     rewards: Array  # float32 [N]
     terminals: Array  # bool [N]
     after_terminal: Array  # bool [N]
+    leads_to_success: Array  # bool [N]
     last_row: Array  # int32 [N], of the row's episode
+    task_id: Array  # int32 [N]
     episode_id: Array  # int32 [N]
     step_id: Array  # int32 [N]
 
@@ -61,6 +63,7 @@ class RowFeed:
 
     table: RowTable
     rows: jax.Array  # int32 [capacity, B], of the first step of each window
+    importance: jax.Array  # float32 [capacity, B]
     horizons: tuple[int, int] = flax.struct.field(pytree_node=False)  # (horizon_length, action_horizon)
 
     @property
@@ -75,6 +78,8 @@ class RowFeed:
             next_observations=jax.tree.map(lambda x: x[windows.next_rows], table.observation),
             actions=table.actions[windows.action_rows],
             **windows.fields,
+            importance=self.importance[index],
+            task_id=table.task_id[rows],
             episode_id=table.episode_id[rows],
             step_id=table.step_id[rows],
         )
@@ -104,12 +109,14 @@ class DeviceRows:
         if like is not None:
             self._table = jax.tree.map(_choose, self._table, like._table)
 
-    def feed(self, rows: np.ndarray) -> RowFeed:
-        """The feed of updates whose windows start at `rows` [updates, b], b of this process."""
-        padded = np.zeros((ROWS_CAPACITY, rows.shape[1]), np.int32)
-        padded[: len(rows)] = rows
+    def feed(self, rows: np.ndarray, importance: np.ndarray) -> RowFeed:
+        """The feed of updates whose windows start at `rows` [updates, b], with their importance; b of this process."""
         places = NamedSharding(self._sharding.mesh, PartitionSpec(None, *self._sharding.spec))
-        return RowFeed(self._table, jax.make_array_from_process_local_data(places, padded), self._horizons)
+
+        def place(x: np.ndarray, dtype: type) -> jax.Array:
+            return jax.make_array_from_process_local_data(places, _pad(x, ROWS_CAPACITY).astype(dtype))
+
+        return RowFeed(self._table, place(rows, np.int32), place(importance, np.float32), self._horizons)
 
     def extend(self, replay: BatchBuilder) -> None:
         """Adds the rows of the replay that are new behind those of the dataset."""
@@ -141,8 +148,11 @@ class DeviceRows:
         return jax.tree.map(place, rows)
 
 
+_RowsAndImportance = tuple[np.ndarray, np.ndarray]  # of windows, [updates, b] each
+
+
 class RowDraws:
-    """Row numbers of the windows of steps from `first_step` on; a thread draws those of the next call ahead."""
+    """Row numbers and importance of windows of steps from `first_step` on; a thread draws the next call's ahead."""
 
     def __init__(
         self,
@@ -162,29 +172,32 @@ class RowDraws:
         ]
         self._process = process
         self._thread = ThreadPoolExecutor(1, "acrlpd-data") if num_workers else None
-        self._ahead: Future[np.ndarray] | None = None  # rows from `step` on
+        self._ahead: Future[_RowsAndImportance] | None = None  # from `step` on
 
-    def take(self, num_steps: int) -> np.ndarray:
-        """Row numbers [num_steps, b] of the next steps."""
+    def take(self, num_steps: int) -> _RowsAndImportance:
+        """Row numbers and importance [num_steps, b] of the next steps."""
         first = self.step
-        rows = self._draw(first, num_steps, self._ahead.result() if self._ahead is not None else None)
+        rows, importance = self._draw(first, num_steps, self._ahead.result() if self._ahead is not None else None)
         self._step = first + num_steps
         if self._thread is not None:  # The next call will want about as many as this one.
-            self._ahead = self._thread.submit(self._draw, self._step, num_steps, rows[num_steps:])
-        return rows[:num_steps]
+            left = rows[num_steps:], importance[num_steps:]
+            self._ahead = self._thread.submit(self._draw, self._step, num_steps, left)
+        return rows[:num_steps], importance[:num_steps]
 
-    def _draw(self, first: int, num_steps: int, drawn: np.ndarray | None) -> np.ndarray:
+    def _draw(self, first: int, num_steps: int, drawn: _RowsAndImportance | None) -> _RowsAndImportance:
         """The rows of at least `num_steps` steps from `first` on, which begin with those that were drawn already."""
-        num_drawn = 0 if drawn is None else len(drawn)
+        num_drawn = 0 if drawn is None else len(drawn[0])
         if drawn is not None and num_drawn >= num_steps:
             return drawn
-        rows = []
+        parts = []
         for offsets, size, sampler in self._parts:
             steps_ahead = range(first + num_drawn, first + num_steps)
-            episodes, steps = sampler.sample_many(steps_ahead, size, *self._process)
-            rows.append((offsets[episodes] + steps).T)
-        new = interleave(rows).T
-        return new if drawn is None else np.concatenate([drawn, new])
+            episodes, steps, importance = sampler.sample_many(steps_ahead, size, *self._process)
+            parts.append(((offsets[episodes] + steps).T, importance.T))
+        rows, importance = (x.T for x in interleave(parts))
+        if drawn is None:
+            return rows, importance
+        return np.concatenate([drawn[0], rows]), np.concatenate([drawn[1], importance])
 
     @property
     def step(self) -> int:
@@ -238,7 +251,9 @@ def read_rows(builder: BatchBuilder, *, first: int = 0, rows_before: int = 0) ->
         rewards=dataset.rewards.rewards[rows].astype(np.float32),
         terminals=dataset.rewards.terminals[rows],
         after_terminal=dataset.rewards.after_terminal[rows],
+        leads_to_success=dataset.rewards.leads_to_success[rows],
         last_row=(rows_before + offsets[episodes + 1] - 1).astype(np.int32),
+        task_id=builder.task_ids(rows),
         episode_id=np.array(dataset.source.indices, np.int32)[episodes],
         step_id=(rows - offsets[episodes]).astype(np.int32),
     )
@@ -304,10 +319,10 @@ def _what_prevents_rows(
 
 
 def row_bytes(rl_config: RLTrainConfig) -> int:
-    """Bytes of one row: observation, action, reward, last row, episode, step, and two flags."""
+    """Bytes of one row: observation, action, reward, last row, task, episode, step, and three flags."""
     observation, _ = rl_config.model.inputs_spec(1)
     seen = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(observation))
-    return seen + 4 * (rl_config.model.action_dim + 4) + 2
+    return seen + 4 * (rl_config.model.action_dim + 5) + 3
 
 
 def _device_memory(sharding: NamedSharding) -> int:

@@ -95,7 +95,7 @@ class DataLoader:
         if not 1 <= num_updates <= self.capacity:
             raise ValueError(f"a feed of this loader serves 1 to {self.capacity} updates; found {num_updates}")
         if self._rows is not None and isinstance(self._prefetcher, RowDraws):
-            return self._rows.feed(self._prefetcher.take(num_updates))
+            return self._rows.feed(*self._prefetcher.take(num_updates))
         prepared = [self._next() for _ in range(num_updates)]
         assert isinstance(self._prefetcher, Prefetcher)
         self._prefetcher.raise_depth(num_updates)  # The next call will want about as many as this one.
@@ -107,7 +107,8 @@ class DataLoader:
 
     def idle_feed(self) -> Feed | None:
         """A feed of the shape of the others that draws nothing; None if the data is not on the devices."""
-        return None if self._rows is None else self._rows.feed(np.zeros((1, self.batch_size), np.int32))
+        shape = (1, self.batch_size)
+        return None if self._rows is None else self._rows.feed(np.zeros(shape, np.int32), np.ones(shape, np.float32))
 
     def sample_batch(self) -> Batch:
         """The batch of the next step. Raises what went wrong while the batch was prepared."""
@@ -204,6 +205,8 @@ class DataLoader:
             stream=stream,
             horizon_length=qchunking.horizon_length,
             sequence_ratio=0.0 if is_short and may_be_short else qchunking.sequence_ratio,
+            success_ratio=qchunking.success_ratio,
+            steps_to_success=builder.steps_to_success,
             episodes=episodes,
         )
 

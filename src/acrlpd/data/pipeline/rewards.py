@@ -110,6 +110,7 @@ class StepRewards:
     rewards: np.ndarray  # float32 [N], scaled and shifted; 0 after the end of the episode
     terminals: np.ndarray  # bool [N], successes that count
     after_terminal: np.ndarray  # bool [N], steps recorded after the terminal that ended the episode
+    leads_to_success: np.ndarray  # bool [N], steps up to the success, or up to the last one of an episode of play
     success: np.ndarray  # bool [episodes]
     origin: RewardOrigin
 
@@ -259,7 +260,7 @@ def _finish(
             f"reward of step {row - int(table.offsets[position])} in the episode at position {position} "
             f"is {rewards[row]} ({origin.describe(config)})"
         )
-    starts, lengths = table.offsets[:-1], np.diff(table.offsets)
+    starts, lengths, rows = table.offsets[:-1], np.diff(table.offsets), np.arange(len(rewards))
     scaled = rewards * np.float32(config.scale) + np.float32(config.bias)
     if not config.success_ends_episode:
         terminals = success.copy()
@@ -268,10 +269,10 @@ def _finish(
             rewards=scaled.astype(np.float32),
             terminals=terminals,
             after_terminal=np.zeros_like(success),
+            leads_to_success=rows <= np.repeat(np.maximum.reduceat(np.where(success, rows, -1), starts), lengths),
             success=np.logical_or.reduceat(success, starts),
             origin=origin,
         )
-    rows = np.arange(len(rewards))
     first = np.minimum.reduceat(np.where(success, rows, len(rows)), starts)  # [episodes]
     first_of_row = np.repeat(first, lengths)
     after = rows > first_of_row
@@ -279,6 +280,7 @@ def _finish(
         rewards=np.where(after, np.float32(0), scaled).astype(np.float32),
         terminals=rows == first_of_row,
         after_terminal=after,
+        leads_to_success=~after & np.repeat(first < len(rows), lengths),
         success=first < len(rows),
         origin=origin,
     )
