@@ -190,7 +190,9 @@ def test_columns_are_those_of_a_dataset(envs: EnvPool) -> None:
         "actions",
         "next.reward",
         "next.done",
+        "next.truncated",
         "next.success",
     }
     assert all(len(values) == episode.length for values in columns.values())
     assert columns["next.done"].tolist() == [False] * (episode.length - 1) + [True]
+    assert columns["next.truncated"].tolist() == [False] * (episode.length - 1) + [not episode.terminated]

@@ -1,5 +1,7 @@
 """The critic's values against what happened."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -79,6 +81,12 @@ def test_rewards_are_those_of_training(config: RewardConfig, expected: list[floa
     found = training_rewards(rollouts, config)
     np.testing.assert_allclose(found[0], expected)
     assert len(found) == 2 and len(found[1]) == 1
+
+
+def test_a_failure_that_ends_an_episode_has_the_reward_of_training() -> None:
+    failed, cut = (dataclasses.replace(make_rollout([-1.0, -1.0], False), terminated=ended) for ended in (True, False))
+    found = training_rewards([failed, cut], RewardConfig(failure_reward=-7.0))
+    assert [rewards.tolist() for rewards in found] == [[-1.0, -7.0], [-1.0, -1.0]]
 
 
 def test_best_of_n_effect() -> None:

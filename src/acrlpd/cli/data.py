@@ -156,8 +156,14 @@ def label(
         for index, answer in tools.label_interactively(source, labels.episodes, shown, console):
             labels = labels.updated({index: answer})
             labels.save()
-    wins = sum(entry.success for entry in labels.episodes.values())
-    console.print(f"{path}: {len(labels.episodes)} of {len(source)} episodes labelled, {wins} successes")
+    outcomes = labels.outcomes(source)
+    labelled = outcomes.successes + outcomes.failures
+    console.print(f"{path}: {labelled} of {len(source)} episodes labelled ({outcomes})")
+    if outcomes.successes and outcomes.failures:
+        console.print(
+            "A failure is the end of a recording for the critics. To make it an end of the task, with a reward of its "
+            "own, set data.rewards.failure_reward, for example to -100 (docs/data_batches.md)"
+        )
 
 
 def convert(

@@ -51,7 +51,10 @@ class RepackConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """Where rewards and terminals come from. A success is a terminal; a time limit is not a terminal."""
+    """Where rewards and terminals come from.
+
+    A success is a terminal, and a failure is one if it has a reward of its own. A time limit is not a terminal.
+    """
 
     # "labels": the sidecar file written by `acrlpd data label`; "reward_column" / "success_column": the
     # dataset's own; "auto": labels if there are any, else the reward column, else the success column.
@@ -60,6 +63,7 @@ class RewardConfig:
     reward_column: str = "next.reward"
     success_column: str = "next.success"
     done_column: str = "next.done"
+    truncated_column: str = "next.truncated"
     # Whether a recording ends at its first success: right for demonstrations. In play data the robot may reach the goal
     # and leave it again: there each success is a terminal, and the recording goes on. Episodes of an environment end
     # when the environment says so.
@@ -69,6 +73,11 @@ class RewardConfig:
     # Rewards made from success: "zero_one" gives 1 at a success and 0 elsewhere, "minus_one_zero" gives 0 at a success
     # and -1 elsewhere, so that short episodes are worth more. The scale of the critics' values follows.
     kind: RewardKind = "zero_one"
+    # Reward of the last step of an episode that failed, before `scale` and `bias`. The failure is then a terminal. An
+    # episode failed if its label says so, or if `done_column` says at its last step that the episode is over,
+    # `truncated_column` says that no time limit cut it, and it has no success. None: a failure is the end of a
+    # recording, beyond which the critics know nothing.
+    failure_reward: float | None = None
     # Rewards of any source are multiplied by `scale`, then `bias` is added.
     scale: float = 1.0
     bias: float = 0.0

@@ -42,11 +42,13 @@ class Rollout:
 
     def columns(self, action_column: str = "action") -> Columns:
         """All recorded columns as a dataset has them: column -> [L, ...], cameras included."""
+        is_last = np.arange(1, self.length + 1) == self.length
         return {
             **self.observations,
             action_column: self.actions,
             "next.reward": self.rewards,
-            "next.done": np.arange(1, self.length + 1) == self.length,
+            "next.done": is_last,
+            "next.truncated": is_last & (not self.terminated),
             "next.success": self.success,
         }
 
@@ -58,6 +60,7 @@ def rollout_features(spec: EnvSpec) -> dict[str, Feature]:
         spec.action_column: Feature("float32", (spec.action_dim,)),
         "next.reward": Feature("float32", ()),
         "next.done": Feature("bool", ()),
+        "next.truncated": Feature("bool", ()),
         "next.success": Feature("bool", ()),
     }
 

@@ -170,13 +170,16 @@ def _have_values(rollouts: Sequence[Rollout]) -> bool:
 
 def training_rewards(rollouts: Sequence[Rollout], config: RewardConfig) -> list[np.ndarray]:
     """Rewards [L] of each episode as training computes them from a dataset of these episodes."""
-    lengths = [rollout.length for rollout in rollouts]
+    lengths, columns = [rollout.length for rollout in rollouts], [rollout.columns() for rollout in rollouts]
+    names = {
+        "next.reward": config.reward_column,
+        "next.success": config.success_column,
+        "next.done": config.done_column,
+        "next.truncated": config.truncated_column,
+    }
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     table = ColumnTable(
-        columns={
-            config.reward_column: np.concatenate([rollout.rewards for rollout in rollouts]),
-            config.success_column: np.concatenate([rollout.success for rollout in rollouts]),
-        },
+        columns={name: np.concatenate([episode[key] for episode in columns]) for key, name in names.items()},
         offsets=offsets,
         prompts=(None,),
         prompt_index=np.zeros(offsets[-1], np.int32),

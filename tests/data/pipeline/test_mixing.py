@@ -185,6 +185,30 @@ def test_windows_of_the_replay_are_what_was_lived(replay: Replay) -> None:
         assert seen == set(range(FIRST, FIRST + 5))
 
 
+def test_an_environment_that_ends_on_a_failure_gives_the_critics_an_end(tmp_path: pathlib.Path) -> None:
+    """The failure is a terminal with its own reward. An episode that a time limit cut is not."""
+    replay = Replay(tmp_path, FEATURES | {"next.truncated": Feature("bool", ())}, fps=10)
+    for number, is_cut in ((FIRST, False), (FIRST + 1, True)):
+        columns = lived(number, 9)
+        last = columns["next.done"]
+        replay.write(number, columns | {"next.success": last & False, "next.truncated": last & is_cut}, "do nothing")
+    rewards = RewardConfig(source="success_column", failure_reward=-3.0, scale=2.0)
+    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, rewards=rewards))
+    with Mixed(replay, config) as mixed:
+        mixed.admit(range(FIRST, FIRST + 2), 0.0)
+        seen = set()
+        for batch in mixed.batches(4):
+            for k in range(SIZE):
+                failed, t = int(batch.episode_id[k]) == FIRST, int(batch.step_id[k])
+                ends = [failed and t + i == 8 for i in range(H)]
+                assert batch.terminals[k].tolist() == ends
+                assert batch.rewards[k].tolist() == [-6.0 if end else 0.0 for end in ends]
+                assert batch.sequence_mask[k] == (failed or t + H <= 8)
+                assert batch.leads_to_success[k] == 0
+                seen.add((failed, any(ends)))
+    assert seen == {(True, True), (True, False), (False, False)}
+
+
 def test_without_replay_in_the_mix_nothing_changes(replay: Replay) -> None:
     with create_data_loader(CONFIG) as plain:
         expected = [plain.sample_batch() for _ in range(4)]

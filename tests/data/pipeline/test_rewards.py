@@ -164,6 +164,54 @@ def test_a_labelled_reward_is_that_of_the_last_step():
     assert found.success.tolist() == [False, True]
 
 
+def test_a_labelled_failure_is_an_end_with_its_own_reward():
+    config = RewardConfig(kind="minus_one_zero", failure_reward=-50.0, scale=2.0, bias=1.0)
+    found = rewards_of(table(), config, LABELS)
+    assert found.rewards.tolist() == [-1, -1, -1, 2 * -50 + 1, -1, -1, 1]  # the reward, then scale and bias
+    assert np.flatnonzero(found.terminals).tolist() == [3, 6]
+    assert not found.after_terminal.any()
+    assert (found.success.tolist(), found.failure.tolist()) == ([False, True], [True, False])
+    assert found.leads_to_success.tolist() == [False] * 4 + [True] * 3
+    without = rewards_of(table(), RewardConfig(kind="minus_one_zero"), LABELS)
+    assert np.flatnonzero(without.terminals).tolist() == [6]
+    assert without.outcomes == (1, 1, 0)
+
+
+def test_a_label_may_have_another_reward_than_other_failures():
+    labels = dataclasses.replace(LABELS, episodes={0: Label(False, 4, reward=-3.0), 1: Label(False, 3)})
+    found = rewards_of(table(), RewardConfig(failure_reward=-9.0), labels)
+    assert found.rewards.tolist() == [0, 0, 0, -3, 0, 0, -9]
+    assert np.flatnonzero(found.terminals).tolist() == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("columns", "failures"),
+    [
+        ({"next_done": [0, 0, 0, 1, 0, 0, 1], "next_truncated": [0, 0, 0, 0, 0, 0, 1]}, [3]),
+        ({"next_done": [0, 0, 0, 1, 0, 0, 1], "next_truncated": [0, 0, 0, 1, 0, 0, 0]}, [6]),
+        ({"next_done": [0, 0, 0, 0, 0, 0, 0], "next_truncated": [0, 0, 0, 0, 0, 0, 0]}, []),  # cut by an operator
+        ({"next_done": [0, 0, 0, 1, 0, 0, 1]}, []),  # LeRobot marks the end of every episode as done.
+        ({}, []),
+    ],
+)
+@pytest.mark.parametrize("play", [False, True])
+def test_an_end_that_is_no_time_limit_is_a_failure(columns, failures, play):
+    config = RewardConfig(failure_reward=-5.0, success_ends_episode=not play)
+    for rewards in ({"next_success": [0] * 7}, {"next_success": [0] * 7, "next_reward": [0.25] * 7}):
+        found = rewards_of(table(**rewards, **columns), config)
+        assert np.flatnonzero(found.terminals).tolist() == failures
+        assert np.flatnonzero(found.rewards == -5).tolist() == failures
+        assert found.failure.sum() == len(failures)
+
+
+def test_a_success_is_no_failure():
+    columns = {"next_done": [0, 0, 0, 1, 0, 0, 1], "next_truncated": [0] * 7}
+    found = rewards_of(table(next_success=[0, 1, 0, 0, 0, 0, 0], **columns), RewardConfig(failure_reward=-5.0))
+    assert found.rewards.tolist() == [0, 1, 0, 0, 0, 0, -5]
+    assert np.flatnonzero(found.terminals).tolist() == [1, 6]
+    assert found.outcomes == (1, 1, 0)
+
+
 def test_missing_labels_are_listed():
     labels = dataclasses.replace(LABELS, episodes={0: Label(False, 4)})
     with pytest.raises(DatasetError, match=r"1 of 2 episodes have no label in x.labels.json: 1\."):

@@ -28,6 +28,7 @@ def test_inspect_reports_what_is_there(datasets: Path, capsys: pytest.CaptureFix
     assert report["lengths"] == {"min": 100, "median": 130.5, "mean": 128.5, "max": 156}
     assert report["prompts"] == {"Insert peg into socket": 792, "Transfer cube": 750}
     assert report["success_rate"] == 0.75
+    assert report["outcomes"] == {"successes": 9, "failures": 0, "neither": 3}  # The columns name no time limit.
     assert report["reward_histogram"] == [[0.0, 0.0, 1533], [1.0, 1.0, 9]]
     assert report["cameras"] == ["observation.images.cam_high"]
     assert report["features"]["action"] == {"dtype": "float32", "shape": [14]}
@@ -206,11 +207,27 @@ def test_convert(datasets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_label_by_list_and_by_rule(copy_dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = copy_dataset("libero_v30")
     assert run("label", root, "--rule", "length < 60", "--failure", "0,2") == 0
-    assert "6 of 6 episodes labelled, 2 successes" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "6 of 6 episodes labelled (successes: 2, failures: 4, neither: 0)" in shown
+    assert "set data.rewards.failure_reward" in shown
     report = inspect_source(open_source(root))
     assert report.success_rate == pytest.approx(2 / 6)
+    assert report.outcomes == {"successes": 2, "failures": 4, "neither": 0}
     with pytest.raises(DatasetError, match=r"say how to label"):
         run("label", root)
+
+
+def test_labels_that_are_not_complete_are_counted(copy_dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    root = copy_dataset("libero_v30")
+    assert run("label", root, "--success", "0-1") == 0
+    assert "failure_reward" not in capsys.readouterr().out  # There is no failure yet.
+    assert run("label", root, "--failure", "4") == 0
+    counts = "successes: 2, failures: 1, neither: 3"
+    assert f"3 of 6 episodes labelled ({counts})" in " ".join(capsys.readouterr().out.split())
+    run("inspect", root)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert counts in shown
+    assert "3 of 6 episodes have no label" in shown
 
 
 def test_label_with_rewards(copy_dataset, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) ->
     names = list(values)
     if rewards:
         wanted = config.rewards
-        named = (wanted.reward_column, wanted.success_column, wanted.done_column)
+        named = (wanted.reward_column, wanted.success_column, wanted.done_column, wanted.truncated_column)
         names += [name for name in named if name in source.column_names]
         if wanted.source in ("reward_column", "success_column"):
             names.append(getattr(wanted, wanted.source))  # The source names its columns if this column is missing.

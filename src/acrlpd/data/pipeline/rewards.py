@@ -1,8 +1,9 @@
 """Rewards and terminals of every step: from the dataset's own columns, or from labels beside the dataset.
 
-A success is a terminal: nothing more can be gained after that step. The end of a recording without success (a time
-limit, an operator who stopped) is not a terminal; the critic bootstraps through it or does not learn from it. Steps
-recorded after the success earn nothing, unless the data is play: then the recording goes on after a success as before.
+A success is a terminal: nothing more can be gained after that step. A failure is a terminal if the config gives it a
+reward. The end of a recording for any other reason (a time limit, an operator who stopped) is not a terminal; the
+critic bootstraps through it or does not learn from it. Steps recorded after the success earn nothing, unless the data
+is play: then the recording goes on after a success as before.
 
 Most robot datasets do not say which episodes worked. `acrlpd data label` writes this into a JSON file next to, never
 inside, the dataset.
@@ -13,7 +14,7 @@ import enum
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,12 +34,28 @@ class Label:
     reward: float | None = None  # of the last step; None: the reward follows from success
 
 
+class Outcomes(NamedTuple):
+    """Numbers of episodes by how they ended."""
+
+    successes: int
+    failures: int
+    neither: int  # without a label, or cut before the episode could succeed or fail
+
+    def __str__(self) -> str:
+        return f"successes: {self.successes}, failures: {self.failures}, neither: {self.neither}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Labels:
     """The labels file of a dataset; keys are the dataset's own episode numbers."""
 
     path: Path
     episodes: dict[int, Label]
+
+    def outcomes(self, source: EpisodeSource) -> "Outcomes":
+        """How many of the source's episodes have which label."""
+        known = [self.episodes[index].success for index in source.indices if index in self.episodes]
+        return Outcomes(sum(known), len(known) - sum(known), len(source) - len(known))
 
     def updated(self, episodes: dict[int, Label]) -> "Labels":
         return dataclasses.replace(self, episodes={**self.episodes, **episodes})
@@ -108,11 +125,17 @@ class StepRewards:
     """Rewards of all episodes end to end, in the order of the table they were made from."""
 
     rewards: np.ndarray  # float32 [N], scaled and shifted; 0 after the end of the episode
-    terminals: np.ndarray  # bool [N], successes that count
+    terminals: np.ndarray  # bool [N], successes that count, and failures that have a reward
     after_terminal: np.ndarray  # bool [N], steps recorded after the terminal that ended the episode
     leads_to_success: np.ndarray  # bool [N], steps up to the success, or up to the last one of an episode of play
     success: np.ndarray  # bool [episodes]
+    failure: np.ndarray  # bool [episodes], known to have failed; an episode may be neither
     origin: RewardOrigin
+
+    @property
+    def outcomes(self) -> Outcomes:
+        successes, failures = int(self.success.sum()), int(self.failure.sum())
+        return Outcomes(successes, failures, len(self.success) - successes - failures)
 
 
 def environment_rewards(config: RewardConfig, origin: RewardOrigin | None) -> RewardConfig:
@@ -131,6 +154,7 @@ def environment_rewards(config: RewardConfig, origin: RewardOrigin | None) -> Re
         reward_column="next.reward",
         success_column="next.success",
         done_column="next.done",
+        truncated_column="next.truncated",
     )
 
 
@@ -168,7 +192,9 @@ def compute_rewards(
         return _from_labels(table, indices, config, labels)
     if source == "success_column":
         success = _column(table, config.success_column) > 0
-        return _finish(table, config, _sparse(success, config), success, RewardOrigin.SUCCESS_COLUMN)
+        failure = _ended_without(success, table, config)
+        rewards = _with_failures(_sparse(success, config), table, failure, config)
+        return _finish(table, config, rewards, success, failure, RewardOrigin.SUCCESS_COLUMN)
     return _from_reward_column(table, config)
 
 
@@ -206,11 +232,12 @@ def _from_labels(
     last = table.offsets[1:] - 1
     success = np.zeros(table.offsets[-1], bool)
     success[last] = [label.success for label in episodes]
-    rewards = _sparse(success, config)
+    failure = ~success[last]
+    rewards = _with_failures(_sparse(success, config), table, failure, config)
     for row, label in zip(last, episodes, strict=True):
         if label.reward is not None:
             rewards[row] = label.reward
-    return _finish(table, config, rewards, success, RewardOrigin.LABELS)
+    return _finish(table, config, rewards, success, failure, RewardOrigin.LABELS)
 
 
 def _from_reward_column(table: ColumnTable, config: RewardConfig) -> StepRewards:
@@ -229,7 +256,28 @@ def _from_reward_column(table: ColumnTable, config: RewardConfig) -> StepRewards
             done |= _column(table, config.done_column) > 0
         costs_only = bool(np.all(rewards <= 0) and np.any(rewards < 0))
         success = done & (rewards >= 0 if costs_only else rewards > 0)
-    return _finish(table, config, rewards, success, RewardOrigin.REWARD_COLUMN)
+    failure = _ended_without(success, table, config)
+    rewards = _with_failures(rewards, table, failure, config)
+    return _finish(table, config, rewards, success, failure, RewardOrigin.REWARD_COLUMN)
+
+
+def _ended_without(success: np.ndarray, table: ColumnTable, config: RewardConfig) -> np.ndarray:
+    """bool [episodes]: whether the columns say that an episode came to its end without success, before any time limit.
+
+    LeRobot marks the last step of every episode as done. Only with the truncated column is the reason known.
+    """
+    if not {config.done_column, config.truncated_column} <= table.columns.keys():
+        return np.zeros(len(table.offsets) - 1, bool)
+    last = table.offsets[1:] - 1
+    ended = (_column(table, config.done_column)[last] > 0) & ~(_column(table, config.truncated_column)[last] > 0)
+    return ended & ~np.logical_or.reduceat(success, table.offsets[:-1])
+
+
+def _with_failures(rewards: np.ndarray, table: ColumnTable, failure: np.ndarray, config: RewardConfig) -> np.ndarray:
+    """The rewards, with that of a failure at the last step of the episodes that failed."""
+    if config.failure_reward is not None:
+        rewards[table.offsets[1:][failure] - 1] = config.failure_reward
+    return rewards
 
 
 def _column(table: ColumnTable, name: str) -> np.ndarray:
@@ -250,7 +298,12 @@ def _sparse(success: np.ndarray, config: RewardConfig) -> np.ndarray:
 
 
 def _finish(
-    table: ColumnTable, config: RewardConfig, rewards: np.ndarray, success: np.ndarray, origin: RewardOrigin
+    table: ColumnTable,
+    config: RewardConfig,
+    rewards: np.ndarray,
+    success: np.ndarray,
+    failure: np.ndarray,
+    origin: RewardOrigin,
 ) -> StepRewards:
     """Ends every episode at its first success, unless successes do not end the episodes of this data."""
     if not np.isfinite(rewards).all():
@@ -261,26 +314,33 @@ def _finish(
             f"is {rewards[row]} ({origin.describe(config)})"
         )
     starts, lengths, rows = table.offsets[:-1], np.diff(table.offsets), np.arange(len(rewards))
+    last = table.offsets[1:] - 1
+    failures = last[failure] if config.failure_reward is not None else last[:0]
     scaled = rewards * np.float32(config.scale) + np.float32(config.bias)
     if not config.success_ends_episode:
         terminals = success.copy()
-        terminals[table.offsets[1:] - 1] = False  # The recording stops here, but not because of the success.
+        terminals[last] = False  # The recording stops here, but not because of the success.
+        terminals[failures] = True
         return StepRewards(
             rewards=scaled.astype(np.float32),
             terminals=terminals,
             after_terminal=np.zeros_like(success),
             leads_to_success=rows <= np.repeat(np.maximum.reduceat(np.where(success, rows, -1), starts), lengths),
             success=np.logical_or.reduceat(success, starts),
+            failure=failure,
             origin=origin,
         )
     first = np.minimum.reduceat(np.where(success, rows, len(rows)), starts)  # [episodes]
     first_of_row = np.repeat(first, lengths)
     after = rows > first_of_row
+    terminals = rows == first_of_row
+    terminals[failures] = True
     return StepRewards(
         rewards=np.where(after, np.float32(0), scaled).astype(np.float32),
-        terminals=rows == first_of_row,
+        terminals=terminals,
         after_terminal=after,
         leads_to_success=~after & np.repeat(first < len(rows), lengths),
         success=first < len(rows),
+        failure=failure,
         origin=origin,
     )

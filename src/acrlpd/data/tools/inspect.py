@@ -16,7 +16,7 @@ from rich.text import Text
 from acrlpd.config import RewardConfig
 from acrlpd.console import Console
 from acrlpd.data.frames.store import FrameCache, read_manifest, resize_with_pad
-from acrlpd.data.pipeline.rewards import read_rewards
+from acrlpd.data.pipeline.rewards import Outcomes, labels_path, load_labels, read_rewards
 from acrlpd.data.sources.source import DatasetError, EpisodeSource, SkippedEpisode, check_episodes
 from acrlpd.data.tools.lerobot_writer import Stats, column_stats
 
@@ -54,6 +54,7 @@ class Report:
     cameras: list[str]
     prompts: dict[str, int]  # prompt -> steps
     success_rate: float | None
+    outcomes: dict[str, int] | None  # episodes that are successes, failures, neither; None: nothing is known
     rewards_from: str | None
     reward_histogram: list[tuple[float, float, int]]  # (from, to, steps)
     ranges: dict[str, Stats]  # of every column of vectors: statistic -> a number per dim
@@ -66,10 +67,14 @@ def inspect_source(source: EpisodeSource) -> Report:
     source.require_episodes()
     table = source.read_columns()
     lengths = np.diff(table.offsets)
+    rewards, no_rewards, outcomes = None, "", None
     try:
-        rewards, no_rewards = read_rewards(source, table, RewardConfig()), ""
+        labels = load_labels(labels_path(source.root), source)
+        outcomes = None if labels is None else labels.outcomes(source)
+        rewards = read_rewards(source, table, RewardConfig())
+        outcomes = rewards.outcomes
     except DatasetError as error:
-        rewards, no_rewards = None, str(error)
+        no_rewards = str(error)
     vectors = {name: x for name, x in table.columns.items() if x.ndim == 2 and np.issubdtype(x.dtype, np.floating)}
     ranges = {name: column_stats(values) for name, values in vectors.items()}
     steps = Counter(table.prompts[i] for i in table.prompt_index.tolist())
@@ -99,6 +104,7 @@ def inspect_source(source: EpisodeSource) -> Report:
         cameras=list(source.cameras),
         prompts={prompt: count for prompt, count in steps.most_common() if prompt is not None},
         success_rate=None if rewards is None else float(rewards.success.mean()),
+        outcomes=None if outcomes is None else outcomes._asdict(),
         rewards_from=None if rewards is None else rewards.origin.describe(RewardConfig()),
         reward_histogram=[] if rewards is None else _histogram(rewards.rewards),
         ranges=ranges,
@@ -161,6 +167,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print(features)
     for prompt, count in list(report.prompts.items())[:10]:
         console.print(f"prompt {prompt!r}: {count} steps")
+    if report.outcomes is not None:
+        console.print(f"{Outcomes(**report.outcomes)}")
     if report.success_rate is not None:
         console.print(f"success rate {report.success_rate:.1%} ({report.rewards_from})")
         for low, high, count in report.reward_histogram:
