@@ -76,6 +76,7 @@ def open_dataset(rl_config: RLTrainConfig) -> Dataset:
         )
         source = frames.source  # a cache may lack episodes that could not be decoded
     table, rewards = _read(source, config)
+    _check_outcomes(rewards, rl_config)
     dataset = Dataset(
         source=source,
         frames=frames,
@@ -87,6 +88,47 @@ def open_dataset(rl_config: RLTrainConfig) -> Dataset:
     )
     _check(dataset, rl_config, origin)
     return dataset
+
+
+def check_outcomes(rl_config: RLTrainConfig) -> None:
+    """Refuses a config whose settings need successes or failures that its dataset does not have; reads no frame."""
+    if _needs_outcomes(rl_config) or rl_config.data.episode_filter == "success":
+        _, rewards = _read(_filter_episodes(open_config_source(rl_config), rl_config.data), rl_config.data)
+        _check_outcomes(rewards, rl_config)
+
+
+def _needs_outcomes(rl_config: RLTrainConfig) -> bool:
+    has_share = rl_config.qchunking.success_ratio is not None
+    return rl_config.acrlpd.policy_data == "success" or has_share or rl_config.data.rewards.failure_reward is not None
+
+
+def _check_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
+    label = "Label episodes with `acrlpd data label`"
+    if rl_config.acrlpd.policy_data == "success":
+        found = f"acrlpd.policy_data success: the {len(rewards.success)} episodes of the data"
+        if not rewards.success.any():
+            raise DatasetError(
+                f"{found} have no success that the policy could be cloned from. {label}, or set acrlpd.policy_data all "
+                "or advantage"
+            )
+        # An online phase may add failures to a dataset of successes.
+        if rewards.leads_to_success.all() and not rl_config.training.online_steps:
+            raise DatasetError(
+                f"{found} are all successes from beginning to end, so the setting changes nothing. Set "
+                "acrlpd.policy_data all, or add episodes that failed"
+            )
+    if rl_config.qchunking.success_ratio is not None and not rewards.success.any():
+        raise DatasetError(
+            f"qchunking.success_ratio {rl_config.qchunking.success_ratio}: none of the {len(rewards.success)} episodes "
+            f"of the data is a success to draw windows from. {label}, or set qchunking.success_ratio null"
+        )
+    if rl_config.data.rewards.failure_reward is not None and not rewards.failure.any():
+        logger.warning(
+            "data.rewards.failure_reward %g: no episode of the data is known to have failed (%s), so the reward is not "
+            "used there. Label failures with `acrlpd data label`, or remove the setting",
+            rl_config.data.rewards.failure_reward,
+            rewards.outcomes,
+        )
 
 
 def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource:
