@@ -1,8 +1,9 @@
-"""A run is compared with cloning, with cloning of successes, and with offline RL for as many updates."""
+"""A run is compared with cloning, cloning of successes, a policy of successes, and offline RL for as many updates."""
 
 import json
 import pathlib
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from acrlpd.training.options import RunOptions
 
 OFFLINE, ONLINE = 8, 6
 LAST = OFFLINE + ONLINE
-BASELINES = ["bc", "bc_success_only", "offline_continued"]
+BASELINES = ["bc", "bc_success_only", "offline_success", "offline_continued"]
 
 
 def config_of(directory: pathlib.Path) -> RLTrainConfig:
@@ -55,12 +56,12 @@ def compared(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> 
     return directory, resumed.output
 
 
-def test_the_summary_has_all_five_in_order(compared: tuple[pathlib.Path, str]) -> None:
+def test_the_summary_has_all_six_in_order(compared: tuple[pathlib.Path, str]) -> None:
     directory, output = compared
     evaluation = read_summary(directory)["evaluation"]
-    assert list(evaluation) == ["bc", "bc_success_only", "offline", "offline_continued", "online"]
+    assert list(evaluation) == ["bc", "bc_success_only", "offline", "offline_success", "offline_continued", "online"]
     steps = [found["step"] for found in evaluation.values()]
-    assert steps == [OFFLINE, OFFLINE, OFFLINE, LAST, LAST]
+    assert steps == [OFFLINE, OFFLINE, OFFLINE, OFFLINE, LAST, LAST]
     for name, found in evaluation.items():
         assert found["episodes"] == 4
         assert 0 <= found["interval"][0] <= found["success_rate"] <= found["interval"][1] <= 1
@@ -93,6 +94,13 @@ def test_cloning_trains_no_critic(compared: tuple[pathlib.Path, str]) -> None:
     assert not all(np.array_equal(bc[name], filtered[name]) for name in policy)
 
 
+def test_offline_success_clones_some_windows_and_trains_critics(compared: tuple[pathlib.Path, str]) -> None:
+    directory, _ = compared
+    lines = [line for line in metrics_of(directory / "baselines" / "offline_success") if "total_loss" in line]
+    assert all(line["policy_data_ratio"] > 0 and line["critic_grad_norm"] > 0 for line in lines)
+    assert any(line["policy_data_ratio"] < 1 for line in lines)
+
+
 def test_offline_continued_goes_on_where_the_run_went_online(compared: tuple[pathlib.Path, str]) -> None:
     directory, _ = compared
     lines = [line for line in metrics_of(directory / "baselines" / "offline_continued") if "total_loss" in line]
@@ -119,6 +127,13 @@ def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path
     filtered = baseline_config(config, "bc_success_only", {})
     assert filtered.data.episode_filter == "success"
     assert baseline_config(config, "bc", {}).data == config.data
+    filtering = baseline_config(config, "offline_success", {})
+    assert (filtering.acrlpd.policy_data, filtering.qchunking.success_ratio) == ("success", 0.5)
+    assert filtering.acrlpd.loss_weights == config.acrlpd.loss_weights
+    # Cloning stays cloning, whatever the run does.
+    changed = apply_config_overrides(config, {"acrlpd.policy_data": "success", "qchunking.success_ratio": 0.8})
+    for name in ("bc", "bc_success_only"):
+        assert baseline_config(changed, name, {}) == baseline_config(config, name, {})
     for name in BASELINES:
         found = baseline_config(config, name, {"final_step": 11})
         assert (found.seed, found.batch_size, found.model, found.env) == (
@@ -130,3 +145,27 @@ def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path
         # A baseline makes all of its updates, also if it starts where the run stopped for lack of improvement.
         assert (found.training.early_stopping_patience, found.training.eval_frequency) == (0, 0)
         assert found.training.offline_steps == (11 if name == "offline_continued" else OFFLINE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"evaluation.baselines": ["bc", "offline_success"]},
+            "the baseline offline_success cannot be trained: .*all successes.*Or leave it out of evaluation.baselines",
+        ),
+        (
+            {"evaluation.baselines": ["bc"], "acrlpd.policy_data": "success"},
+            "acrlpd.policy_data success: the 3 episodes of the data are all successes .* changes nothing",
+        ),
+    ],
+)
+def test_data_without_failures_is_refused_before_a_baseline_trains(
+    tmp_path: pathlib.Path, changes: dict[str, Any], message: str
+) -> None:
+    """Only every fourth episode of the fake data is a failure."""
+    changes = {"data.max_episodes": 3, "training.online_steps": 0, **changes}
+    config = apply_config_overrides(config_of(tmp_path), changes)
+    with pytest.raises(ValueError, match=message):
+        run_comparison([config], [run_directory(config)], RunOptions())
+    assert not list(tmp_path.rglob("baselines"))

@@ -59,6 +59,17 @@ CLONING = {"acrlpd__loss_weights__critic_weight": 0.0, "online_steps": 0, "evalu
         (CLONING | {"evaluation__best_of_n": 4}, "could choose among 4 candidates: set evaluation.best_of_n 1"),
         (CLONING | {"evaluation__robustness": True}, "set evaluation.best_of_n_values 1"),
         (CLONING | {"acrlpd__bc_importance_weighting": True}, "which bc_importance_weighting needs"),
+        (CLONING | {"acrlpd__policy_data": "advantage"}, "which acrlpd.policy_data advantage needs"),
+        (
+            CLONING | {"evaluation__baselines": ["offline_success"]},
+            "the baseline offline_success is RL with critics, and acrlpd.loss_weights.critic_weight 0 trains none",
+        ),
+        (
+            {"acrlpd__policy_data": "success", "evaluation__baselines": ["offline_success"]},
+            "makes the run itself what the baseline offline_success is",
+        ),
+        ({"qchunking__success_ratio": 1.0}, "qchunking.success_ratio must lie in (0, 1); found 1.0"),
+        ({"acrlpd__advantage_quantile": 1.0}, "acrlpd.advantage_quantile must lie in [0, 1); found 1.0"),
         (CLONING | {"acrlpd__learnable_temperature": True}, "set acrlpd.learnable_temperature false"),
         (CLONING | {"acrlpd__critic_warmup_steps": 5}, "set acrlpd.critic_warmup_steps 0"),
     ],
@@ -69,7 +80,7 @@ def test_what_cannot_work_is_refused(tmp_path: pathlib.Path, changes: dict[str, 
 
 
 def test_what_works_is_not_refused(tmp_path: pathlib.Path) -> None:
-    everything = ["bc", "bc_success_only", "offline_continued"]
+    everything = ["bc", "bc_success_only", "offline_success", "offline_continued"]
     for config in (online_config(tmp_path, evaluation__baselines=everything), online_config(tmp_path, **CLONING)):
         assert validate_config(config, ready_to_train=True).errors == ()
 

@@ -107,6 +107,16 @@ def check_baselines(config: RLTrainConfig) -> Iterator[Finding]:
         yield error(f"evaluation.baselines {', '.join(names)} are judged in an environment: set env.id")
     if len(set(names)) < len(names):
         yield error(f"evaluation.baselines names a baseline twice: {', '.join(names)}")
+    if "offline_success" in names and config.acrlpd.policy_data == "success":
+        yield error(
+            "acrlpd.policy_data success makes the run itself what the baseline offline_success is: remove "
+            "offline_success from evaluation.baselines, or set acrlpd.policy_data all"
+        )
+    if "offline_success" in names and config.acrlpd.loss_weights.critic_weight == 0:
+        yield error(
+            "the baseline offline_success is RL with critics, and acrlpd.loss_weights.critic_weight 0 trains none: "
+            "remove offline_success from evaluation.baselines"
+        )
     if "offline_continued" in names and not (training.online_steps and training.offline_steps):
         yield error(
             "the baseline offline_continued trains offline while the run trains online, so it needs both "

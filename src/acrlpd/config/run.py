@@ -135,8 +135,9 @@ class EvaluationConfig:
     # Episodes recorded as video per evaluation.
     num_videos: Annotated[int, Ge(0)] = 0
     # Policies that `acrlpd train` also trains and judges, for comparison: cloning of all episodes, cloning of the
-    # successful episodes, and offline RL for as many updates as both phases have. Each takes about as long as a phase.
-    baselines: tuple[Literal["bc", "bc_success_only", "offline_continued"], ...] = ()
+    # successful episodes, offline RL whose policy is cloned from what leads to a success, and offline RL for as many
+    # updates as both phases have. Each takes about as long as a phase.
+    baselines: tuple[Literal["bc", "bc_success_only", "offline_success", "offline_continued"], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,6 +40,7 @@ STAGES = {
     "bc": "Imitation",
     "bc_success_only": "Imitation of the successes only",
     "offline": "Offline RL",
+    "offline_success": "Offline RL, cloning successes",
     "offline_continued": "Offline RL, continued",
     "online": "Online RL",
 }

@@ -17,6 +17,8 @@ import rich.table
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.console import Console
+from acrlpd.data.pipeline.dataset import check_outcomes
+from acrlpd.data.sources.source import DatasetError
 from acrlpd.envs.create import EnvPools
 from acrlpd.monitoring.report import generate_training_report
 from acrlpd.process import enable_compilation_cache, keep_freed_memory, setup_logging
@@ -33,7 +35,11 @@ from acrlpd.units import format_interval, format_percent
 
 logger = logging.getLogger(__name__)
 
+OFFLINE_SUCCESS = "offline_success"
 OFFLINE_CONTINUED = "offline_continued"
+# `qchunking.success_ratio` of `offline_success`, unless the run has a share of its own. Without a share, few successes
+# in the data mean few windows for the policy in each batch.
+_SUCCESS_RATIO = 0.5
 # Sections in which the config of `offline_continued` differs from the checkpoint of the run that it continues.
 _CHANGED_BY_CONTINUED = ("training", "evaluation")
 
@@ -89,7 +95,7 @@ def write_report(directories: Sequence[pathlib.Path], output: pathlib.Path | Non
 def run_comparison(configs: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], options: RunOptions) -> int:
     """Trains runs and their baselines, each in its own directory, and compares them; returns the exit code.
 
-    The baselines that only clone come first. `offline_continued` comes last: it starts from the checkpoint with
+    The other baselines come first. `offline_continued` comes last: it starts from the checkpoint with
     which a run went online. What is finished is not trained again.
     """
     if jax.process_count() > 1:
@@ -97,6 +103,7 @@ def run_comparison(configs: Sequence[RLTrainConfig], directories: Sequence[pathl
     for config, directory in zip(configs, directories, strict=True):
         if options.resume:
             _check_resume(config, directory, options.allow_changed)
+        _check_outcomes(config)
     for config, directory in zip(configs, directories, strict=True):
         runs.write_run_config(directory, config)  # From now on, --overwrite knows that this is the directory of a run.
     with EnvPools() as env_pools:
@@ -126,6 +133,19 @@ def _train_all(
     allowed = (*options.allow_changed, *_CHANGED_BY_CONTINUED)
     going_on = dataclasses.replace(options, resume=True, allow_changed=allowed)
     return _train_baselines(configs, directories, OFFLINE_CONTINUED, going_on, env_pools)
+
+
+def _check_outcomes(rl_config: RLTrainConfig) -> None:
+    """Refuses runs and baselines that need other outcomes than the data has, before the first of them trains."""
+    check_outcomes(rl_config)
+    for name in rl_config.evaluation.baselines:
+        try:
+            if name != OFFLINE_CONTINUED:
+                check_outcomes(baseline_config(rl_config, name, {}))
+        except DatasetError as error:
+            raise ConfigError(
+                f"the baseline {name} cannot be trained: {error}. Or leave it out of evaluation.baselines"
+            ) from error
 
 
 def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_changed: Sequence[str]) -> None:
@@ -173,7 +193,13 @@ def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, A
     }
     if name == OFFLINE_CONTINUED:
         return apply_config_overrides(rl_config, changes | {"training.offline_steps": summary["final_step"]})
+    if name == OFFLINE_SUCCESS:
+        share = rl_config.qchunking.success_ratio or _SUCCESS_RATIO
+        changes |= {"acrlpd.policy_data": "success", "qchunking.success_ratio": share}
+        return apply_config_overrides(rl_config, changes)
     changes |= {
+        "acrlpd.policy_data": "all",
+        "qchunking.success_ratio": None,
         "acrlpd.loss_weights.critic_weight": 0.0,
         "acrlpd.loss_weights.actor_weight": 0.0,
         "acrlpd.loss_weights.bc_weight": 1.0,
