@@ -119,8 +119,7 @@ class WindowSampler:
         of all windows is equally likely. `success_ratio` is the share of each kind that is drawn from the windows that
         lead to a success, which begin in the first `steps_to_success` [episodes] steps of their episodes; the rest is
         drawn from all windows. A kind in which no window leads to a success is drawn as if there were no such share.
-        Samplers of one seed draw independently of each other if their `stream`
-        differs.
+        Samplers of one seed draw independently of each other if their `stream` differs.
         """
         self.episodes = np.arange(len(lengths)) if episodes is None else np.asarray(episodes, np.int64)
         if len(self.episodes) == 0:
