@@ -11,7 +11,8 @@ import pytest
 from agent_helpers import make_batch, make_config
 from hypothesis import given, settings
 
-from acrlpd.agents.algorithm import Algorithm, JointLoss, Weights, td_loss, td_target
+from acrlpd.agents.algorithm import Algorithm, JointLoss, Weights, td_loss
+from acrlpd.agents.backups.base import td_target
 from acrlpd.agents.improvements.awr import log_awr_weight
 from acrlpd.agents.improvements.base import SampleWeights
 from acrlpd.agents.networks import TemperatureModule, estimate_entropy

@@ -4,7 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import assert_trees_close, compute_part, make_batch, make_config, quick_jit, random_like
+from agent_helpers import (
+    assert_trees_close,
+    compute_part,
+    learned_parts,
+    make_batch,
+    make_config,
+    quick_jit,
+    random_like,
+    with_parts,
+)
 from flax import nnx
 
 from acrlpd.agents.improvements.awr import AWR
@@ -21,19 +30,16 @@ def build(config):
     return random_like(shapes)
 
 
-PARTS = ("policy_params", "ema_params", "critics", "temperature_params", "improvement_params")
-
-
 def gradients(agent, batch, *names):
     """Gradients of losses with respect to everything in the agent that could have one."""
 
     def loss(parts, name):
-        return compute_part(agent.replace(**parts), name, batch, KEY)[0]
+        return compute_part(with_parts(agent, parts), name, batch, KEY)[0]
 
     def all_of_them(parts):
         return [jax.grad(loss)(parts, name) for name in names]
 
-    return quick_jit(all_of_them)({name: getattr(agent, name) for name in PARTS})
+    return quick_jit(all_of_them)(learned_parts(agent))
 
 
 def evaluate(agent, batch, name):
@@ -82,7 +88,7 @@ def test_actor_loss_trains_the_policy_alone(kind):
 def test_distillation_trains_the_one_step_policy_alone():
     config = make_config(improvement=Distillation(hidden_dims=(16,)))
     [grads] = gradients(build(config), make_batch(config, 8), "actor")
-    assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads.pop("improvement_params")))
+    assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads.pop("improvement")))
     for name, parts in grads.items():
         assert largest(parts) == 0, name
 

@@ -182,7 +182,7 @@ def test_accumulated_gradients_equal_the_large_batch(changes):
     """Windows of unequal length and weight, critics with dropout: the normalisers must be the batch's."""
     config = make_config(critic={"dropout_rate": 0.2, "target_subset_size": 2}, **changes)
     agent, batch = build(config), make_batch(config, 12)
-    params = Params(agent.policy_params, agent.critics.online, agent.temperature_params, agent.improvement_params)
+    params = Params(agent.policy_params, agent.critics.online, agent.temperature_params, agent.improvement.params)
     draws = draw(KEY, batch, config.acrlpd)
 
     @functools.partial(quick_jit, static_argnums=1)

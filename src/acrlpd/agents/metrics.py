@@ -6,13 +6,14 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from acrlpd.agents.backups.base import CandidateStatistics, Targets
 from acrlpd.agents.improvements.base import Info, weight_metrics
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array
 
 if TYPE_CHECKING:
     from acrlpd.agents.agent import Agent
-    from acrlpd.agents.algorithm import Algorithm, Normalizers, Targets, Weights
+    from acrlpd.agents.algorithm import Algorithm, Normalizers, Weights
 
 
 class SampleRecord(flax.struct.PyTreeNode):
@@ -20,6 +21,7 @@ class SampleRecord(flax.struct.PyTreeNode):
 
     q: jax.Array | None = None  # [b, E] at the logged chunk
     td_loss: jax.Array | None = None  # [b]
+    backup: jax.Array | None = None  # [b] of the backup's own networks
     cloning: jax.Array | None = None  # [b] weighted, before the sum is divided
     improvement: jax.Array | None = None  # [b]
 
@@ -30,7 +32,7 @@ def loss_info(
     record: SampleRecord,
     weights: "Weights",
     norm: "Normalizers",
-    targets: "Targets | None",
+    targets: Targets | None,
     alpha: jax.Array,
 ) -> Info:
     """Losses and statistics of what was computed; an update of the critics alone has no loss of the policy."""
@@ -44,7 +46,9 @@ def loss_info(
         "reward_max": jnp.max(batch.rewards),
     }
     if targets is not None:
-        info |= _target_info(algorithm, targets, alpha) | _critic_info(batch, record, norm, targets)
+        info |= _critic_info(batch, record, norm, targets)
+    if targets is not None and targets.candidates is not None:
+        info |= _candidate_info(algorithm, targets.candidates, alpha)
     if weights.cloning is not None and record.cloning is not None:
         info["bc_loss"] = jnp.sum(record.cloning)
         if algorithm.acrlpd.bc_importance_weighting:
@@ -64,19 +68,19 @@ def _mean_reward(batch: Batch) -> jax.Array:
     return jnp.sum(batch.rewards) / jnp.maximum(jnp.sum(batch.valid[:, :steps]), 1.0)
 
 
-def _target_info(algorithm: "Algorithm", targets: "Targets", alpha: jax.Array) -> Info:
-    entropy = jnp.mean(targets.entropy)
+def _candidate_info(algorithm: "Algorithm", candidates: CandidateStatistics, alpha: jax.Array) -> Info:
+    entropy = jnp.mean(candidates.entropy)
     alpha_loss = alpha * (entropy - algorithm.target_entropy)
     return {
         "alpha_loss": alpha_loss if algorithm.acrlpd.learnable_temperature else jnp.zeros_like(alpha_loss),
         "entropy_estimate": entropy,
-        "best_of_n_gain": jnp.mean(targets.best_q - targets.mean_q),
-        "candidate_q_std": jnp.mean(targets.std_q),
-        "candidate_diversity": jnp.mean(targets.diversity),
+        "best_of_n_gain": jnp.mean(candidates.best_q - candidates.mean_q),
+        "candidate_q_std": jnp.mean(candidates.std_q),
+        "candidate_diversity": jnp.mean(candidates.diversity),
     }
 
 
-def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", targets: "Targets") -> Info:
+def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", targets: Targets) -> Info:
     """Over the windows that the critics may learn from."""
 
     def mean(x: Array) -> jax.Array:
@@ -84,7 +88,8 @@ def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", target
 
     assert record.q is not None and record.td_loss is not None
     q, target = jnp.mean(record.q, axis=-1), targets.value
-    return {
+    own = {} if record.backup is None else {"backup_loss": mean(record.backup)}
+    return own | {
         "critic_loss": mean(record.td_loss),
         "q_mean": mean(q),
         "q_std": jnp.sqrt(mean(jnp.square(q - mean(q)))),
@@ -97,8 +102,8 @@ def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", target
 
 def update_info(old: "Agent", new: "Agent", norms: dict[str, jax.Array], finite: jax.Array) -> Info:
     """Norms, learning rates and counters of an update that has been applied."""
-    if not jax.tree.leaves(old.improvement_params):
-        norms = {name: norm for name, norm in norms.items() if name != "improvement"}
+    absent = [name for name in ("improvement", "backup") if not getattr(old, name).learns]
+    norms = {name: norm for name, norm in norms.items() if name not in absent}
     return {
         **{f"{name}_grad_norm": norm for name, norm in norms.items()},
         "policy_param_norm": global_norm(new.policy_params),

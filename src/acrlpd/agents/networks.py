@@ -7,6 +7,7 @@ from typing import TypeVar
 import flax.struct
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble
@@ -51,6 +52,24 @@ def create_critic_networks(
     ensemble = config.create(feature_dim=feature_dim, state_dim=state_dim, chunk_dim=chunk_dim, rngs=nnx.Rngs(rng))
     network, online = nnx.split(ensemble)
     return CriticNetworks(online=online, target=jax.tree.map(jnp.copy, online), network=network)
+
+
+class OwnNetworks(flax.struct.PyTreeNode):
+    """The networks that an improvement or a backup brings along, with the state of their optimizer; most bring none."""
+
+    params: nnx.State
+    opt_state: optax.OptState
+    network: nnx.GraphDef | None = flax.struct.field(pytree_node=False)
+
+    @property
+    def learns(self) -> bool:
+        return bool(jax.tree.leaves(self.params))
+
+    def module(self, params: nnx.State | None = None) -> nnx.Module | None:
+        """The networks as one module, at the given parameters or at their own."""
+        if self.network is None:
+            return None
+        return nnx.merge(self.network, self.params if params is None else params)
 
 
 _VARIANCE_FLOOR = 1e-6  # keeps the entropy finite when all candidates agree
@@ -102,6 +121,7 @@ class Params:
     critic: nnx.State | None = None
     temperature: nnx.State | None = None
     improvement: nnx.State | None = None
+    backup: nnx.State | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +132,7 @@ class Networks:
     critics: CriticNetworks
     temperature: TemperatureModule
     improvement: nnx.Module | None  # the improvement's own networks, if the improvement has any
+    backup: nnx.Module | None  # the backup's own networks, if the backup has any
 
     def without_gradient(self) -> "Networks":
         """The same networks, for sampling and judging without learning from either."""
@@ -120,6 +141,7 @@ class Networks:
             critics=jax.lax.stop_gradient(self.critics),
             temperature=_stop_gradient(self.temperature),
             improvement=None if self.improvement is None else _stop_gradient(self.improvement),
+            backup=None if self.backup is None else _stop_gradient(self.backup),
         )
 
     def encode(self, observation: Observation) -> Context:
