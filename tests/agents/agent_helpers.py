@@ -57,6 +57,7 @@ def make_config(
         "num_action_samples": 4,
         "sampling_steps": 2,
         "initial_temperature": 0.5,
+        "learnable_temperature": True,
         **hyperparams,
     }
     critic = {"num_critics": 3, "hidden_dims": (24,), **(critic or {})}

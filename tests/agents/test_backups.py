@@ -30,7 +30,7 @@ from acrlpd.config.plan.flops import count_flops
 from acrlpd.models.policy import DENOISE, ENCODE
 
 KEY = jax.random.key(11)
-NEXT_CANDIDATES = {"entropy_estimate", "best_of_n_gain", "candidate_q_std", "candidate_diversity", "alpha_loss"}
+NEXT_CANDIDATES = {"choice_entropy", "best_of_n_gain", "candidate_q_std", "candidate_diversity", "alpha_loss"}
 
 
 def implicit(loss="quantile", kappa=0.8, **changes):

@@ -10,7 +10,7 @@ _Tree = TypeVar("_Tree")
 
 
 class BatchLoss(Protocol):
-    """A loss as five steps, between which a batch may be split. Samples lie along the first axis of all arrays.
+    """A loss as six steps, between which a batch may be split. Samples lie along the first axis of all arrays.
 
     The loss is a sum over samples that is divided by numbers of the whole batch, so that the gradient of a batch is the
     sum of the gradients of its micro-batches, exactly.
@@ -25,6 +25,9 @@ class BatchLoss(Protocol):
     def weigh(self, view: Any) -> Any:
         """Numbers for each sample that must be known of the whole batch before the first loss; not differentiated."""
 
+    def balance(self, weights: Any) -> Any:
+        """The numbers of `weigh`, once those of the whole batch are known."""
+
     def normalize(self, inputs: Any, weights: Any) -> Any:
         """The numbers of the whole batch by which sums are divided."""
 
@@ -35,7 +38,7 @@ class BatchLoss(Protocol):
 def loss_in_one_piece(loss: BatchLoss, params: Any, inputs: Any, targets: Any) -> tuple[jax.Array, Any]:
     """The loss of a whole batch, and (record, weights, norm)."""
     view = loss.view(params, inputs)
-    weights = jax.lax.stop_gradient(loss.weigh(view))
+    weights = jax.lax.stop_gradient(loss.balance(loss.weigh(view)))
     norm = loss.normalize(inputs, weights)
     value, record = loss.loss(view, targets, weights, norm)
     return value, jax.lax.stop_gradient((record, weights, norm))
@@ -69,9 +72,10 @@ def compute_gradients(
 
     micro = split_batch(inputs, num_micro_batches)
     targets, weights = jax.lax.map(first_pass, micro)
-    whole_weights = merge_batch(weights)
+    whole_weights = loss.balance(merge_batch(weights))
     norm = loss.normalize(inputs, whole_weights)
     zero = jax.tree.map(jnp.zeros_like, (jnp.zeros((), jnp.float32), params))
+    weights = split_batch(whole_weights, num_micro_batches)
     (value, grads), record = jax.lax.scan(second_pass, zero, (micro, targets, weights))
     return value, (merge_batch(record), whole_weights, norm), merge_batch(targets), grads
 

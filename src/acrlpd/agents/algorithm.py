@@ -4,7 +4,7 @@
     2. critics      Q_e(s, c) is regressed to y at the logged chunk c
     3. cloning      the policy's flow matching on the logged actions
     4. improvement  one of the files in improvements/
-    5. temperature  alpha, against the entropy of the candidates
+    5. temperature  alpha, where it is learned: as even a choice among the candidates as the config asks for
     6. update       one gradient of the weighted sum, then one step of each optimizer, of the targets and of the average
 
 What several of these need is computed once. The prefix of s is encoded once, with gradient, for cloning and the
@@ -31,7 +31,8 @@ from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.agents.improvements.awr import AWR, log_awr_weight
 from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
 from acrlpd.agents.metrics import SampleRecord, global_norm, loss_info, update_info
-from acrlpd.agents.networks import Draws, Networks, Params, draw, within_bounds
+from acrlpd.agents.networks import Draws, Networks, Params, draw
+from acrlpd.agents.temperature import follow_choice
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array, Observation
 from acrlpd.models.policy import Context
@@ -157,7 +158,7 @@ def cloning_weights(view: View) -> SampleWeights:
     return SampleWeights(log_weight=log_weight, size=steps, kept=kept)
 
 
-# -- 4. improvement: improvements/ -- 5. temperature: `TemperatureModule` in networks.py --------------------
+# -- 4. improvement: improvements/ -- 5. temperature: temperature.py -------------------------------------
 # -- 6. update -------------------------------------------------------------------------------------------
 
 
@@ -207,6 +208,11 @@ class JointLoss:
         improvement = self.algorithm.improvement.weigh(view) if self.algorithm.has_improvement else None
         return Weights(cloning=cloning_weights(view), improvement=improvement)
 
+    def balance(self, weights: Weights) -> Weights:
+        if weights.improvement is None:
+            return weights
+        return dataclasses.replace(weights, improvement=self.algorithm.improvement.balance(weights.improvement))
+
     def normalize(self, inputs: tuple[Batch, Draws], weights: Weights) -> Normalizers:
         mask = inputs[0].sequence_mask
         return Normalizers(
@@ -231,8 +237,10 @@ class JointLoss:
                 total += loss_weights.critic_weight * jnp.sum(own * batch.sequence_mask) / norm.critic
                 record = record.replace(backup=own)
         if targets is not None and targets.candidates is not None and algorithm.acrlpd.learnable_temperature:
-            alpha_loss = view.networks.temperature.alpha_loss(targets.candidates.entropy, algorithm.target_entropy)
+            log_alpha, entropy = view.networks.temperature.log_alpha[...], algorithm.acrlpd.target_choice_entropy
+            alpha_loss = follow_choice(log_alpha, targets.candidates.values, entropy)
             total += loss_weights.alpha_weight * jnp.sum(alpha_loss) / norm.samples
+            record = record.replace(temperature=alpha_loss)
         if weights.cloning is not None:
             losses = jnp.sum(view.flow_losses * batch.valid, axis=1)
             weighted = _weight(weights.cloning, norm.cloning) * losses
@@ -341,8 +349,6 @@ def apply_gradients(agent: "Agent", params: Params, grads: Params) -> tuple["Age
     if params.critic is not None:
         tau = jnp.where(finite, agent.algorithm.acrlpd.target_update_tau, 0.0)
         critics = critics.replace(online=changed.pop("critic_params")).soft_update_target_networks(tau)
-    if params.temperature is not None:
-        changed["temperature_params"] = within_bounds(changed["temperature_params"])
     new_agent = agent.replace(
         step=agent.step + 1,
         skipped_updates=agent.skipped_updates + (1 - finite.astype(jnp.int32)),

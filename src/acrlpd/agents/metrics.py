@@ -6,8 +6,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from acrlpd.agents.backups.base import CandidateStatistics, Targets
+from acrlpd.agents.backups.base import NextCandidates, Targets
 from acrlpd.agents.improvements.base import Info, weight_metrics
+from acrlpd.agents.temperature import choice_entropy
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array
 
@@ -22,6 +23,7 @@ class SampleRecord(flax.struct.PyTreeNode):
     q: jax.Array | None = None  # [b, E] at the logged chunk
     td_loss: jax.Array | None = None  # [b]
     backup: jax.Array | None = None  # [b] of the backup's own networks
+    temperature: jax.Array | None = None  # [b]
     cloning: jax.Array | None = None  # [b] weighted, before the sum is divided
     improvement: jax.Array | None = None  # [b]
 
@@ -48,7 +50,10 @@ def loss_info(
     if targets is not None:
         info |= _critic_info(batch, record, norm, targets)
     if targets is not None and targets.candidates is not None:
-        info |= _candidate_info(algorithm, targets.candidates, alpha)
+        info |= _candidate_info(targets.candidates)
+        if record.temperature is not None:
+            entropy = choice_entropy(targets.candidates.values, jnp.broadcast_to(alpha, record.temperature.shape))
+            info |= {"alpha_loss": jnp.mean(record.temperature), "choice_entropy": jnp.mean(entropy)}
     if weights.cloning is not None and record.cloning is not None:
         info["bc_loss"] = jnp.sum(record.cloning)
         if algorithm.acrlpd.bc_importance_weighting:
@@ -68,14 +73,11 @@ def _mean_reward(batch: Batch) -> jax.Array:
     return jnp.sum(batch.rewards) / jnp.maximum(jnp.sum(batch.valid[:, :steps]), 1.0)
 
 
-def _candidate_info(algorithm: "Algorithm", candidates: CandidateStatistics, alpha: jax.Array) -> Info:
-    entropy = jnp.mean(candidates.entropy)
-    alpha_loss = alpha * (entropy - algorithm.target_entropy)
+def _candidate_info(candidates: NextCandidates) -> Info:
+    q = candidates.values
     return {
-        "alpha_loss": alpha_loss if algorithm.acrlpd.learnable_temperature else jnp.zeros_like(alpha_loss),
-        "entropy_estimate": entropy,
-        "best_of_n_gain": jnp.mean(candidates.best_q - candidates.mean_q),
-        "candidate_q_std": jnp.mean(candidates.std_q),
+        "best_of_n_gain": jnp.mean(jnp.max(q, axis=1) - jnp.mean(q, axis=1)),
+        "candidate_q_std": jnp.mean(jnp.std(q, axis=1)),
         "candidate_diversity": jnp.mean(candidates.diversity),
     }
 

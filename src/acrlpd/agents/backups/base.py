@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
 
 @flax.struct.dataclass
-class CandidateStatistics:
-    """What the candidates at the next observation say, [b] each."""
+class NextCandidates:
+    """What is known of the N candidates at the next observation."""
 
-    entropy: jax.Array  # h, of the candidates
-    best_q: jax.Array  # under the online critics
-    mean_q: jax.Array
-    std_q: jax.Array
-    diversity: jax.Array  # spread of the candidates: root mean variance over action dims and steps
+    values: jax.Array  # [b, N] under the online critics
+    diversity: jax.Array  # [b] spread of the candidates: root mean variance over action dims and steps
 
 
 @flax.struct.dataclass
@@ -39,7 +36,7 @@ class Targets:
     """What the next observation contributes; no gradient ever reaches it."""
 
     value: jax.Array  # [b] y of the TD loss
-    candidates: CandidateStatistics | None = None  # None where `Backup.has_candidates` is False
+    candidates: NextCandidates | None = None  # None where `Backup.has_candidates` is False
 
 
 class Backup(Choice, abc.ABC):

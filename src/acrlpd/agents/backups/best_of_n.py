@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 import jax
 import jax.numpy as jnp
 
-from acrlpd.agents.backups.base import Backup, CandidateStatistics, Targets, td_target
+from acrlpd.agents.backups.base import Backup, NextCandidates, Targets, td_target
 from acrlpd.agents.best_of_n import take_candidate
-from acrlpd.agents.networks import Draws, Networks, estimate_entropy
+from acrlpd.agents.networks import Draws, Networks
 from acrlpd.batch import Batch
 
 if TYPE_CHECKING:
@@ -39,11 +39,5 @@ class BestOfN(Backup):
         next_q = target(context.features, observation.state, best[:, None])[:, 0]  # [b, E]
         return Targets(
             value=td_target(batch, target.aggregate_target(next_q, subset_rng), algorithm.acrlpd.discount),
-            candidates=CandidateStatistics(
-                entropy=estimate_entropy(algorithm.seen_actions(candidates)),
-                best_q=jnp.max(q, axis=1),
-                mean_q=jnp.mean(q, axis=1),
-                std_q=jnp.std(q, axis=1),
-                diversity=jnp.sqrt(jnp.mean(jnp.var(chunks, axis=1), axis=-1)),
-            ),
+            candidates=NextCandidates(q, diversity=jnp.sqrt(jnp.mean(jnp.var(chunks, axis=1), axis=-1))),
         )
