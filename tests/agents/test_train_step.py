@@ -18,6 +18,7 @@ from agent_helpers import (
     random_like,
     replace_acrlpd,
 )
+from jax.extend.core import jaxpr_as_fun
 
 from acrlpd.agents import Call, train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
@@ -29,6 +30,7 @@ from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.batch import StackedBatches
 from acrlpd.config import LossWeights, QChunkingConfig
 from acrlpd.config.create_agent import create_agent
+from acrlpd.config.plan.flops import count_flops
 from acrlpd.models.families.gaussian import GaussianPolicyConfig
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
@@ -257,6 +259,52 @@ def test_critic_only_updates_are_cheaper(agent, batch):
         return train_step.lower(agent, batch, KEY, update_policy=update_policy).cost_analysis()["flops"]
 
     assert flops(False) < 0.75 * flops(True)
+
+
+def test_critics_may_learn_more_often_than_the_policy(batch):
+    """Every third update is the joint one, the others are those of the critics alone, whatever the calls are."""
+    config, changes = make_config(), {"improvement": Distillation(hidden_dims=(16,)), "learnable_temperature": False}
+    every_third, plain = (build(make_config(critic_updates_per_policy_update=k, **changes)) for k in (3, 1))
+    plain, every_third = (
+        agent.replace(improvement=agent.improvement.replace(opt_state=opt_state))
+        for agent in (plain, every_third)
+        for opt_state in [agent.critic_optimizer.tx.init(agent.improvement.params)]
+    )
+    batches = [make_batch(config, 16, seed=i) for i in range(4)]
+    feed = StackedBatches(jax.tree.map(lambda *x: jnp.stack(x), *batches), 4)
+    bc_weights = jnp.full(4, 0.5)
+    steps = jax.jit(train_steps).lower([every_third], [Call(feed, bc_weights, KEY)], 0).compile(compiler_options=QUICK)
+    [after], table = steps([copy(every_third)], [Call(feed, bc_weights, KEY)], 4)
+    rows = table.rows(4)
+    alone, both = (
+        train_step.lower(plain, batch, KEY, update_policy=update_policy).compile(QUICK)
+        for update_policy in (False, True)
+    )
+    for i, (step, one) in enumerate(zip((alone, alone, both, alone), batches, strict=True)):
+        plain, info = step(plain, one, KEY)
+        expected = set(info) if step is both else set(info) - {"policy_grad_norm", "improvement_grad_norm"}
+        assert set(rows[i]) == expected
+        np.testing.assert_allclose(rows[i]["critic_loss"], info["critic_loss"], rtol=1e-4)
+    assert int(after.step) == 4
+    for name in ("policy_params", "ema_params", "critics", "improvement"):
+        assert_trees_close(getattr(after, name), getattr(plain, name), rtol=1e-3, atol=1e-5)
+    [few], _ = steps([copy(every_third)], [Call(feed, bc_weights, KEY)], 2)
+    assert_trees_identical(few.policy_params, every_third.policy_params)
+    assert_trees_identical(few.improvement, every_third.improvement)
+
+
+def test_the_backward_pass_of_the_policy_is_not_computed_between_its_updates(batch):
+    agent = build(make_config(critic_updates_per_policy_update=5))
+
+    def flops(update_policy):
+        return sum(count_flops(lambda a, b: a.train_step(b, KEY, update_policy=update_policy), agent, batch).values())
+
+    jaxpr = jax.make_jaxpr(lambda agent, batch: agent.train_step(batch, KEY))(agent, batch)
+    [choice] = [equation for equation in jaxpr.eqns if equation.primitive.name == "cond"]
+    of_critics, of_both = (
+        sum(count_flops(jaxpr_as_fun(branch), *branch.in_avals).values()) for branch in choice.params["branches"]
+    )
+    assert of_both == flops(True) and of_critics == flops(False) < 0.75 * of_both
 
 
 BC_WEIGHTS = jnp.linspace(0.1, 0.4, 4, dtype=jnp.float32)

@@ -21,12 +21,14 @@ RLPD_AC = ONE_CANDIDATE | {
 }
 
 IMPLICIT_VALUE = {"backup": "implicit_value", "backup__hidden_dims": [16], "offline_steps": 4}
+# Interrupted between two updates of the policy.
+EVERY_THIRD = QC_FQL | {"acrlpd__critic_updates_per_policy_update": 3}
 
 
 @pytest.mark.parametrize(
     ("changes", "learning"),
-    [(QC_FQL, "improvement"), (RLPD_AC, "improvement"), (IMPLICIT_VALUE, "backup")],
-    ids=["qc_fql", "rlpd_ac", "implicit_value"],
+    [(QC_FQL, "improvement"), (RLPD_AC, "improvement"), (IMPLICIT_VALUE, "backup"), (EVERY_THIRD, "improvement")],
+    ids=["qc_fql", "rlpd_ac", "implicit_value", "every_third"],
 )
 def test_a_resumed_run_is_the_uninterrupted_run(changes: dict[str, Any], learning: str, tmp_path: pathlib.Path) -> None:
     config = online_config(tmp_path, exp_name="straight", online_steps=8, log_frequency=2, **changes)

@@ -19,6 +19,7 @@ from acrlpd.agents import algorithm
 from acrlpd.agents.algorithm import Algorithm
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
+from acrlpd.agents.metrics import NOT_COMPUTED
 from acrlpd.agents.networks import CriticNetworks, Networks, OwnNetworks, Params
 from acrlpd.agents.optimizers.base import Optimizer
 from acrlpd.batch import Batch, Feed
@@ -139,12 +140,13 @@ class MetricsTable:
     names: tuple[str, ...] = flax.struct.field(pytree_node=False)
 
     def rows(self, num_updates: int, run: int = 0) -> list[dict[str, float]]:
-        """The metrics of each update of a run by name; waits until the devices have computed them.
+        """The metrics that each update of a run computed, by name; waits until the devices have computed them.
 
         JAX keeps the fetched values, so the values are fetched once for all runs.
         """
         values = jax.device_get(self.values)[run, :num_updates].tolist()
-        return [dict(zip(self.names, row, strict=True)) for row in values]
+        rows = [dict(zip(self.names, row, strict=True)) for row in values]
+        return [{name: value for name, value in row.items() if value != NOT_COMPUTED} for row in rows]
 
 
 def train_steps(

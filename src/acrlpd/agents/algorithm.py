@@ -30,7 +30,7 @@ from acrlpd.agents.best_of_n import sample_candidates
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.agents.improvements.awr import AWR, log_awr_weight
 from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
-from acrlpd.agents.metrics import SampleRecord, global_norm, loss_info, update_info
+from acrlpd.agents.metrics import NOT_COMPUTED, SampleRecord, global_norm, loss_info, update_info
 from acrlpd.agents.networks import Draws, Networks, Params, draw
 from acrlpd.agents.temperature import follow_choice
 from acrlpd.batch import Batch
@@ -301,8 +301,25 @@ def update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool 
 
     Without `update_policy` (critic warm-up, or a policy with nothing to train) only critics and temperature learn, and
     the policy's backward pass is not computed. Where the config gives the TD loss no weight, only the policy learns,
-    and nothing about next observations is computed.
+    and nothing about next observations is computed. With k critic updates per policy update, every k-th update is one
+    of both; the agent's step says which, so a resumed run goes on as if it had not been interrupted.
     """
+    every = agent.algorithm.acrlpd.critic_updates_per_policy_update
+    if every == 1 or not update_policy:
+        return _update(agent, batch, rng, update_policy=update_policy)
+    of_both = jax.jit(functools.partial(_update, update_policy=True))  # so that it is traced once
+    names = jax.eval_shape(of_both, agent, batch, rng)[1]
+
+    def of_critics(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple["Agent", Info]:
+        agent, info = _update(agent, batch, rng, update_policy=False)
+        of_policy = {"policy_grad_norm", "improvement_grad_norm"}
+        known = {name: value for name, value in info.items() if name not in of_policy}
+        return agent, {name: known.get(name, jnp.asarray(NOT_COMPUTED, jnp.float32)) for name in names}
+
+    return jax.lax.cond(agent.step % every == every - 1, of_both, of_critics, agent, batch, rng)
+
+
+def _update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool) -> tuple["Agent", Info]:
     algorithm = agent.algorithm
     update_policy = update_policy and bool(jax.tree.leaves(agent.policy_params))
     improves = update_policy and algorithm.has_improvement and agent.improvement.learns

@@ -81,6 +81,9 @@ class ACRLPDHyperparams:
     critic_gradient_to_policy: bool = False
     # First updates in which only critics and temperature learn, so that advantages mean something.
     critic_warmup_steps: Annotated[int, Ge(0)] = 0
+    # The critics learn in every update, policy and improvement in every k-th one. Higher: better critics for the same
+    # time of the policy, whose learning-rate schedule then counts its own updates (EXPO: 20).
+    critic_updates_per_policy_update: Annotated[int, Ge(1)] = 1
 
     # Weigh cloning by each sample's importance min(exp(advantage / temperature), clip), as AWR weighs its own loss.
     bc_importance_weighting: bool = False
@@ -135,6 +138,8 @@ class ACRLPDHyperparams:
             yield error(f"{without}, which bc_importance_weighting needs: turn bc_importance_weighting off")
         if self.learnable_temperature:
             yield error(f"{without}, but alpha learns only beside critics: set acrlpd.learnable_temperature false")
+        if self.critic_updates_per_policy_update > 1:
+            yield error(f"{without}, so every update is one of the policy: set critic_updates_per_policy_update 1")
         if self.critic_warmup_steps > 0:
             yield error(f"{without}, so there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from acrlpd.agents.algorithm import Algorithm, Normalizers, Weights
 
 
+# The value of a metric that an update did not compute, where the other updates of a compiled loop compute the metric.
+NOT_COMPUTED = -float("inf")
+
+
 class SampleRecord(flax.struct.PyTreeNode):
     """Results of each sample, from which losses and metrics are reported. None means that a result was not computed."""
 
