@@ -7,10 +7,12 @@ FLOP rows count matrix products of the traced full-size step, so they are exact 
 """
 
 import argparse
+import dataclasses
 import math
 import os
 import pathlib
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +24,9 @@ import jax
 import jax.numpy as jnp
 
 import agent_gpu as bench
+from acrlpd.agents import train_step
 from acrlpd.agents.algorithm import prepare
+from acrlpd.config import get_config
 from acrlpd.config.create_agent import create_agent
 
 Row = tuple[str, str, str]  # what, measured, wanted
@@ -86,6 +90,24 @@ def flop_row(*, frozen: bool, remat: str) -> Row:
     )
 
 
+def backup_row(repeats: int, *, features: bool) -> Row:
+    """The quick start's update with either backup, one after the other in turns, so that both meet the same load."""
+    config = get_config("quickstart")
+    config = dataclasses.replace(config, critic=dataclasses.replace(config.critic, use_pi0_features=features))
+    batch = bench.make_batch(config, config.batch_size)
+    calls = [
+        bench.repeat_update(train_step, bench.random_agent(each), batch, jax.random.key(0))
+        for each in (config, bench.with_implicit_value(config))
+    ]
+    turns = [[bench.time_calls(call, repeats) for call in calls] for _ in range(repeats)]
+    best_of_n, implicit = (1e3 * statistics.median(seconds) for seconds in zip(*turns, strict=True))
+    return (
+        f"quick start's update, best_of_n and implicit_value, critics {'with' if features else 'without'} features",
+        f"{best_of_n:.1f} ms and {implicit:.1f} ms, {implicit / best_of_n:.2f} x",
+        "below 1 x",
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true")
@@ -102,6 +124,7 @@ def main() -> None:
     rows.append(("10 critics against 1", f"{ensemble['time']}, {ensemble['rate']}", "2.5 x is meant for a GPU"))
     state = bench.state_row("float32", 1 if args.smoke else 3, repeats, tiny=args.smoke)
     rows.append(("state-space update, the paper's settings", state["rate"], "0.9 updates/s (the reference, 2 cores)"))
+    rows += [backup_row(repeats, features=features) for features in (True, False)]
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, ", end="")
     print(f"{time.strftime('%Y-%m-%d')}, load {os.getloadavg()[0]:.1f}\n")
     print("| what | measured | wanted |\n|---|---|---|")

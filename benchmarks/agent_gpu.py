@@ -9,7 +9,7 @@ and yaml. `--tiny` runs the same code on a CPU in a minute, as a check of the sc
 Rows: `full` and `full_dots` (all of pi0 trains, with full and with dots-saveable rematerialisation), `aloha32`
 and `aloha16` (the aloha preset's frozen backbone at batch 32 and 16), `parts` (the joint step against the sum
 of its necessary parts), `ensemble` (10 critics against 1), `state` and `state_float32` (the paper's
-state-space settings, 200 updates per call).
+state-space settings, 200 updates per call). Rows that end in `_implicit` have the backup `implicit_value`.
 """
 
 import argparse
@@ -41,6 +41,9 @@ from acrlpd.agents import (
 )
 from acrlpd.agents.agent import SMALL_NETWORK_OPTIONS
 from acrlpd.agents.algorithm import prepare, td_loss
+from acrlpd.agents.backups.base import Backup
+from acrlpd.agents.backups.best_of_n import BestOfN
+from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.best_of_n import take_candidate
 from acrlpd.agents.networks import create_critic_networks
 from acrlpd.agents.optimizers.base import create_optimizer
@@ -52,7 +55,10 @@ from acrlpd.models.observation import Observation
 
 HORIZON, REAL_DIM = 20, 14
 SCANNED = 200  # updates per call of the state-space rows
-ROWS = ("state", "state_float32", "ensemble", "full", "full_dots", "aloha32", "aloha16", "parts")
+ROWS = (
+    "state", "state_float32", "state_implicit", "ensemble", "full", "full_dots", "full_implicit", "aloha32", "aloha16",
+    "aloha32_implicit", "parts",
+)  # fmt: skip
 
 
 def pi0_config(tiny: bool, *, frozen: bool, remat: str = "full") -> RLTrainConfig:
@@ -75,6 +81,10 @@ def pi0_config(tiny: bool, *, frozen: bool, remat: str = "full") -> RLTrainConfi
         acrlpd=ACRLPDHyperparams(num_action_samples=4, sampling_steps=10),
         qchunking=QChunkingConfig(horizon_length=HORIZON, action_dim=REAL_DIM),
     )
+
+
+def with_implicit_value(config: RLTrainConfig) -> RLTrainConfig:
+    return dataclasses.replace(config, backup=ImplicitValue())
 
 
 def random_agent(config: RLTrainConfig) -> Agent:
@@ -255,9 +265,16 @@ def ensemble_row(batch_size: int, features: int, repeats: int) -> dict[str, str]
     return {"time": f"{1e3 * ten:.3f} ms against {1e3 * one:.3f} ms", "rate": f"{ten / one:.2f} x one critic"}
 
 
-def state_row(dtype: str, scanned: int, repeats: int, *, tiny: bool) -> dict[str, str]:
+def state_row(
+    dtype: str,
+    scanned: int,
+    repeats: int,
+    *,
+    tiny: bool,
+    backup: Backup = BestOfN(),  # noqa: B008
+) -> dict[str, str]:
     """obs 37, action 5, H 5, N 32, 10 flow steps, 4 x 512, 2 critics, batch 256."""
-    config = get_config("qc_cube_double")
+    config = dataclasses.replace(get_config("qc_cube_double"), backup=backup)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype=dtype))
     if tiny:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, hidden_dims=(32, 32)))
@@ -278,10 +295,15 @@ def run_row(name: str, *, tiny: bool) -> dict[str, str]:
         "full_dots": lambda: joint_row(pi0_config(tiny, frozen=False, remat="dots"), batch_size, repeats),
         "aloha32": lambda: joint_row(pi0_config(tiny, frozen=True), batch_size, repeats),
         "aloha16": lambda: joint_row(pi0_config(tiny, frozen=True), half, repeats),
+        "full_implicit": lambda: joint_row(with_implicit_value(pi0_config(tiny, frozen=False)), batch_size, repeats),
+        "aloha32_implicit": lambda: joint_row(with_implicit_value(pi0_config(tiny, frozen=True)), batch_size, repeats),
         "parts": lambda: parts_row(pi0_config(tiny, frozen=False), batch_size, repeats),
         "ensemble": lambda: ensemble_row(batch_size, 64 if tiny else 2048, repeats),
         "state": lambda: state_row("bfloat16", 2 if tiny else SCANNED, repeats, tiny=tiny),
         "state_float32": lambda: state_row("float32", 2 if tiny else SCANNED, repeats, tiny=tiny),
+        "state_implicit": lambda: state_row(
+            "bfloat16", 2 if tiny else SCANNED, repeats, tiny=tiny, backup=ImplicitValue()
+        ),
     }
     start = time.perf_counter()
     result = rows[name]()
@@ -297,6 +319,9 @@ GOALS = {
     "ensemble": "under 2.5 x",
     "state": "1000 updates/s, goal 2000",
     "state_float32": "(the same, policy in tf32)",
+    "full_implicit": "(against full)",
+    "aloha32_implicit": "(against aloha32)",
+    "state_implicit": "(against state)",
 }
 
 

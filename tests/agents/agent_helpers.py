@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from acrlpd.agents import Agent
+from acrlpd.agents.backups.base import Backup
+from acrlpd.agents.backups.best_of_n import BestOfN
 from acrlpd.agents.critics.mlp import MLPCritics
 from acrlpd.agents.improvements.base import Improvement, Info
 from acrlpd.agents.optimizers.adamw import AdamW
@@ -46,6 +48,7 @@ def make_config(
     learning_rate: float = 1e-3,
     freeze_pi0_backbone: bool = False,
     improvement: str | Improvement = "awr",
+    backup: Backup | None = None,
     **hyperparams: Any,
 ) -> RLTrainConfig:
     """A config whose defaults exercise every loss term."""
@@ -54,6 +57,7 @@ def make_config(
         "num_action_samples": 4,
         "sampling_steps": 2,
         "initial_temperature": 0.5,
+        "learnable_temperature": True,
         **hyperparams,
     }
     critic = {"num_critics": 3, "hidden_dims": (24,), **(critic or {})}
@@ -64,6 +68,7 @@ def make_config(
         critic=MLPCritics(**critic),
         acrlpd=ACRLPDHyperparams(**hyperparams),
         improvement=find_kind(Improvement, improvement)() if isinstance(improvement, str) else improvement,
+        backup=backup or BestOfN(),
         qchunking=qchunking,
         actor_lr_schedule=ConstantSchedule(learning_rate),
         actor_optimizer=AdamW(b2=0.999, weight_decay=0.0),
@@ -174,6 +179,18 @@ def compute_part(agent: Agent, part: str, batch: Batch, rng: jax.Array) -> tuple
     if part != "joint":
         agent = agent.replace(loss_weights=LossWeights(*alone[part]))
     return agent.compute_loss(batch, rng)
+
+
+def learned_parts(agent: Agent) -> dict[str, Any]:
+    """Everything in the agent that could have a gradient."""
+    parts = {name: getattr(agent, name) for name in ("policy_params", "ema_params", "critics", "temperature_params")}
+    return parts | {"improvement": agent.improvement.params, "backup": agent.backup.params}
+
+
+def with_parts(agent: Agent, parts: dict[str, Any]) -> Agent:
+    """The agent with other `learned_parts`."""
+    own = {name: getattr(agent, name).replace(params=parts[name]) for name in ("improvement", "backup")}
+    return agent.replace(**(parts | own))
 
 
 def replace_acrlpd(config: RLTrainConfig, **changes: Any) -> RLTrainConfig:

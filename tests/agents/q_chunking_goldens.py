@@ -29,10 +29,12 @@ def with_golden_weights(agent: Agent, golden: dict[str, np.ndarray]) -> Agent:
     agent = agent.replace(
         critics=critics, policy_params=_filled(agent.policy_params, _to_flow(nets["modules_actor_bc_flow"]["mlp"]))
     )
-    if not jax.tree.leaves(agent.improvement_params):
+    if not jax.tree.leaves(agent.improvement.params):
         return agent
     one_step = dict(enumerate(_dense(nets["modules_actor_onestep_flow"]["mlp"])))
-    return agent.replace(improvement_params=_filled(agent.improvement_params, {"mlp": {"layers": one_step}}))
+    return agent.replace(
+        improvement=agent.improvement.replace(params=_filled(agent.improvement.params, {"mlp": {"layers": one_step}}))
+    )
 
 
 def golden_norms(grads: Params) -> dict[str, float]:

@@ -4,12 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import assert_trees_close, compute_part, make_batch, make_config, quick_jit, random_like
+from agent_helpers import (
+    assert_trees_close,
+    compute_part,
+    learned_parts,
+    make_batch,
+    make_config,
+    quick_jit,
+    random_like,
+    with_parts,
+)
 from flax import nnx
 
 from acrlpd.agents.improvements.awr import AWR
 from acrlpd.agents.improvements.distillation import Distillation
-from acrlpd.agents.networks import Draws, draw, estimate_entropy
+from acrlpd.agents.networks import Draws, draw
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
 
@@ -21,19 +30,16 @@ def build(config):
     return random_like(shapes)
 
 
-PARTS = ("policy_params", "ema_params", "critics", "temperature_params", "improvement_params")
-
-
 def gradients(agent, batch, *names):
     """Gradients of losses with respect to everything in the agent that could have one."""
 
     def loss(parts, name):
-        return compute_part(agent.replace(**parts), name, batch, KEY)[0]
+        return compute_part(with_parts(agent, parts), name, batch, KEY)[0]
 
     def all_of_them(parts):
         return [jax.grad(loss)(parts, name) for name in names]
 
-    return quick_jit(all_of_them)({name: getattr(agent, name) for name in PARTS})
+    return quick_jit(all_of_them)(learned_parts(agent))
 
 
 def evaluate(agent, batch, name):
@@ -82,7 +88,7 @@ def test_actor_loss_trains_the_policy_alone(kind):
 def test_distillation_trains_the_one_step_policy_alone():
     config = make_config(improvement=Distillation(hidden_dims=(16,)))
     [grads] = gradients(build(config), make_batch(config, 8), "actor")
-    assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads.pop("improvement_params")))
+    assert all(largest(leaf) > 0 for leaf in jax.tree.leaves(grads.pop("improvement")))
     for name, parts in grads.items():
         assert largest(parts) == 0, name
 
@@ -97,8 +103,10 @@ def test_joint_gradient_is_the_weighted_sum_of_the_parts():
     for total, c in zip(*(jax.tree.leaves(g["critics"]) for g in (joint, critic)), strict=True):
         np.testing.assert_allclose(total, 2 * c, rtol=1e-4, atol=1e-6)
     _, info = evaluate(agent, batch, "critic")
-    expected = 7 * float(info["alpha_value"]) * (float(info["entropy_estimate"]) - agent.algorithm.target_entropy)
-    np.testing.assert_allclose(jax.tree.leaves(joint["temperature_params"])[0], expected, rtol=1e-4)
+    [slope] = jax.tree.leaves(joint["temperature_params"])
+    assert abs(float(slope)) > 0.1  # of a square: the loss has a slope where the temperature is not the candidates'
+    np.testing.assert_allclose(jax.tree.leaves(critic["temperature_params"])[0], 0.0)
+    assert float(info["alpha_loss"]) >= 0.5 * (float(slope) / 7) ** 2 - 1e-6  # the mean of squares and a squared mean
 
 
 def test_awr_with_equal_advantages_is_cloning():
@@ -114,14 +122,10 @@ def test_awr_with_equal_advantages_is_cloning():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
 
 
-def test_awr_is_cloning_weighted_by_exponentiated_advantage():
-    config = make_config(improvement=AWR(weight_clip=1.5))
-    agent, batch = build(config), make_batch(config, 16)
-    louder = jax.tree.map(lambda x: 3 * x, agent.critics.online)  # so that advantages matter
-    agent = agent.replace(critics=agent.critics.replace(online=louder))
+def awr_by_hand(agent, batch, weights_of):
+    """The loss of AWR with candidates, values and the policy's own loss by hand, for weights from advantages [b]."""
 
     def parts(agent):
-        """Everything by hand: candidates, values, weights, then the policy's own loss."""
         draws = noise_of(batch)
         policy, ensemble = agent.policy(), agent.critics.online_ensemble
         context = policy.encode(batch.observations)
@@ -130,22 +134,66 @@ def test_awr_is_cloning_weighted_by_exponentiated_advantage():
         q_data = jnp.min(ensemble(None, state, cut(batch.actions)[:, None]), axis=-1)[:, 0]
         q_mean = jnp.mean(jnp.min(ensemble(None, state, cut(candidates)), axis=-1), axis=1)
         losses = policy.flow_matching_loss(context, batch.actions, draws.flow_noise, draws.flow_time)
-        return q_data - q_mean, losses
+        return (q_data - q_mean) * batch.sequence_mask, losses
 
     advantage, losses = map(np.asarray, quick_jit(parts)(agent))
+    weights, valid = weights_of(advantage), np.asarray(batch.valid)
+    return weights, np.sum(weights[:, None] * valid * losses) / np.sum(weights[:, None] * valid)
+
+
+@pytest.mark.parametrize("clip_scale", ["spread", "values"])
+def test_awr_is_cloning_weighted_by_exponentiated_advantage(clip_scale):
+    """alpha in units of the batch's advantages, or the temperature of acrlpd in units of values."""
+    own_alpha = 1.7 if clip_scale == "spread" else None
+    awr = AWR(effective_share=None, temperature=own_alpha, weight_clip=1.5)
+    config = make_config(improvement=awr)
+    agent, batch = build(config), make_batch(config, 16)
+    louder = jax.tree.map(lambda x: 3 * x, agent.critics.online)  # so that advantages matter
+    agent = agent.replace(critics=agent.critics.replace(online=louder))
     alpha = float(np.exp(jax.tree.leaves(agent.temperature_params)[0]))
-    weights = np.minimum(np.exp(np.asarray(batch.sequence_mask) * advantage / alpha), 1.5)
+
+    def weights_of(advantage):
+        return np.minimum(np.exp(advantage / (own_alpha * advantage.std() if own_alpha else alpha)), 1.5)
+
+    weights, expected = awr_by_hand(agent, batch, weights_of)
     assert np.any(weights == 1.5) and np.any(weights < 1.5)
-    valid = np.asarray(batch.valid)
-    expected = np.sum(weights[:, None] * valid * losses) / np.sum(weights[:, None] * valid)
     actor, info = evaluate(agent, batch, "actor")
     np.testing.assert_allclose(actor, expected, rtol=1e-5)
     np.testing.assert_allclose(info["actor_loss"], expected, rtol=1e-5)
     np.testing.assert_allclose(info["awr_weight_max"], 1.5, rtol=1e-6)
     np.testing.assert_allclose(info["awr_effective_ratio"], weights.mean() ** 2 / (weights**2).mean(), rtol=1e-5)
-    important = make_config(improvement=AWR(weight_clip=1.5), bc_importance_weighting=True, bc_importance_clip=1.5)
-    cloning, _ = evaluate(agent.replace(algorithm=build(important).algorithm), batch, "bc")
-    np.testing.assert_allclose(cloning, expected, rtol=1e-5)  # the same weights
+    if own_alpha is None:
+        important = make_config(improvement=awr, bc_importance_weighting=True, bc_importance_clip=1.5)
+        cloning, _ = evaluate(agent.replace(algorithm=build(important).algorithm), batch, "bc")
+        np.testing.assert_allclose(cloning, expected, rtol=1e-5)  # the same weights
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_the_weights_of_awr_leave_the_share_that_was_asked_for(scale):
+    """Whatever the scale of the rewards: the last layer of the critics is the scale of their values."""
+    config = make_config(improvement=AWR(effective_share=0.4))
+    agent, batch = build(config), make_batch(config, 32)
+    online = agent.critics.online
+    out = jax.tree.map(lambda x: scale * x, online["out"])
+    online = nnx.merge_state(online, nnx.State({"out": out}))
+    agent = agent.replace(critics=agent.critics.replace(online=online))
+
+    def weights_of(advantage):
+        scaled = advantage / advantage.std()
+        alphas = np.geomspace(1e-2, 1e2, 200_001)
+        low, high = 0, len(alphas) - 1  # bisection, as slow as can be
+        while high - low > 1:
+            middle = (low + high) // 2
+            weights = np.exp((scaled - scaled.max()) / alphas[middle])
+            share = weights.mean() ** 2 / np.mean(weights**2)
+            low, high = (low, middle) if share > 0.4 else (middle, high)
+        return np.exp((scaled - scaled.max()) / alphas[high])
+
+    _, expected = awr_by_hand(agent, batch, weights_of)
+    actor, info = evaluate(agent, batch, "actor")
+    np.testing.assert_allclose(actor, expected, rtol=1e-3)
+    np.testing.assert_allclose(info["awr_effective_ratio"], 0.4, rtol=1e-3)
+    np.testing.assert_allclose(info["awr_weight_mean"], 1.0, rtol=1e-4)
 
 
 def test_cloning_ignores_steps_outside_the_episode():
@@ -217,14 +265,13 @@ def test_critic_target_uses_the_best_candidate_and_the_target_critics():
     def values(agent):
         policy, state = agent.policy(), batch.next_observations.state
         noise = noise_of(batch).next_noise
-        whole = policy.denoise(policy.encode(batch.next_observations), noise, num_steps=2)
-        candidates = cut(whole)
+        candidates = cut(policy.denoise(policy.encode(batch.next_observations), noise, num_steps=2))
         online = agent.critics.online_ensemble(None, state, candidates)
         target = agent.critics.target_ensemble(None, state, candidates)
         logged = agent.critics.online_ensemble(None, batch.observations.state, cut(batch.actions)[:, None])
-        return online, target, logged, estimate_entropy(whole[..., :3, :2])
+        return online, target, logged
 
-    online, target, logged, entropy = map(np.asarray, values(agent))
+    online, target, logged = map(np.asarray, values(agent))
     rewards, valid, masks, weight = map(np.asarray, (batch.rewards, batch.valid, batch.masks, batch.sequence_mask))
     y = np.empty(6)
     for b in range(6):
@@ -239,10 +286,13 @@ def test_critic_target_uses_the_best_candidate_and_the_target_critics():
     np.testing.assert_allclose(info["q_mean"], np.sum(weight * q_data.mean(axis=1)) / weight.sum(), rtol=1e-5)
     assert np.any(masks[:, 0] != masks[:, -1])
     np.testing.assert_allclose(info["bootstrap_ratio"], np.sum(weight * masks[:, -1]) / weight.sum(), rtol=1e-5)
-    np.testing.assert_allclose(info["entropy_estimate"], entropy.mean(), rtol=1e-5)
     choice = online.min(axis=-1)
     np.testing.assert_allclose(info["best_of_n_gain"], np.mean(choice.max(axis=1) - choice.mean(axis=1)), rtol=1e-4)
     np.testing.assert_allclose(info["candidate_q_std"], np.mean(choice.std(axis=1)), rtol=1e-4)
+    share = np.exp(choice / float(info["alpha_value"]))
+    share /= share.sum(axis=1, keepdims=True)
+    entropy = -np.sum(share * np.log(share), axis=1) / np.log(4)
+    np.testing.assert_allclose(info["choice_entropy"], np.mean(entropy), rtol=1e-4)
 
 
 def test_members_learn_from_their_own_errors_alone():

@@ -7,11 +7,15 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from agent_helpers import choose, make_config, quick_jit
 
 from acrlpd.agents import Call, train_steps
+from acrlpd.agents.backups.best_of_n import BestOfN
+from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.batch import Batch, StackedBatches
+from acrlpd.choice import kind_name
 from acrlpd.config import LossWeights, QChunkingConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.gaussian import GaussianPolicyConfig
@@ -87,7 +91,9 @@ def optimal_chunk_values(horizon: int) -> dict[tuple[int, tuple[int, ...]], floa
     return q
 
 
-def test_critic_converges_to_the_optimal_chunk_values():
+@pytest.mark.parametrize("backup", [BestOfN(), ImplicitValue(hidden_dims=(64, 64))], ids=kind_name)
+def test_critic_converges_to_the_optimal_chunk_values(backup):
+    """A quarter of the random chunks are the best ones, so the quantile 0.9 of the data is the optimal value, too."""
     horizon, rng = 2, np.random.default_rng(0)
     states = rng.integers(0, GOAL, 4096)
     actions = rng.uniform(-1, 1, (4096, horizon, 1))  # the behaviour knows nothing
@@ -101,6 +107,8 @@ def test_critic_converges_to_the_optimal_chunk_values():
         qchunking=QChunkingConfig(horizon_length=horizon, action_dim=1),
         critic={"num_critics": 2, "hidden_dims": (64, 64), "q_aggregation": "mean"},
         loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
+        backup=backup,
+        learnable_temperature=False,
         num_action_samples=16,
         sampling_steps=2,
         discount=DISCOUNT,

@@ -62,7 +62,7 @@ def updated(config):
 
 def test_its_network_learns_and_its_metrics_are_reported(updated):
     before, after, info, _ = updated
-    changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), before.improvement_params, after.improvement_params)
+    changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), before.improvement.params, after.improvement.params)
     assert all(jax.tree.leaves(changed)) and jax.tree.leaves(changed)
     assert float(info["edit_spread"]) > 0 and float(info["improvement_grad_norm"]) > 0
     assert int(after.skipped_updates) == 0
@@ -76,7 +76,7 @@ def test_acting_and_targets_use_what_it_proposes(config, updated):
         return choose(agent, KEY, batch.observations).candidates, compute_part(agent, "critic", batch, KEY)[0]
 
     (edited, loss), (own, own_loss) = jax.jit(of)(agent), jax.jit(of)(plain)
-    kernel, bias = (agent.improvement_params[name].get_value() for name in ("kernel", "bias"))
+    kernel, bias = (agent.improvement.params[name].get_value() for name in ("kernel", "bias"))
     np.testing.assert_allclose(edited, own + 0.3 * np.tanh(own @ kernel + bias), rtol=1e-5, atol=1e-6)
     assert float(loss) != float(own_loss)
 
@@ -87,7 +87,7 @@ def test_micro_batches_change_nothing(config, updated):
     split = jax.jit(create_agent, static_argnums=0)(dataclasses.replace(config, training=training), KEY)
     after, split_info = quick_call(train_step, split, updated[3], KEY)
     assert_trees_close(split_info, info, rtol=2e-4, atol=2e-6)
-    assert_trees_close(after.improvement_opt_state[1][0].mu, whole.improvement_opt_state[1][0].mu, rtol=1e-3, atol=1e-6)
+    assert_trees_close(after.improvement.opt_state[1][0].mu, whole.improvement.opt_state[1][0].mu, rtol=1e-3, atol=1e-6)
 
 
 def test_a_config_names_it(config):

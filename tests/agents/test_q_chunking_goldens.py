@@ -120,8 +120,8 @@ def inputs(golden: Golden, windows: Batch) -> tuple[Batch, Draws]:
 
 @pytest.fixture(scope="module")
 def result(agent: Agent, inputs: tuple[Batch, Draws]) -> Any:
-    learns = jax.tree.leaves(agent.improvement_params)
-    params = Params(agent.policy_params, agent.critics.online, improvement=agent.improvement_params if learns else None)
+    learns = jax.tree.leaves(agent.improvement.params)
+    params = Params(agent.policy_params, agent.critics.online, improvement=agent.improvement.params if learns else None)
 
     @quick_jit
     def compute(params: Params, inputs: tuple[Batch, Draws]) -> Any:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import compute_part, make_batch, make_config, quick_jit, random_like
+from agent_helpers import compute_part, learned_parts, make_batch, make_config, quick_jit, random_like, with_parts
 
 from acrlpd.agents.algorithm import prepare
 from acrlpd.config.create_agent import create_agent
@@ -41,7 +41,7 @@ def test_the_loss_is_that_of_sac(agent, batch):
 
     log_prob, q = map(np.asarray, quick_jit(by_hand)(agent))
     loss, info = quick_jit(lambda agent: compute_part(agent, "actor", batch, KEY))(agent)
-    alpha = float(np.exp(jax.tree.leaves(agent.improvement_params)[0]))
+    alpha = float(np.exp(jax.tree.leaves(agent.improvement.params)[0]))
     excess = -log_prob - 3 * (-0.25 * 2)  # entropy of 3 steps over its target, for 2 dims
     np.testing.assert_allclose(loss, np.mean(alpha * log_prob - q + alpha * excess), rtol=1e-5)
     np.testing.assert_allclose(info["alpha_value"], alpha, rtol=1e-6)
@@ -49,17 +49,15 @@ def test_the_loss_is_that_of_sac(agent, batch):
 
 
 def test_the_policy_and_the_temperature_of_sac_learn(agent, batch):
-    names = ("policy_params", "improvement_params", "critics", "temperature_params", "ema_params")
-
     def loss(parts):
-        return compute_part(agent.replace(**parts), "actor", batch, KEY)
+        return compute_part(with_parts(agent, parts), "actor", batch, KEY)
 
-    grads, info = quick_jit(jax.grad(loss, has_aux=True))({name: getattr(agent, name) for name in names})
+    grads, info = quick_jit(jax.grad(loss, has_aux=True))(learned_parts(agent))
     assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(grads["policy_params"]))
-    [slope] = jax.tree.leaves(grads["improvement_params"])
+    [slope] = jax.tree.leaves(grads["improvement"])
     excess = 3 * (float(info["entropy_estimate"]) - agent.algorithm.target_entropy)
     np.testing.assert_allclose(slope, float(info["alpha_value"]) * excess, rtol=1e-5)
-    for name in names[2:]:
+    for name in ("critics", "temperature_params", "ema_params"):
         assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(grads[name])), name
 
 

@@ -18,6 +18,7 @@ from agent_helpers import (
     random_like,
     replace_acrlpd,
 )
+from jax.extend.core import jaxpr_as_fun
 
 from acrlpd.agents import Call, train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
@@ -29,13 +30,14 @@ from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.batch import StackedBatches
 from acrlpd.config import LossWeights, QChunkingConfig
 from acrlpd.config.create_agent import create_agent
+from acrlpd.config.plan.flops import count_flops
 from acrlpd.models.families.gaussian import GaussianPolicyConfig
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 KEY = jax.random.key(5)
 INFO_KEYS = {
     "critic_loss", "actor_loss", "bc_loss", "alpha_loss", "total_loss", "q_mean", "q_std", "target_q_mean",
-    "td_error_mean", "alpha_value", "entropy_estimate", "valid_samples", "mask_ratio", "q_ensemble_std",
+    "td_error_mean", "alpha_value", "choice_entropy", "valid_samples", "mask_ratio", "q_ensemble_std",
     "advantage_mean", "advantage_std", "awr_weight_mean", "awr_weight_max", "awr_effective_ratio",
     "best_of_n_gain", "candidate_diversity", "policy_grad_norm", "critic_grad_norm", "temperature_grad_norm",
     "policy_param_norm", "critic_param_norm", "policy_lr", "critic_lr", "temperature_lr", "skipped_updates",
@@ -182,7 +184,7 @@ def test_accumulated_gradients_equal_the_large_batch(changes):
     """Windows of unequal length and weight, critics with dropout: the normalisers must be the batch's."""
     config = make_config(critic={"dropout_rate": 0.2, "target_subset_size": 2}, **changes)
     agent, batch = build(config), make_batch(config, 12)
-    params = Params(agent.policy_params, agent.critics.online, agent.temperature_params, agent.improvement_params)
+    params = Params(agent.policy_params, agent.critics.online, agent.temperature_params, agent.improvement.params)
     draws = draw(KEY, batch, config.acrlpd)
 
     @functools.partial(quick_jit, static_argnums=1)
@@ -223,16 +225,15 @@ def test_non_finite_gradients_are_skipped_and_counted(agent, batch):
     assert np.any(jax.tree.leaves(agent.policy_params)[0] != jax.tree.leaves(old.policy_params)[0])
 
 
-def test_an_entropy_that_never_reaches_its_target_stops_no_update(batch):
-    """log alpha goes one way at every update; far enough, its gradient was no number and every update was skipped."""
-    config = make_config(target_entropy=100.0)
-    config = dataclasses.replace(config, temperature_lr_schedule=ConstantSchedule(20.0))
+def test_candidates_of_equal_value_leave_the_temperature_alone(batch):
+    """Critics that value all chunks alike say nothing about alpha, however fast alpha learns."""
+    config = dataclasses.replace(make_config(), temperature_lr_schedule=ConstantSchedule(20.0))
     agent = build(config)
-    step = train_step.lower(agent, batch, KEY, update_policy=False).compile(QUICK)
-    for _ in range(6):
-        agent, info = step(agent, batch, KEY)
-    assert int(agent.skipped_updates) == 0
-    np.testing.assert_allclose(info["alpha_value"], 1e6, rtol=1e-5)
+    agent = agent.replace(critics=jax.tree.map(jnp.zeros_like, agent.critics))
+    before = float(agent.networks().temperature())
+    agent, info = quick_call(train_step, agent, batch, KEY, update_policy=False)
+    assert float(info["temperature_grad_norm"]) == 0 and float(info["update_skipped"]) == 0
+    assert float(agent.networks().temperature()) == before
 
 
 def test_critic_only_updates_leave_the_policy_alone(agent, batch):
@@ -258,6 +259,52 @@ def test_critic_only_updates_are_cheaper(agent, batch):
         return train_step.lower(agent, batch, KEY, update_policy=update_policy).cost_analysis()["flops"]
 
     assert flops(False) < 0.75 * flops(True)
+
+
+def test_critics_may_learn_more_often_than_the_policy(batch):
+    """Every third update is the joint one, the others are those of the critics alone, whatever the calls are."""
+    config, changes = make_config(), {"improvement": Distillation(hidden_dims=(16,)), "learnable_temperature": False}
+    every_third, plain = (build(make_config(critic_updates_per_policy_update=k, **changes)) for k in (3, 1))
+    plain, every_third = (
+        agent.replace(improvement=agent.improvement.replace(opt_state=opt_state))
+        for agent in (plain, every_third)
+        for opt_state in [agent.critic_optimizer.tx.init(agent.improvement.params)]
+    )
+    batches = [make_batch(config, 16, seed=i) for i in range(4)]
+    feed = StackedBatches(jax.tree.map(lambda *x: jnp.stack(x), *batches), 4)
+    bc_weights = jnp.full(4, 0.5)
+    steps = jax.jit(train_steps).lower([every_third], [Call(feed, bc_weights, KEY)], 0).compile(compiler_options=QUICK)
+    [after], table = steps([copy(every_third)], [Call(feed, bc_weights, KEY)], 4)
+    rows = table.rows(4)
+    alone, both = (
+        train_step.lower(plain, batch, KEY, update_policy=update_policy).compile(QUICK)
+        for update_policy in (False, True)
+    )
+    for i, (step, one) in enumerate(zip((alone, alone, both, alone), batches, strict=True)):
+        plain, info = step(plain, one, KEY)
+        expected = set(info) if step is both else set(info) - {"policy_grad_norm", "improvement_grad_norm"}
+        assert set(rows[i]) == expected
+        np.testing.assert_allclose(rows[i]["critic_loss"], info["critic_loss"], rtol=1e-4)
+    assert int(after.step) == 4
+    for name in ("policy_params", "ema_params", "critics", "improvement"):
+        assert_trees_close(getattr(after, name), getattr(plain, name), rtol=1e-3, atol=1e-5)
+    [few], _ = steps([copy(every_third)], [Call(feed, bc_weights, KEY)], 2)
+    assert_trees_identical(few.policy_params, every_third.policy_params)
+    assert_trees_identical(few.improvement, every_third.improvement)
+
+
+def test_the_backward_pass_of_the_policy_is_not_computed_between_its_updates(batch):
+    agent = build(make_config(critic_updates_per_policy_update=5))
+
+    def flops(update_policy):
+        return sum(count_flops(lambda a, b: a.train_step(b, KEY, update_policy=update_policy), agent, batch).values())
+
+    jaxpr = jax.make_jaxpr(lambda agent, batch: agent.train_step(batch, KEY))(agent, batch)
+    [choice] = [equation for equation in jaxpr.eqns if equation.primitive.name == "cond"]
+    of_critics, of_both = (
+        sum(count_flops(jaxpr_as_fun(branch), *branch.in_avals).values()) for branch in choice.params["branches"]
+    )
+    assert of_both == flops(True) and of_critics == flops(False) < 0.75 * of_both
 
 
 BC_WEIGHTS = jnp.linspace(0.1, 0.4, 4, dtype=jnp.float32)
@@ -328,7 +375,7 @@ def replace_without_average(agent):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_action_samples": 1}, "learned temperature needs the spread"),
+        ({"num_action_samples": 1}, "learned temperature needs the values"),
         ({"num_action_samples": 0, "learnable_temperature": False}, "num_action_samples must be at least 1"),
     ],
 )

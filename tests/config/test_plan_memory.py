@@ -34,6 +34,8 @@ def _size(tree) -> int:
         {"acrlpd.ema_decay": None},
         {"model.type": "state_flow", "model.action_dim": 7},
         {"model.type": "gaussian", "model.action_dim": 7},
+        {"backup": "implicit_value", "acrlpd.learnable_temperature": False},
+        {"improvement": "distillation"},
     ],
 )
 def test_state_is_exactly_the_agents(changes):
@@ -44,7 +46,8 @@ def test_state_is_exactly_the_agents(changes):
     assert memory.gradients == _size(agent.policy_params)
     counters = 64  # the optimizers' own step counts
     assert memory.optimizer == pytest.approx(_size(agent.policy_opt_state), abs=counters)
-    critics = _size((agent.critics, agent.critic_opt_state)) + _size(agent.critics.online)
+    learned = (agent.critics.online, agent.improvement.params, agent.backup.params)
+    critics = _size((agent.critics, agent.critic_opt_state, agent.improvement, agent.backup)) + _size(learned)
     assert memory.critics == pytest.approx(critics, abs=counters)
 
 

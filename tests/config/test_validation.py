@@ -34,7 +34,7 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"acrlpd.ema_decay": 1.0}, "acrlpd.ema_decay must lie in [0, 1)"),
         ({"acrlpd.best_of_n.top_k": 3}, "top_k 3 exceeds the 2 candidates"),
         ({"acrlpd.num_action_samples": 1, "improvement": "best_of_n"}, "clones the policy itself"),
-        ({"acrlpd.num_action_samples": 1}, "learned temperature needs"),
+        ({"acrlpd.num_action_samples": 1, "acrlpd.learnable_temperature": True}, "learned temperature needs"),
         ({"acrlpd.loss_weights.bc_weight": -1.0}, "acrlpd.loss_weights.bc_weight must be at least 0"),
         ({"acrlpd.initial_temperature": 0.0}, "acrlpd.initial_temperature must be above 0"),
         ({"critic.target_subset_size": 3}, "target_subset_size 3 must lie between 1 and num_critics 2"),
@@ -87,7 +87,8 @@ def validate(changes, base=DEBUG, **kwargs):
             {"improvement": "sac"},
             "sac needs the probability of a chunk, which the pi0 policy cannot say: set model gaussian",
         ),
-        ({"improvement": "sac"}, "set acrlpd.learnable_temperature false"),
+        ({"improvement": "sac", "acrlpd.learnable_temperature": True}, "set acrlpd.learnable_temperature false"),
+        ({"improvement.temperature": 0.5}, "improvement.temperature 0.5 has no effect"),
         (
             {"improvement": "distillation", "critic.use_pi0_features": False},
             "distillation reads the features of the pi0 policy. Features are computed only for critics that read",

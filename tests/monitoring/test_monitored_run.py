@@ -202,6 +202,11 @@ NOT_IN_THIS_RUN = {
     "memory/device_peak_gib",
     "anomaly/<kind>",
     "timing/anomaly/<kind>",
+    # Of other backups and improvements.
+    "backup_loss",
+    "backup_grad_norm",
+    "improvement_grad_norm",
+    "entropy_estimate",
 }
 
 

@@ -59,8 +59,8 @@ def test_a_line_holds_extremes_over_its_updates(tmp_path: pathlib.Path) -> None:
     assert line["reward_mean"] == pytest.approx(-1 / 3)
 
 
-def test_a_line_has_what_all_of_its_updates_report(tmp_path: pathlib.Path) -> None:
-    """Also after a resume: critics warm up first, and then there is no loss of the policy."""
+def test_a_mean_is_over_the_updates_that_report_it(tmp_path: pathlib.Path) -> None:
+    """Also after a resume: updates of the critics alone have no loss of the policy."""
     log = MetricsLog(tmp_path / "metrics.jsonl", 4)
     for step, info in enumerate([{"q": 1.0}, {"q": 2.0}, {"q": 3.0, "bc": 5.0}], start=1):
         log.add(step, info)
@@ -69,7 +69,7 @@ def test_a_line_has_what_all_of_its_updates_report(tmp_path: pathlib.Path) -> No
     resumed = MetricsLog(tmp_path / "metrics.jsonl", 4)
     resumed.load_state_dict(json.loads(json.dumps(state)), 3)
     assert resumed.add(4, {"q": 6.0, "bc": 7.0})
-    assert resumed.write_line(4, "offline", {}) == {"step": 4, "phase": "offline", "q": 3.0}
+    assert resumed.write_line(4, "offline", {}) == {"step": 4, "phase": "offline", "q": 3.0, "bc": 6.0}
 
 
 def test_what_is_not_finite_is_null_in_the_file(tmp_path: pathlib.Path) -> None:

@@ -25,6 +25,7 @@ from small_checkpoints import (
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent
+from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.checksums import ChecksumError, write_checksums
 from acrlpd.cli.export import main as export_main
@@ -147,6 +148,15 @@ def test_the_networks_that_make_the_actions_are_not_left_behind(tmp_path: Path) 
     with pytest.raises(CheckpointError, match=r"distillation makes the actions of this run.*choose --critics level"):
         export_policy(run, tmp_path / "out", critics="none")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_value_network_of_targets_is_left_behind(tmp_path: Path) -> None:
+    """Acting needs the critics alone, and does not change without V."""
+    hyperparams = dataclasses.replace(state_config().acrlpd, learnable_temperature=False)
+    config = state_config(backup=ImplicitValue(hidden_dims=(8,)), acrlpd=hyperparams)
+    run = save_run(tmp_path / "run", config, {8: make_agent(config)})
+    assert export_policy(run, tmp_path / "out")
+    assert "backup" not in (tmp_path / "out" / "critic" / "_METADATA").read_text()
 
 
 def test_a_policy_is_served_as_it_was_judged() -> None:

@@ -1,4 +1,4 @@
-"""The methods of the Q-chunking paper that have networks of their own, as whole runs: offline, online and resumed."""
+"""Methods that have networks of their own, as whole runs: offline, online and resumed."""
 
 import pathlib
 from typing import Any
@@ -20,16 +20,24 @@ RLPD_AC = ONE_CANDIDATE | {
     "offline_steps": 0,
 }
 
+IMPLICIT_VALUE = {"backup": "implicit_value", "backup__hidden_dims": [16], "offline_steps": 4}
+# Interrupted between two updates of the policy.
+EVERY_THIRD = QC_FQL | {"acrlpd__critic_updates_per_policy_update": 3}
 
-@pytest.mark.parametrize("changes", [QC_FQL, RLPD_AC], ids=["qc_fql", "rlpd_ac"])
-def test_a_resumed_run_is_the_uninterrupted_run(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
+
+@pytest.mark.parametrize(
+    ("changes", "learning"),
+    [(QC_FQL, "improvement"), (RLPD_AC, "improvement"), (IMPLICIT_VALUE, "backup"), (EVERY_THIRD, "improvement")],
+    ids=["qc_fql", "rlpd_ac", "implicit_value", "every_third"],
+)
+def test_a_resumed_run_is_the_uninterrupted_run(changes: dict[str, Any], learning: str, tmp_path: pathlib.Path) -> None:
     config = online_config(tmp_path, exp_name="straight", online_steps=8, log_frequency=2, **changes)
     train_here(config)
     straight = run_directory(config)
     lines = metrics_of(straight)
     assert any("eval/success_rate" in line for line in lines)
     [*_, last] = [line for line in lines if "actor_loss" in line]
-    assert last["improvement_grad_norm"] > 0 and last["skipped_updates"] == 0
+    assert last[f"{learning}_grad_norm"] > 0 and last["skipped_updates"] == 0
 
     resumed = apply_config_overrides(config, exp_name="resumed")
     train_here(apply_config_overrides(resumed, online_steps=4))

@@ -25,8 +25,8 @@ class BatchLoss(Protocol):
     def weigh(self, view: Any) -> Any:
         """Numbers for each sample that must be known of the whole batch before the first loss; not differentiated."""
 
-    def select(self, inputs: Any, weights: Any) -> Any:
-        """The weights of the whole batch, changed where they depend on the other samples of the batch."""
+    def balance(self, inputs: Any, weights: Any) -> Any:
+        """The numbers of `weigh`, changed where they depend on the other samples of the batch."""
 
     def normalize(self, inputs: Any, weights: Any) -> Any:
         """The numbers of the whole batch by which sums are divided."""
@@ -38,7 +38,7 @@ class BatchLoss(Protocol):
 def loss_in_one_piece(loss: BatchLoss, params: Any, inputs: Any, targets: Any) -> tuple[jax.Array, Any]:
     """The loss of a whole batch, and (record, weights, norm)."""
     view = loss.view(params, inputs)
-    weights = jax.lax.stop_gradient(loss.select(inputs, loss.weigh(view)))
+    weights = jax.lax.stop_gradient(loss.balance(inputs, loss.weigh(view)))
     norm = loss.normalize(inputs, weights)
     value, record = loss.loss(view, targets, weights, norm)
     return value, jax.lax.stop_gradient((record, weights, norm))
@@ -72,12 +72,11 @@ def compute_gradients(
 
     micro = split_batch(inputs, num_micro_batches)
     targets, weights = jax.lax.map(first_pass, micro)
-    whole_weights = loss.select(inputs, merge_batch(weights))
+    whole_weights = loss.balance(inputs, merge_batch(weights))
     norm = loss.normalize(inputs, whole_weights)
     zero = jax.tree.map(jnp.zeros_like, (jnp.zeros((), jnp.float32), params))
-    (value, grads), record = jax.lax.scan(
-        second_pass, zero, (micro, targets, split_batch(whole_weights, num_micro_batches))
-    )
+    weights = split_batch(whole_weights, num_micro_batches)
+    (value, grads), record = jax.lax.scan(second_pass, zero, (micro, targets, weights))
     return value, (merge_batch(record), whole_weights, norm), merge_batch(targets), grads
 
 

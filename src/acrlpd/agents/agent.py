@@ -19,7 +19,8 @@ from acrlpd.agents import algorithm
 from acrlpd.agents.algorithm import Algorithm
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
-from acrlpd.agents.networks import CriticNetworks, Networks, Params
+from acrlpd.agents.metrics import NOT_COMPUTED
+from acrlpd.agents.networks import CriticNetworks, Networks, OwnNetworks, Params
 from acrlpd.agents.optimizers.base import Optimizer
 from acrlpd.batch import Batch, Feed
 from acrlpd.models.policy import FlowPolicy
@@ -46,14 +47,13 @@ class Agent(flax.struct.PyTreeNode):
     temperature_params: nnx.State
     temperature_opt_state: optax.OptState
 
-    improvement_params: nnx.State  # of the improvement's own networks; empty for most improvements
-    improvement_opt_state: optax.OptState
+    improvement: OwnNetworks
+    backup: OwnNetworks
 
     loss_weights: LossWeights  # float32 [] each; replace them to follow a schedule
 
     policy_def: nnx.GraphDef = flax.struct.field(pytree_node=False)
     temperature_def: nnx.GraphDef = flax.struct.field(pytree_node=False)
-    improvement_def: nnx.GraphDef | None = flax.struct.field(pytree_node=False)
     algorithm: Algorithm = flax.struct.field(pytree_node=False)
     policy_optimizer: Optimizer = flax.struct.field(pytree_node=False)
     critic_optimizer: Optimizer = flax.struct.field(pytree_node=False)
@@ -72,12 +72,12 @@ class Agent(flax.struct.PyTreeNode):
         policy = self.policy_params if params.policy is None else params.policy
         critic = self.critics.online if params.critic is None else params.critic
         temperature = self.temperature_params if params.temperature is None else params.temperature
-        improvement = self.improvement_params if params.improvement is None else params.improvement
         return Networks(
             policy=nnx.merge(self.policy_def, policy, self.frozen_params),
             critics=self.critics.replace(online=critic),
             temperature=nnx.merge(self.temperature_def, temperature),
-            improvement=None if self.improvement_def is None else nnx.merge(self.improvement_def, improvement),
+            improvement=self.improvement.module(params.improvement),
+            backup=self.backup.module(params.backup),
         )
 
     # -- learning: algorithm.py ----------------------------------------------------------------------
@@ -140,12 +140,13 @@ class MetricsTable:
     names: tuple[str, ...] = flax.struct.field(pytree_node=False)
 
     def rows(self, num_updates: int, run: int = 0) -> list[dict[str, float]]:
-        """The metrics of each update of a run by name; waits until the devices have computed them.
+        """The metrics that each update of a run computed, by name; waits until the devices have computed them.
 
         JAX keeps the fetched values, so the values are fetched once for all runs.
         """
         values = jax.device_get(self.values)[run, :num_updates].tolist()
-        return [dict(zip(self.names, row, strict=True)) for row in values]
+        rows = [dict(zip(self.names, row, strict=True)) for row in values]
+        return [{name: value for name, value in row.items() if value != NOT_COMPUTED} for row in rows]
 
 
 def train_steps(

@@ -1,15 +1,15 @@
 """One update of policy and critics, from top to bottom: docs/algorithm.md as code, in its order and with its symbols.
 
-    1. target       y = sum_i gamma^i r_i + gamma^H mask Qtarget(s', c'), where c' is the best of N candidates at s'
+    1. target       y = sum_i gamma^i r_i + gamma^H mask V(s'), where V(s') is one of the files in backups/
     2. critics      Q_e(s, c) is regressed to y at the logged chunk c
     3. cloning      the policy's flow matching on the logged actions
     4. improvement  one of the files in improvements/
-    5. temperature  alpha, against the entropy of the candidates
+    5. temperature  alpha, where it is learned: as even a choice among the candidates as the config asks for
     6. update       one gradient of the weighted sum, then one step of each optimizer, of the targets and of the average
 
 What several of these need is computed once. The prefix of s is encoded once, with gradient, for cloning and the
 improvement; critics and candidates get the same context without gradient. The prefix of s' is encoded once, before
-anything is differentiated, for all N candidates of the target.
+anything is differentiated, and only if the target needs it.
 
 The named scopes say what an operation is for; a profile adds up time by the innermost scope.
 """
@@ -24,13 +24,16 @@ import jax.numpy as jnp
 import optax
 
 from acrlpd.agents.accumulation import compute_gradients, loss_in_one_piece
-from acrlpd.agents.best_of_n import sample_candidates, take_candidate
+from acrlpd.agents.backups.base import Backup, Targets
+from acrlpd.agents.backups.best_of_n import BestOfN
+from acrlpd.agents.best_of_n import sample_candidates
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.agents.improvements.awr import AWR, log_awr_weight
-from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View, largest_log_weight
-from acrlpd.agents.metrics import SampleRecord, global_norm, loss_info, update_info
-from acrlpd.agents.networks import Draws, Networks, Params, draw, estimate_entropy, within_bounds
+from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
+from acrlpd.agents.metrics import NOT_COMPUTED, SampleRecord, global_norm, loss_info, update_info
+from acrlpd.agents.networks import Draws, Networks, Params, draw
 from acrlpd.agents.policy_data import select_policy_data
+from acrlpd.agents.temperature import follow_choice, largest_log_weight
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array, Observation
 from acrlpd.models.policy import Context
@@ -46,6 +49,7 @@ class Algorithm:
     acrlpd: ACRLPDHyperparams
     qchunking: QChunkingConfig
     improvement: Improvement = AWR()  # noqa: RUF009 (frozen)
+    backup: Backup = BestOfN()  # noqa: RUF009 (frozen)
     # Whether the images of the current observation are augmented.
     augment_images: bool = True
     # Devices that share a batch, for the memory estimate of best-of-N.
@@ -110,58 +114,7 @@ class Algorithm:
         return online.aggregate(online(context.features, jnp.asarray(observation.state), self.critic_chunks(actions)))
 
 
-# -- 1. target -------------------------------------------------------------------------------------------
-
-
-@flax.struct.dataclass
-class Targets:
-    """What the next observation contributes, [b] each; no gradient ever reaches it."""
-
-    value: jax.Array  # y of the TD loss
-    entropy: jax.Array  # h, of the candidates
-    best_q: jax.Array  # of the candidates, under the online critics
-    mean_q: jax.Array
-    std_q: jax.Array
-    diversity: jax.Array  # spread of the candidates: root mean variance over action dims and steps
-
-
-@jax.named_scope("sampling")
-def compute_targets(
-    algorithm: Algorithm, networks: Networks, batch: Batch, draws: Draws, subset_rng: jax.Array
-) -> Targets:
-    """The online critics choose c' among N candidates at s', the target critics judge c'.
-
-    Candidates come from the online policy instead of its moving average, because the critics are trained on the online
-    policy's features. Also, under FSDP an update then gathers one set of weights instead of two.
-    """
-    networks = networks.without_gradient()
-    observation = batch.next_observations
-    context = networks.encode(observation)
-    candidates = algorithm.candidates(networks, context, observation, draws.next_noise)
-    chunks = algorithm.critic_chunks(candidates)
-    online, target = networks.critics.online_ensemble, networks.critics.target_ensemble
-    q = online.rank(context.features, observation.state, chunks, networks.policy.dtype)  # [b, N]
-    best = take_candidate(chunks, jnp.argmax(q, axis=1))
-    next_q = target(context.features, observation.state, best[:, None])[:, 0]  # [b, E]
-    return Targets(
-        value=td_target(batch, target.aggregate_target(next_q, subset_rng), algorithm.acrlpd.discount),
-        entropy=estimate_entropy(algorithm.seen_actions(candidates)),
-        best_q=jnp.max(q, axis=1),
-        mean_q=jnp.mean(q, axis=1),
-        std_q=jnp.std(q, axis=1),
-        diversity=jnp.sqrt(jnp.mean(jnp.var(chunks, axis=1), axis=-1)),
-    )
-
-
-def td_target(batch: Batch, next_q: jax.Array, discount: float) -> jax.Array:
-    """y [b] = sum_i gamma^i r_i + gamma^H mask Q(s', c'); no bootstrap past a true terminal."""
-    horizon = batch.rewards.shape[1]
-    powers = discount ** jnp.arange(horizon, dtype=jnp.float32)
-    chunk_return = jnp.sum(batch.rewards * powers, axis=1)
-    return chunk_return + discount**horizon * batch.masks[:, -1] * next_q
-
-
-# -- 2. critics ------------------------------------------------------------------------------------------
+# -- 1. target: backups/ -- 2. critics --------------------------------------------------------------------
 
 
 def td_loss(q: jax.Array, target: jax.Array, hyperparams: ACRLPDHyperparams) -> jax.Array:
@@ -207,7 +160,7 @@ def cloning_weights(view: View) -> SampleWeights:
     return SampleWeights(log_weight=log_weight, size=steps, kept=kept)
 
 
-# -- 4. improvement: improvements/ -- 5. temperature: `TemperatureModule` in networks.py --------------------
+# -- 4. improvement: improvements/ -- 5. temperature: temperature.py -------------------------------------
 # -- 6. update -------------------------------------------------------------------------------------------
 
 
@@ -244,7 +197,8 @@ class JointLoss:
     def targets(self, params: Params, inputs: tuple[Batch, Draws]) -> Targets | None:
         if not self.algorithm.has_critic:
             return None
-        return compute_targets(self.algorithm, self.agent.networks(params), *inputs, self.subset_rng)
+        networks = self.agent.networks(params).without_gradient()
+        return self.algorithm.backup.targets(self.algorithm, networks, *inputs, self.subset_rng)
 
     def view(self, params: Params, inputs: tuple[Batch, Draws]) -> View:
         return View(self.algorithm, self.agent.networks(params), *inputs)
@@ -256,11 +210,14 @@ class JointLoss:
         improvement = self.algorithm.improvement.weigh(view) if self.algorithm.has_improvement else None
         return Weights(cloning=cloning_weights(view), improvement=improvement)
 
-    def select(self, inputs: tuple[Batch, Draws], weights: Weights) -> Weights:
-        """Windows that are not among the data of the policy do not count where logged actions are cloned."""
+    def balance(self, inputs: tuple[Batch, Draws], weights: Weights) -> Weights:
+        """What depends on the other samples: which windows the policy learns from, and how sharp weights are."""
         cloning, improvement = weights.cloning, weights.improvement
-        if cloning is None or (chosen := select_policy_data(self.algorithm.acrlpd, inputs[0], cloning)) is None:
-            return weights
+        chosen = None if cloning is None else select_policy_data(self.algorithm.acrlpd, inputs[0], cloning)
+        if improvement is not None:
+            improvement = self.algorithm.improvement.balance(improvement)
+        if cloning is None or chosen is None:
+            return Weights(cloning, improvement)
         if improvement is not None and self.algorithm.improvement.clones_logged_actions:
             improvement = improvement.only(chosen)
         return Weights(cloning.only(chosen), improvement)
@@ -284,9 +241,15 @@ class JointLoss:
             q, td = critic_loss(view, targets.value)
             total += loss_weights.critic_weight * jnp.sum(td * batch.critic_weight) / norm.critic
             record = record.replace(q=q, td_loss=td)
-        if targets is not None and algorithm.acrlpd.learnable_temperature:
-            alpha_loss = view.networks.temperature.alpha_loss(targets.entropy, algorithm.target_entropy)
+            own = algorithm.backup.losses(view, self.subset_rng)
+            if own is not None:
+                total += loss_weights.critic_weight * jnp.sum(own * batch.critic_weight) / norm.critic
+                record = record.replace(backup=own)
+        if targets is not None and targets.candidates is not None and algorithm.acrlpd.learnable_temperature:
+            log_alpha, entropy = view.networks.temperature.log_alpha[...], algorithm.acrlpd.target_choice_entropy
+            alpha_loss = follow_choice(log_alpha, targets.candidates.values, entropy)
             total += loss_weights.alpha_weight * jnp.sum(alpha_loss) / norm.samples
+            record = record.replace(temperature=alpha_loss)
         if weights.cloning is not None:
             losses = jnp.sum(view.flow_losses * batch.valid, axis=1)
             weighted = _weight(weights.cloning, norm.cloning) * losses
@@ -347,16 +310,34 @@ def update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool 
 
     Without `update_policy` (critic warm-up, or a policy with nothing to train) only critics and temperature learn, and
     the policy's backward pass is not computed. Where the config gives the TD loss no weight, only the policy learns,
-    and nothing about next observations is computed.
+    and nothing about next observations is computed. With k critic updates per policy update, every k-th update is one
+    of both; the agent's step says which, so a resumed run goes on as if it had not been interrupted.
     """
+    every = agent.algorithm.acrlpd.critic_updates_per_policy_update
+    if every == 1 or not update_policy:
+        return _update(agent, batch, rng, update_policy=update_policy)
+    of_both = jax.jit(functools.partial(_update, update_policy=True))  # so that it is traced once
+    names = jax.eval_shape(of_both, agent, batch, rng)[1]
+
+    def of_critics(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple["Agent", Info]:
+        agent, info = _update(agent, batch, rng, update_policy=False)
+        of_policy = {"policy_grad_norm", "improvement_grad_norm"}
+        known = {name: value for name, value in info.items() if name not in of_policy}
+        return agent, {name: known.get(name, jnp.asarray(NOT_COMPUTED, jnp.float32)) for name in names}
+
+    return jax.lax.cond(agent.step % every == every - 1, of_both, of_critics, agent, batch, rng)
+
+
+def _update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool) -> tuple["Agent", Info]:
     algorithm = agent.algorithm
     update_policy = update_policy and bool(jax.tree.leaves(agent.policy_params))
-    improves = update_policy and algorithm.has_improvement and bool(jax.tree.leaves(agent.improvement_params))
+    improves = update_policy and algorithm.has_improvement and agent.improvement.learns
     params = Params(
         policy=agent.policy_params if update_policy else None,
         critic=agent.critics.online if algorithm.has_critic else None,
         temperature=agent.temperature_params if algorithm.acrlpd.learnable_temperature else None,
-        improvement=agent.improvement_params if improves else None,
+        improvement=agent.improvement.params if improves else None,
+        backup=agent.backup.params if algorithm.has_critic and agent.backup.learns else None,
     )
     inputs, subset_rng = prepare(agent, batch, rng)
     joint = JointLoss(agent, subset_rng, trains_policy=update_policy)
@@ -375,22 +356,25 @@ def apply_gradients(agent: "Agent", params: Params, grads: Params) -> tuple["Age
         "policy": (agent.policy_optimizer, agent.policy_opt_state),
         "critic": (agent.critic_optimizer, agent.critic_opt_state),
         "temperature": (agent.temperature_optimizer, agent.temperature_opt_state),
-        "improvement": (agent.critic_optimizer, agent.improvement_opt_state),
+        "improvement": (agent.critic_optimizer, agent.improvement.opt_state),
+        "backup": (agent.critic_optimizer, agent.backup.opt_state),
     }
     norms = {name: global_norm(getattr(grads, name)) for name in parts}
     finite = jnp.isfinite(sum(norms.values()))
     changed: dict[str, Any] = {}
     for name, (optimizer, opt_state) in parts.items():
         learned = getattr(params, name)
-        if learned is not None:
-            new, new_state = optimizer.step(getattr(grads, name), opt_state, learned, enabled=finite)
+        if learned is None:
+            continue
+        new, new_state = optimizer.step(getattr(grads, name), opt_state, learned, enabled=finite)
+        if name in ("improvement", "backup"):
+            changed[name] = getattr(agent, name).replace(params=new, opt_state=new_state)
+        else:
             changed |= {f"{name}_params": new, f"{name}_opt_state": new_state}
     critics = agent.critics
     if params.critic is not None:
         tau = jnp.where(finite, agent.algorithm.acrlpd.target_update_tau, 0.0)
         critics = critics.replace(online=changed.pop("critic_params")).soft_update_target_networks(tau)
-    if params.temperature is not None:
-        changed["temperature_params"] = within_bounds(changed["temperature_params"])
     new_agent = agent.replace(
         step=agent.step + 1,
         skipped_updates=agent.skipped_updates + (1 - finite.astype(jnp.int32)),

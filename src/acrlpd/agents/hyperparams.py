@@ -30,7 +30,7 @@ class LossWeights:
     actor_weight: NonNegative = 1.0
     # Weight of behaviour cloning. Higher: closer to the data, safer, less improvement.
     bc_weight: NonNegative = 0.01
-    # Weight of the temperature loss.
+    # Weight of the loss of a learned temperature.
     alpha_weight: NonNegative = 1.0
 
 
@@ -81,6 +81,9 @@ class ACRLPDHyperparams:
     critic_gradient_to_policy: bool = False
     # First updates in which only critics and temperature learn, so that advantages mean something.
     critic_warmup_steps: Annotated[int, Ge(0)] = 0
+    # The critics learn in every update, policy and improvement in every k-th one. Higher: better critics for the same
+    # time of the policy, whose learning-rate schedule then counts its own updates (EXPO: 20).
+    critic_updates_per_policy_update: Annotated[int, Ge(1)] = 1
 
     # What the policy is cloned from; critics learn from everything. "all": every window. "success": windows that lead
     # to a success; qchunking.success_ratio draws more of them. "advantage": of each task's windows in a batch, those
@@ -94,13 +97,16 @@ class ACRLPDHyperparams:
     # Weigh cloning by each sample's own loss, so that hard samples count more.
     bc_difficulty_weighting: bool = False
 
-    # Temperature alpha of AWR and of selection: its first value, and its only value if alpha is not learned.
+    # Temperature alpha of selection among the k best candidates, of bc_importance_weighting and, where its own settings
+    # say so, of AWR. In units of the critics' values: its first value, and its only value if alpha is not learned.
     initial_temperature: Positive = 1.0
-    # Learn alpha so that the entropy of the candidates approaches the target.
-    learnable_temperature: bool = True
-    # Target entropy = -multiplier * real action_dim. Larger: candidates are meant to differ less.
+    # Learn alpha, so that a choice among the candidates with probabilities softmax(Q / alpha) has the target entropy.
+    learnable_temperature: bool = False
+    # Entropy of that choice as a share of the largest, log N. Higher: larger alpha, more even choices and weights.
+    target_choice_entropy: Annotated[float, Interval(gt=0, lt=1)] = 0.5
+    # Target entropy of one step of a policy that knows its probabilities (sac) = -multiplier * real action_dim.
     target_entropy_multiplier: float = 0.5
-    # The target entropy itself; None: from the multiplier.
+    # That target entropy itself; None: from the multiplier.
     target_entropy: float | None = None
 
     # Decay of the policy's moving average, which is what is evaluated and exported; None: no average.
@@ -114,7 +120,7 @@ class ACRLPDHyperparams:
             yield error(f"acrlpd.best_of_n.top_k {self.best_of_n.top_k} exceeds the {samples} candidates")
         if samples == 1 and self.learnable_temperature:
             yield error(
-                "a learned temperature needs the spread of at least 2 candidates: raise acrlpd.num_action_samples, or "
+                "a learned temperature needs the values of at least 2 candidates: raise acrlpd.num_action_samples, or "
                 "set acrlpd.learnable_temperature false"
             )
         if self.action_bounds is not None and not self.action_bounds[0] < self.action_bounds[1]:
@@ -140,6 +146,8 @@ class ACRLPDHyperparams:
             yield error(f"{without}, which acrlpd.policy_data advantage needs: set acrlpd.policy_data all or success")
         if self.learnable_temperature:
             yield error(f"{without}, but alpha learns only beside critics: set acrlpd.learnable_temperature false")
+        if self.critic_updates_per_policy_update > 1:
+            yield error(f"{without}, so every update is one of the policy: set critic_updates_per_policy_update 1")
         if self.critic_warmup_steps > 0:
             yield error(f"{without}, so there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
 

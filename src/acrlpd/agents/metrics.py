@@ -6,13 +6,20 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from acrlpd.agents.backups.base import NextCandidates, Targets
 from acrlpd.agents.improvements.base import Info, weight_metrics
+from acrlpd.agents.temperature import choice_entropy
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array
 
 if TYPE_CHECKING:
     from acrlpd.agents.agent import Agent
-    from acrlpd.agents.algorithm import Algorithm, Normalizers, Targets, Weights
+    from acrlpd.agents.algorithm import Algorithm, Normalizers, Weights
+
+
+# The value of a metric that an update did not compute, where the other updates of a compiled loop compute the metric.
+# This number is finite, because monitoring must see infinite values.
+NOT_COMPUTED = float(jnp.finfo(jnp.float32).min)
 
 
 class SampleRecord(flax.struct.PyTreeNode):
@@ -20,6 +27,8 @@ class SampleRecord(flax.struct.PyTreeNode):
 
     q: jax.Array | None = None  # [b, E] at the logged chunk
     td_loss: jax.Array | None = None  # [b]
+    backup: jax.Array | None = None  # [b] of the backup's own networks
+    temperature: jax.Array | None = None  # [b]
     cloning: jax.Array | None = None  # [b] weighted, before the sum is divided
     improvement: jax.Array | None = None  # [b]
 
@@ -30,7 +39,7 @@ def loss_info(
     record: SampleRecord,
     weights: "Weights",
     norm: "Normalizers",
-    targets: "Targets | None",
+    targets: Targets | None,
     alpha: jax.Array,
 ) -> Info:
     """Losses and statistics of what was computed; an update of the critics alone has no loss of the policy."""
@@ -44,7 +53,12 @@ def loss_info(
         "reward_max": jnp.max(batch.rewards),
     }
     if targets is not None:
-        info |= _target_info(algorithm, targets, alpha) | _critic_info(batch, record, norm, targets)
+        info |= _critic_info(batch, record, norm, targets)
+    if targets is not None and targets.candidates is not None:
+        info |= _candidate_info(targets.candidates)
+        if record.temperature is not None:
+            entropy = choice_entropy(targets.candidates.values, jnp.broadcast_to(alpha, record.temperature.shape))
+            info |= {"alpha_loss": jnp.mean(record.temperature), "choice_entropy": jnp.mean(entropy)}
     if weights.cloning is not None and record.cloning is not None:
         info["bc_loss"] = jnp.sum(record.cloning)
         if algorithm.acrlpd.policy_data != "all":
@@ -66,19 +80,16 @@ def _mean_reward(batch: Batch) -> jax.Array:
     return jnp.sum(batch.rewards) / jnp.maximum(jnp.sum(batch.valid[:, :steps]), 1.0)
 
 
-def _target_info(algorithm: "Algorithm", targets: "Targets", alpha: jax.Array) -> Info:
-    entropy = jnp.mean(targets.entropy)
-    alpha_loss = alpha * (entropy - algorithm.target_entropy)
+def _candidate_info(candidates: NextCandidates) -> Info:
+    q = candidates.values
     return {
-        "alpha_loss": alpha_loss if algorithm.acrlpd.learnable_temperature else jnp.zeros_like(alpha_loss),
-        "entropy_estimate": entropy,
-        "best_of_n_gain": jnp.mean(targets.best_q - targets.mean_q),
-        "candidate_q_std": jnp.mean(targets.std_q),
-        "candidate_diversity": jnp.mean(targets.diversity),
+        "best_of_n_gain": jnp.mean(jnp.max(q, axis=1) - jnp.mean(q, axis=1)),
+        "candidate_q_std": jnp.mean(jnp.std(q, axis=1)),
+        "candidate_diversity": jnp.mean(candidates.diversity),
     }
 
 
-def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", targets: "Targets") -> Info:
+def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", targets: Targets) -> Info:
     """Over the windows that the critics may learn from."""
 
     def mean(x: Array) -> jax.Array:
@@ -86,7 +97,8 @@ def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", target
 
     assert record.q is not None and record.td_loss is not None
     q, target = jnp.mean(record.q, axis=-1), targets.value
-    return {
+    own = {} if record.backup is None else {"backup_loss": mean(record.backup)}
+    return own | {
         "critic_loss": mean(record.td_loss),
         "q_mean": mean(q),
         "q_std": jnp.sqrt(mean(jnp.square(q - mean(q)))),
@@ -99,8 +111,8 @@ def _critic_info(batch: Batch, record: SampleRecord, norm: "Normalizers", target
 
 def update_info(old: "Agent", new: "Agent", norms: dict[str, jax.Array], finite: jax.Array) -> Info:
     """Norms, learning rates and counters of an update that has been applied."""
-    if not jax.tree.leaves(old.improvement_params):
-        norms = {name: norm for name, norm in norms.items() if name != "improvement"}
+    absent = [name for name in ("improvement", "backup") if not getattr(old, name).learns]
+    norms = {name: norm for name, norm in norms.items() if name not in absent}
     return {
         **{f"{name}_grad_norm": norm for name, norm in norms.items()},
         "policy_param_norm": global_norm(new.policy_params),

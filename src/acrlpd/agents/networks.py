@@ -7,6 +7,7 @@ from typing import TypeVar
 import flax.struct
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble
@@ -53,9 +54,22 @@ def create_critic_networks(
     return CriticNetworks(online=online, target=jax.tree.map(jnp.copy, online), network=network)
 
 
-_VARIANCE_FLOOR = 1e-6  # keeps the entropy finite when all candidates agree
-# Beyond this bound weights and choices hardly change any more, but a gradient would overflow in the end.
-_MAX_LOG_ALPHA = math.log(1e6)
+class OwnNetworks(flax.struct.PyTreeNode):
+    """The networks that an improvement or a backup brings along, with the state of their optimizer; most bring none."""
+
+    params: nnx.State
+    opt_state: optax.OptState
+    network: nnx.GraphDef | None = flax.struct.field(pytree_node=False)
+
+    @property
+    def learns(self) -> bool:
+        return bool(jax.tree.leaves(self.params))
+
+    def module(self, params: nnx.State | None = None) -> nnx.Module | None:
+        """The networks as one module, at the given parameters or at their own."""
+        if self.network is None:
+            return None
+        return nnx.merge(self.network, self.params if params is None else params)
 
 
 class TemperatureModule(nnx.Module):
@@ -74,26 +88,6 @@ class TemperatureModule(nnx.Module):
         return self() * jax.lax.stop_gradient(entropy - target_entropy)
 
 
-def within_bounds(temperature_params: nnx.State) -> nnx.State:
-    """Keeps alpha between 1e-6 and 1e6.
-
-    Nothing makes the entropy of the candidates reach its target. Where the entropy stays on one side of the target, log
-    alpha would move by a learning rate per update for as long as the run lasts.
-    """
-    return jax.tree.map(lambda log_alpha: jnp.clip(log_alpha, -_MAX_LOG_ALPHA, _MAX_LOG_ALPHA), temperature_params)
-
-
-def estimate_entropy(candidates: jax.Array) -> jax.Array:
-    """Entropy of one step's action from the spread of N candidates [b, N, H, a]: [b].
-
-    The entropy is that of a Gaussian with each dimension's variance over the candidates. It is summed over the action
-    dims and averaged over the steps, so that its scale is that of the target -multiplier * action_dim.
-    """
-    variance = jnp.var(candidates, axis=1) + _VARIANCE_FLOOR
-    per_dim = 0.5 * jnp.log(2 * jnp.pi * jnp.e * variance)  # [b, H, a]
-    return jnp.mean(jnp.sum(per_dim, axis=-1), axis=-1)
-
-
 @flax.struct.dataclass
 class Params:
     """The parameters that learn in an update; a part that is None does not learn."""
@@ -102,6 +96,7 @@ class Params:
     critic: nnx.State | None = None
     temperature: nnx.State | None = None
     improvement: nnx.State | None = None
+    backup: nnx.State | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +107,7 @@ class Networks:
     critics: CriticNetworks
     temperature: TemperatureModule
     improvement: nnx.Module | None  # the improvement's own networks, if the improvement has any
+    backup: nnx.Module | None  # the backup's own networks, if the backup has any
 
     def without_gradient(self) -> "Networks":
         """The same networks, for sampling and judging without learning from either."""
@@ -120,6 +116,7 @@ class Networks:
             critics=jax.lax.stop_gradient(self.critics),
             temperature=_stop_gradient(self.temperature),
             improvement=None if self.improvement is None else _stop_gradient(self.improvement),
+            backup=None if self.backup is None else _stop_gradient(self.backup),
         )
 
     def encode(self, observation: Observation) -> Context:

@@ -10,8 +10,8 @@ from flax import nnx, traverse_util
 
 from acrlpd.agents.agent import Agent
 from acrlpd.agents.algorithm import Algorithm
-from acrlpd.agents.networks import CriticNetworks, TemperatureModule, create_critic_networks
-from acrlpd.agents.optimizers.base import create_optimizer
+from acrlpd.agents.networks import CriticNetworks, OwnNetworks, TemperatureModule, create_critic_networks
+from acrlpd.agents.optimizers.base import Optimizer, create_optimizer
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
@@ -44,7 +44,12 @@ def create_agent(
     if policy_params is not None:
         _load_policy_params(policy, policy_params)
     algorithm = Algorithm(
-        rl_config.acrlpd, rl_config.qchunking, rl_config.improvement, rl_config.data.augment_images, data_shards
+        rl_config.acrlpd,
+        rl_config.qchunking,
+        rl_config.improvement,
+        rl_config.backup,
+        rl_config.data.augment_images,
+        data_shards,
     )
     critics = create_critic_networks(
         rl_config.critic,
@@ -53,11 +58,15 @@ def create_agent(
         state_dim=model.state_dim,
         chunk_dim=rl_config.qchunking.chunk_length * rl_config.qchunking.action_dim,
     )
-    improvement = None
+    improvement = backup = None
     if algorithm.has_improvement:
         own_rngs = nnx.Rngs(jax.random.fold_in(critic_rng, 1))
         improvement = rl_config.improvement.create_networks(policy, algorithm, own_rngs)
-    return _assemble_agent(rl_config, algorithm, policy, critics, improvement)
+    if algorithm.has_critic:
+        own_rngs = nnx.Rngs(jax.random.fold_in(critic_rng, 2))
+        feature_dim = critics.online_ensemble.feature_dim
+        backup = rl_config.backup.create_networks(feature_dim=feature_dim, state_dim=model.state_dim, rngs=own_rngs)
+    return _assemble_agent(rl_config, algorithm, policy, critics, improvement, backup)
 
 
 def _assemble_agent(
@@ -65,7 +74,8 @@ def _assemble_agent(
     algorithm: Algorithm,
     policy: FlowPolicy,
     critics: CriticNetworks,
-    own_networks: nnx.Module | None,  # the improvement's
+    improvement: nnx.Module | None,  # the networks that the improvement brings along
+    backup: nnx.Module | None,
 ) -> Agent:
     """The networks with their optimizers. A train step that donates the agent uses up the arrays of the networks."""
     acrlpd = rl_config.acrlpd
@@ -75,7 +85,6 @@ def _assemble_agent(
     freeze_filter = rl_config.model.get_freeze_filter(freeze_pi0_backbone=rl_config.freeze_pi0_backbone)
     policy_def, frozen, *[trainable] = nnx.split(policy, freeze_filter, ...)
     temperature_def, temperature = nnx.split(TemperatureModule(acrlpd.initial_temperature))
-    improvement_def, improvement = (None, nnx.State({})) if own_networks is None else nnx.split(own_networks)
     return Agent(
         step=jnp.zeros((), jnp.int32),
         skipped_updates=jnp.zeros((), jnp.int32),
@@ -87,18 +96,24 @@ def _assemble_agent(
         critic_opt_state=critic_optimizer.tx.init(critics.online),
         temperature_params=temperature,
         temperature_opt_state=temperature_optimizer.tx.init(temperature),
-        improvement_params=improvement,
-        improvement_opt_state=() if own_networks is None else critic_optimizer.tx.init(improvement),
+        improvement=_own_networks(improvement, critic_optimizer),
+        backup=_own_networks(backup, critic_optimizer),
         loss_weights=jax.tree.map(lambda weight: jnp.asarray(weight, jnp.float32), acrlpd.loss_weights),
         policy_def=policy_def,
         temperature_def=temperature_def,
-        improvement_def=improvement_def,
         algorithm=algorithm,
         policy_optimizer=policy_optimizer,
         critic_optimizer=critic_optimizer,
         temperature_optimizer=temperature_optimizer,
         gradient_accumulation_steps=rl_config.training.gradient_accumulation_steps,
     )
+
+
+def _own_networks(module: nnx.Module | None, optimizer: Optimizer) -> OwnNetworks:
+    if module is None:
+        return OwnNetworks(nnx.State({}), (), None)
+    network, params = nnx.split(module)
+    return OwnNetworks(params, optimizer.tx.init(params), network)
 
 
 def _load_policy_params(policy: FlowPolicy, params: Mapping[str, Any]) -> None:
@@ -121,6 +136,8 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
     yield from rl_config.qchunking.check(policy_action_horizon=model.action_horizon, policy_action_dim=model.action_dim)
     yield from acrlpd.check()
     yield from rl_config.critic.check()
+    if acrlpd.loss_weights.critic_weight > 0:
+        yield from rl_config.backup.check(acrlpd)
     if acrlpd.loss_weights.actor_weight > 0:
         yield from rl_config.improvement.check(
             acrlpd, model=model, critic=rl_config.critic, frozen_backbone=rl_config.freeze_pi0_backbone

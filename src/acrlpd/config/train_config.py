@@ -5,6 +5,8 @@ from typing import Annotated
 
 from annotated_types import Ge
 
+from acrlpd.agents.backups.base import Backup
+from acrlpd.agents.backups.best_of_n import BestOfN
 from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.critics.mlp import MLPCritics
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
@@ -48,6 +50,8 @@ class RLTrainConfig:
 
     # The critics' architecture.
     critic: CriticConfig = dataclasses.field(default_factory=MLPCritics)
+    # What the critics' targets bootstrap from.
+    backup: Backup = dataclasses.field(default_factory=BestOfN)
     acrlpd: ACRLPDHyperparams = dataclasses.field(default_factory=ACRLPDHyperparams)
     # How the critics' values improve the policy, with the weight acrlpd.loss_weights.actor_weight.
     improvement: Improvement = dataclasses.field(default_factory=AWR)

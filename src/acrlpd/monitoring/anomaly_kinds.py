@@ -24,7 +24,7 @@ _SMALL_LOSS = 1e-3
 Q_COLLAPSE_STD = 0.01  # of the largest reward
 Q_BOUND_SLACK = 0.05  # of the bound
 BC_RL_RATIOS = (1e-3, 100.0)
-TEMPERATURE_RANGE = (0.01, 10.0)
+TEMPERATURE_RANGE = (0.01, 100.0)  # of the spread of the candidates' values
 DEAD_CANDIDATE_SPREAD = 1e-3  # of normalised actions
 DATA_WAIT_SHARE = 0.25
 SLOWDOWN_FACTOR = 2.0
@@ -231,21 +231,21 @@ def bc_rl_imbalance(line: Line, values: UsualValues, rl_config: RLTrainConfig) -
 
 @_kind(
     "warning",
-    "The candidates' entropy does not reach its target, so the temperature runs away. Above the range AWR weights all "
-    "samples alike; below it a few samples take all the weight. Set acrlpd.target_entropy near the entropy_estimate "
-    "that you see, lower the temperature's learning rate, or fix the temperature with acrlpd.learnable_temperature "
+    "The learned temperature does not fit the candidates. Above the range all candidates are chosen equally often, "
+    "below it always the best one. Set acrlpd.initial_temperature near the candidate_q_std that you see, lower the "
+    "temperature's learning rate if the temperature swings, or fix the temperature with acrlpd.learnable_temperature "
     "false.",
 )
 def temperature_out_of_range(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
-    alpha = line.get("alpha_value")
-    if alpha is None or not rl_config.acrlpd.learnable_temperature:
+    alpha, spread = line.get("alpha_value"), line.get("candidate_q_std")
+    if alpha is None or not spread or not rl_config.acrlpd.learnable_temperature:
         return None
     low, high = TEMPERATURE_RANGE
-    entropy = line.get("entropy_estimate")
-    message = f"the temperature is {alpha:.4g}, outside of {low:g} to {high:g}"
-    if entropy is not None:
-        message += f"; the candidates' entropy is {entropy:.4g}"
-    return Assessment(_range_excess(alpha, TEMPERATURE_RANGE), message, "temperature")
+    message = (
+        f"the temperature is {alpha:.4g}, {alpha / spread:.3g} times the spread of the candidates' values; expected "
+        f"{low:g} to {high:g} times"
+    )
+    return Assessment(_range_excess(alpha / spread, TEMPERATURE_RANGE), message, "temperature")
 
 
 @_kind(

@@ -52,6 +52,7 @@ class ActingModel(flax.struct.PyTreeNode):
             critics=CriticNetworks(critics.online, critics.online, critics.critic_def),  # acting asks no target critics
             temperature=nnx.merge(critics.temperature_def, critics.temperature),
             improvement=own,
+            backup=None,  # acting computes no targets
         )
 
 
@@ -63,10 +64,10 @@ def acting_model(agent: Agent, *, average: bool) -> ActingModel:
     critics = ActingCritics(
         online=agent.critics.online,
         temperature=agent.temperature_params,
-        improvement=agent.improvement_params,
+        improvement=agent.improvement.params,
         critic_def=agent.critics.network,
         temperature_def=agent.temperature_def,
-        improvement_def=agent.improvement_def,
+        improvement_def=agent.improvement.network,
     )
     return ActingModel(
         params=agent.served_params(average=average),

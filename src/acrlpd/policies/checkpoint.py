@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 CRITIC_BRANCHES = {
     "online": ("critics", "online"),
     "temperature": ("temperature_params",),
-    "improvement": ("improvement_params",),
+    "improvement": ("improvement", "params"),
 }
 
 _WITHOUT = "--no_norm_stats acts without norm statistics: on a robot, unscaled actions can do harm"

@@ -91,12 +91,14 @@ class MetricsLog:
 
 
 def _means(window: list[dict[str, float]]) -> dict[str, float]:
-    """The means, in float64, of the metrics that all updates of the window report; extremes and counters as such."""
+    """The mean of each metric, in float64, over the updates that report it; extremes and counters as such.
+
+    Updates of the critics alone report nothing of the policy.
+    """
     means = {}
-    for name in window[-1] if window else ():
+    for name in dict.fromkeys(name for info in window for name in info):
         values = [info[name] for info in window if name in info]
-        if len(values) == len(window):
-            means[name] = values[-1] if name in _COUNTERS else float(_EXTREMES.get(name[-4:], np.mean)(values))
+        means[name] = values[-1] if name in _COUNTERS else float(_EXTREMES.get(name[-4:], np.mean)(values))
     return means
 
 

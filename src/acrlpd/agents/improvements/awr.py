@@ -3,29 +3,37 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
-from annotated_types import Gt
+from annotated_types import Gt, Interval
 
 from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View, weight_metrics
-from acrlpd.findings import Finding, warning
+from acrlpd.agents.temperature import effective_share, over_spread, solve_alpha
+from acrlpd.findings import Finding, error, warning
 from acrlpd.models.families.base import PolicyConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class AWR(Improvement):
-    """W = min(exp(A / alpha), weight_clip) on the policy's own flow-matching losses.
+    """W = exp(A / alpha) on the policy's own flow-matching losses.
 
-    The weighted losses are those of cloning, so that the improvement costs no forward pass of its own.
+    The weighted losses are those of cloning, so that the improvement costs no forward pass of its own. How sharp the
+    weights are does not depend on how long a run has lasted, nor on the scale of the rewards.
     """
 
-    clones_logged_actions = True
+    clones_logged_actions: ClassVar[bool] = True
 
-    # Largest weight exp(advantage / temperature) before normalisation. Lower: closer to cloning.
+    # The share of the batch that counts, (sum W)^2 / (B sum W^2): every update solves for the alpha of this share.
+    # Lower: fewer, better samples count. None: alpha is `temperature`.
+    effective_share: Annotated[float | None, Interval(gt=0, lt=1)] = 0.3
+    # alpha in units of the standard deviation of the batch's advantages, where effective_share is None. None: alpha is
+    # the temperature of `acrlpd`, fixed or learned, in units of the critics' values.
+    temperature: Annotated[float | None, Gt(0)] = None
+    # Largest weight exp(A / alpha) before normalisation, where effective_share is None. Lower: closer to cloning.
     weight_clip: Annotated[float, Gt(0)] = 100.0
 
     def weigh(self, view: View) -> SampleWeights:
@@ -34,6 +42,19 @@ class AWR(Improvement):
             size=jnp.sum(view.batch.valid, axis=1),
             kept={"advantage": view.advantage},
         )
+
+    def balance(self, weights: SampleWeights) -> SampleWeights:
+        advantage = over_spread(weights.kept["advantage"])
+        if self.effective_share is not None:
+            alpha = solve_alpha(lambda alpha: effective_share(advantage / alpha), self.effective_share, ())
+            log_weight = advantage / alpha
+            # Weights have the mean 1.
+            log_weight -= jax.nn.logsumexp(log_weight) - math.log(log_weight.size)
+        elif self.temperature is not None:
+            log_weight = log_awr_weight(advantage, jnp.asarray(self.temperature), self.weight_clip)
+        else:
+            return weights
+        return dataclasses.replace(weights, log_weight=log_weight)
 
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
         return jnp.sum(view.flow_losses * view.batch.valid, axis=1)
@@ -44,6 +65,11 @@ class AWR(Improvement):
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
     ) -> Iterator[Finding]:
+        if self.temperature is not None and self.effective_share is not None:
+            yield error(
+                f"improvement.temperature {self.temperature} has no effect while improvement.effective_share "
+                f"{self.effective_share} decides how sharp the weights are: set one of the two to none"
+            )
         if hyperparams.num_action_samples == 1:
             yield warning("with num_action_samples 1 the advantage baseline is a single sample: noisy weights")
 

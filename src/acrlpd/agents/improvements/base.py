@@ -18,6 +18,7 @@ from flax import nnx
 from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.agents.networks import Draws, Networks
+from acrlpd.agents.temperature import effective_share
 from acrlpd.batch import Batch
 from acrlpd.choice import Choice
 from acrlpd.findings import Finding
@@ -128,8 +129,9 @@ class Improvement(Choice, abc.ABC):
     """One way to improve the policy. Used where `acrlpd.loss_weights.actor_weight` is above 0.
 
     An update asks twice. `weigh` comes first and says how much each sample counts; nothing of it is differentiated.
-    `losses` is differentiated. With micro-batches, all samples of the batch are weighed before the first loss, so what
-    `losses` needs of the candidates is handed on in `SampleWeights.kept` instead of being computed again.
+    `losses` is differentiated. With micro-batches, `weigh` sees one micro-batch at a time. All samples of the batch are
+    weighed, and `balance` sees the weights of all of them, before the first loss. So what `losses` needs of the
+    candidates is handed on in `SampleWeights.kept` instead of being computed again.
     """
 
     package = "acrlpd.agents.improvements"
@@ -142,6 +144,10 @@ class Improvement(Choice, abc.ABC):
     def weigh(self, view: View) -> SampleWeights:
         """How much each sample of the batch counts."""
         return equal_weights(view.batch)
+
+    def balance(self, weights: SampleWeights) -> SampleWeights:
+        """The weights, once `weigh` has seen the whole batch: for weights that depend on other samples."""
+        return weights
 
     @abc.abstractmethod
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
@@ -185,22 +191,13 @@ class Improvement(Choice, abc.ABC):
         return iter(())
 
 
-def largest_log_weight(log_weight: jax.Array) -> jax.Array:
-    """The largest log weight, which is subtracted to keep exp() in range; 0 if no sample counts."""
-    largest = jnp.max(log_weight)
-    return jnp.where(largest == -jnp.inf, 0.0, largest)
-
-
 def weight_metrics(advantage: jax.Array, log_weight: jax.Array) -> Info:
     """Metrics of weights that come from advantages."""
-    weight = jnp.exp(log_weight - largest_log_weight(log_weight))
     raw = jnp.exp(log_weight)
     return {
         "advantage_mean": jnp.mean(advantage),
         "advantage_std": jnp.std(advantage),
         "awr_weight_mean": jnp.mean(raw),
         "awr_weight_max": jnp.max(raw),
-        # Effective share of the batch: 1 when all weights are equal, 1 / B when one sample has all of the weight, 0
-        # when no sample counts.
-        "awr_effective_ratio": jnp.square(jnp.mean(weight)) / jnp.maximum(jnp.mean(jnp.square(weight)), 1e-8),
+        "awr_effective_ratio": effective_share(log_weight),
     }

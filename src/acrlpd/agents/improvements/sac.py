@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class SAC(Improvement):
     """alpha log pi(c | s) - Q(s, c) of one chunk c of the policy, with a temperature alpha that learns.
 
-    alpha belongs to this improvement, because the entropy -log pi(c | s) of the policy itself steers alpha. The spread
-    of candidates steers the temperature of the other improvements. The initial value and the target entropy, which is
+    alpha belongs to this improvement, because the entropy -log pi(c | s) of the policy itself steers alpha. The values
+    of candidates steer the learned temperature of `acrlpd`. The initial value and the target entropy, which is
     a number for each step of a chunk, are those of `acrlpd`.
     """
 
@@ -63,7 +63,7 @@ class SAC(Improvement):
         if hyperparams.learnable_temperature:
             yield error(
                 "improvement sac learns a temperature of its own, which takes the place of the temperature that the "
-                "spread of candidates steers: set acrlpd.learnable_temperature false"
+                "values of candidates steer: set acrlpd.learnable_temperature false"
             )
 
 

@@ -31,7 +31,7 @@ class Memory:
     gradients: int
     optimizer: int
     ema: int
-    critics: int  # online and target, optimizer, gradients
+    critics: int  # online and target, networks of improvement and backup, optimizer, gradients
     activations: int  # kept for the backward pass, and its largest layer
     candidates: int  # contexts and denoising
     batch: int
@@ -58,6 +58,7 @@ def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
 
     trainable, optimizer, ema = map(num_bytes, (agent.policy_params, agent.policy_opt_state, agent.ema_params))
     parameters = trainable + num_bytes(agent.frozen_params)
+    learned_with_critics = (agent.critics.online, agent.improvement.params, agent.backup.params)
     accumulation = config.training.gradient_accumulation_steps
     samples = config.batch_size / num_devices / accumulation
     working = config.model.working_memory(freeze_pi0_backbone=config.freeze_pi0_backbone)
@@ -73,7 +74,7 @@ def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
         gradients=trainable if accumulation == 1 else 2 * trainable,
         optimizer=optimizer,
         ema=ema,
-        critics=num_bytes(agent) - parameters - optimizer - ema + num_bytes(agent.critics.online),
+        critics=num_bytes(agent) - parameters - optimizer - ema + num_bytes(learned_with_critics),
         activations=math.ceil(samples * backward) + working.weight_copies + gathered,
         candidates=math.ceil(samples * candidates) + working.weight_copies,
         batch=math.ceil(config.batch_size / num_devices * _batch_bytes(config)),

@@ -31,12 +31,10 @@ CONFIG = RLTrainConfig(
         feature_fusion_method="mlp",
     ),
     acrlpd=ACRLPDHyperparams(
-        loss_weights=LossWeights(bc_weight=0.001, alpha_weight=0.8),
+        loss_weights=LossWeights(bc_weight=0.001),
         num_action_samples=32,
         discount=0.99,
         target_update_tau=0.01,
-        initial_temperature=0.5,
-        target_entropy_multiplier=0.3,
     ),
     qchunking=QChunkingConfig(horizon_length=20, action_dim=14, sequence_ratio=0.8),
     data=DataConfig(

@@ -41,7 +41,6 @@ CONFIG = RLTrainConfig(
         target_update_tau=0.01,
         # The image encoder starts from random weights: the critics must teach it to see what they need.
         critic_gradient_to_policy=True,
-        learnable_temperature=False,
         ema_decay=0.998,
     ),
     # A chunk is a second of acting, and four or five chunks are an episode. The first chunk decides where the arm goes.

@@ -33,8 +33,6 @@ CONFIG = RLTrainConfig(
         num_action_samples=16,
         discount=0.995,
         target_update_tau=0.005,
-        initial_temperature=1.0,
-        target_entropy_multiplier=0.5,
     ),
     qchunking=QChunkingConfig(horizon_length=10, action_dim=8, sequence_ratio=0.7),
     data=DataConfig(

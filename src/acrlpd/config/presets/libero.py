@@ -26,12 +26,10 @@ CONFIG = RLTrainConfig(
     weight_loader=WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_base/params"),
     critic=MLPCritics(num_critics=12, hidden_dims=(512, 512, 256, 128), dropout_rate=0.15, q_aggregation="min"),
     acrlpd=ACRLPDHyperparams(
-        loss_weights=LossWeights(bc_weight=0.1, alpha_weight=1.2),
+        loss_weights=LossWeights(bc_weight=0.1),
         num_action_samples=64,
         discount=0.98,
         target_update_tau=0.01,
-        initial_temperature=1.5,
-        target_entropy_multiplier=0.7,
     ),
     qchunking=QChunkingConfig(horizon_length=5, action_dim=7, sequence_ratio=0.6),
     data=DataConfig(

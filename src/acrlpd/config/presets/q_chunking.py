@@ -77,7 +77,6 @@ def _qc(name: str, domain: Domain) -> RLTrainConfig:
             flow_times="uniform",
             discount=0.99,
             target_update_tau=0.005,
-            learnable_temperature=False,
             ema_decay=None,
         ),
         qchunking=QChunkingConfig(horizon_length=5, action_dim=5, sequence_ratio=None),

@@ -37,7 +37,6 @@ CONFIG = RLTrainConfig(
         sampling_steps=4,
         discount=0.98,
         target_update_tau=0.01,
-        learnable_temperature=False,
         # With 0.999, a third of the average would still be initial weights when the offline phase ends.
         ema_decay=0.99,
     ),

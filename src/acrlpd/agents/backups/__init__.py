@@ -1,0 +1,1 @@
+"""What the critics' targets bootstrap from: one file each."""

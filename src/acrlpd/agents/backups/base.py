@@ -1,0 +1,86 @@
+"""What a backup is: where the value of the next observation comes from, which ends the critics' target.
+
+A backup is one file: a frozen dataclass whose fields are its options. `docs/extending.md` writes one from scratch.
+"""
+
+import abc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from acrlpd.agents.hyperparams import ACRLPDHyperparams
+from acrlpd.agents.networks import Draws, Networks
+from acrlpd.batch import Batch
+from acrlpd.choice import Choice, kind_name
+from acrlpd.findings import Finding, error
+
+if TYPE_CHECKING:
+    from acrlpd.agents.algorithm import Algorithm
+    from acrlpd.agents.improvements.base import View
+
+
+@flax.struct.dataclass
+class NextCandidates:
+    """What is known of the N candidates at the next observation."""
+
+    values: jax.Array  # [b, N] under the online critics
+    diversity: jax.Array  # [b] spread of the candidates: root mean variance over action dims and steps
+
+
+@flax.struct.dataclass
+class Targets:
+    """What the next observation contributes; no gradient ever reaches it."""
+
+    value: jax.Array  # [b] y of the TD loss
+    candidates: NextCandidates | None = None  # None where `Backup.has_candidates` is False
+
+
+class Backup(Choice, abc.ABC):
+    """One way to bootstrap. Used where the critics learn.
+
+    `targets` comes first, and nothing of it is differentiated. A backup with networks of its own says in `losses` what
+    the networks learn from.
+    """
+
+    package = "acrlpd.agents.backups"
+
+    # Whether `Targets.candidates` is known. The learned temperature learns from the candidates.
+    has_candidates: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def targets(
+        self, algorithm: "Algorithm", networks: Networks, batch: Batch, draws: Draws, subset_rng: jax.Array
+    ) -> Targets:
+        """The targets of the critics. `networks` carry no gradient; `subset_rng` draws the members for REDQ."""
+
+    def create_networks(self, *, feature_dim: int, state_dim: int, rngs: nnx.Rngs) -> nnx.Module | None:
+        """The backup's own networks, which learn from `losses` alone. They are `networks.backup` in an update.
+
+        `feature_dim` is the number of features of the policy that the critics read, 0 if they read none. The networks
+        are trained with the critics' optimizer and learning rate. Acting does not need them, so exports leave them out.
+        """
+        return None
+
+    def losses(self, view: "View", subset_rng: jax.Array) -> jax.Array | None:
+        """The loss of each sample for the backup's own networks [b]; it counts where the TD loss counts."""
+        return None
+
+    def check(self, hyperparams: ACRLPDHyperparams) -> Iterator[Finding]:
+        """Errors and warnings about this backup in a run with these hyperparameters."""
+        if hyperparams.learnable_temperature and not self.has_candidates:
+            yield error(
+                f"backup {kind_name(self)} has no candidates at the next observation, from which the learned "
+                "temperature would learn: set acrlpd.learnable_temperature false, or choose backup best_of_n"
+            )
+
+
+def td_target(batch: Batch, next_value: jax.Array, discount: float) -> jax.Array:
+    """y [b] = sum_i gamma^i r_i + gamma^H mask V(s'); no bootstrap past a true terminal."""
+    horizon = batch.rewards.shape[1]
+    powers = discount ** jnp.arange(horizon, dtype=jnp.float32)
+    chunk_return = jnp.sum(batch.rewards * powers, axis=1)
+    return chunk_return + discount**horizon * batch.masks[:, -1] * next_value

@@ -1,0 +1,84 @@
+"""A value network that learns from the logged chunks alone: the implicit value of IQL and DQC."""
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+from annotated_types import Ge, Interval, MinLen
+from flax import nnx
+
+from acrlpd.agents.backups.base import Backup, Targets, td_target
+from acrlpd.agents.critics.base import EnsembleDense, EnsembleLayerNorm, standardize
+from acrlpd.agents.networks import Draws, Networks
+from acrlpd.batch import Batch
+from acrlpd.models.observation import Array
+
+if TYPE_CHECKING:
+    from acrlpd.agents.algorithm import Algorithm
+    from acrlpd.agents.improvements.base import View
+
+
+@dataclasses.dataclass(frozen=True)
+class ImplicitValue(Backup):
+    """y bootstraps from V(s'), and V(s) is a high quantile or expectile of Qtarget(s, c) over the logged chunks c.
+
+    A target needs no candidates of the policy, so neither denoising nor, where the critics read no features of the
+    policy, an encoded next observation. The price is that V knows only what chunks of the data achieve.
+    """
+
+    # Which statistic of the logged chunks' values V becomes. An expectile feels how far away values are, a quantile
+    # only how many values are higher.
+    loss: Literal["quantile", "expectile"] = "quantile"
+    # How high the statistic is: 0.5 is the median or the mean of the data, close to 1 is the best of the data.
+    kappa: Annotated[float, Interval(gt=0, lt=1)] = 0.9
+    # Hidden layers of V.
+    hidden_dims: Annotated[tuple[int, ...], MinLen(1), Ge(1)] = (512, 512, 512)
+
+    def create_networks(self, *, feature_dim: int, state_dim: int, rngs: nnx.Rngs) -> "ValueNetwork":
+        return ValueNetwork(self.hidden_dims, feature_dim, state_dim, rngs)
+
+    def targets(
+        self, algorithm: "Algorithm", networks: Networks, batch: Batch, draws: Draws, subset_rng: jax.Array
+    ) -> Targets:
+        features = networks.encode(batch.next_observations).features
+        next_value = _value(networks)(features, batch.next_observations.state)
+        return Targets(value=td_target(batch, next_value, algorithm.acrlpd.discount))
+
+    def losses(self, view: "View", subset_rng: jax.Array) -> jax.Array:
+        features, state = view.fixed_context.features, view.batch.observations.state
+        target = view.fixed.critics.target_ensemble
+        chunk = view.algorithm.critic_chunks(view.batch.actions)[:, None]
+        q = target.aggregate_target(target(features, state, chunk)[:, 0], subset_rng)
+        error = q - _value(view.networks)(features, state)
+        weight = jnp.where(error > 0, self.kappa, 1 - self.kappa)
+        return weight * (jnp.abs(error) if self.loss == "quantile" else jnp.square(error))
+
+
+class ValueNetwork(nnx.Module):
+    """V(s): a perceptron with the layers of the critics. V reads the state, and the features that the critics read."""
+
+    def __init__(self, hidden_dims: tuple[int, ...], feature_dim: int, state_dim: int, rngs: nnx.Rngs):
+        self.feature_dim = feature_dim
+        dims = (feature_dim + state_dim, *hidden_dims)
+        self.hidden = nnx.List(EnsembleDense(1, before, after, 1.0, rngs) for before, after in itertools.pairwise(dims))
+        self.norms = nnx.List(EnsembleLayerNorm(1, dim) for dim in hidden_dims)
+        self.out = EnsembleDense(1, dims[-1], 1, 1.0, rngs)
+
+    @jax.named_scope("critic")
+    def __call__(self, features: jax.Array | None, state: Array) -> jax.Array:
+        """Values [b] of observations."""
+        x = jnp.asarray(state)
+        if self.feature_dim:
+            assert features is not None
+            x = jnp.concatenate([standardize(features), x], axis=-1)
+        x = x[None]
+        for layer, norm in zip(self.hidden, self.norms, strict=True):
+            x = norm(jax.nn.gelu(layer(x)))
+        return self.out(x)[0, :, 0]
+
+
+def _value(networks: Networks) -> ValueNetwork:
+    assert isinstance(networks.backup, ValueNetwork)
+    return networks.backup
