@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from acrlpd.agents.improvements.awr import AWR
+from acrlpd.agents.improvements.base import SampleWeights
 from acrlpd.agents.networks import TemperatureModule
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.optimizers.base import create_optimizer
@@ -36,16 +38,30 @@ def test_the_effective_share_by_hand():
     np.testing.assert_allclose(effective_share(jnp.log(weights) + 500), expected, rtol=1e-4)
 
 
+def test_the_share_is_that_of_the_samples_that_count():
+    """Samples of weight 0 are not data of the policy; AWR weighs the others as if it had no others."""
+    advantage = jax.random.normal(jax.random.key(5), (40,))
+    chosen = jnp.arange(40) < 30
+    weights = SampleWeights(log_weight=advantage, size=jnp.ones(40), kept={"advantage": advantage})
+    for awr in (AWR(effective_share=0.3), AWR(effective_share=None, temperature=0.7)):
+        found = awr.balance(weights.only(chosen)).log_weight
+        alone = awr.balance(jax.tree.map(lambda x: x[:30], weights)).log_weight
+        np.testing.assert_allclose(found[:30], alone, rtol=1e-4, atol=1e-5)
+        assert np.all(found[30:] == -np.inf)
+        none = awr.balance(weights.only(jnp.zeros(40, bool))).log_weight
+        assert np.all(none == -np.inf) and effective_share(none) == 0
+
+
 @pytest.mark.parametrize("target", [0.1, 0.3, 0.9])
 def test_bisection_finds_the_alpha_of_a_share(target):
-    advantage = over_spread(jax.random.normal(jax.random.key(0), (64,)) * 1e4)
+    advantage = over_spread(jax.random.normal(jax.random.key(0), (64,)) * 1e4, jnp.ones(64, bool))
     np.testing.assert_allclose(jnp.std(advantage), 1.0, rtol=1e-5)
     alpha = solve_alpha(lambda alpha: effective_share(advantage / alpha), target, ())
     np.testing.assert_allclose(effective_share(advantage / alpha), target, rtol=1e-3)
 
 
 def test_equal_advantages_weigh_equally():
-    advantage = over_spread(jnp.full(8, 3.0))
+    advantage = over_spread(jnp.full(8, 3.0), jnp.ones(8, bool))
     alpha = solve_alpha(lambda alpha: effective_share(advantage / alpha), 0.3, ())
     np.testing.assert_allclose(effective_share(advantage / alpha), 1.0, rtol=1e-5)
 

@@ -131,7 +131,8 @@ def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path
     assert (filtering.acrlpd.policy_data, filtering.qchunking.success_ratio) == ("success", 0.5)
     assert filtering.acrlpd.loss_weights == config.acrlpd.loss_weights
     # Cloning stays cloning, whatever the run does.
-    changed = apply_config_overrides(config, {"acrlpd.policy_data": "success", "qchunking.success_ratio": 0.8})
+    changes = {"acrlpd.policy_data": "success", "qchunking.success_ratio": 0.8}
+    changed = apply_config_overrides(config, changes | {"acrlpd.critic_updates_per_policy_update": 4})
     for name in ("bc", "bc_success_only"):
         assert baseline_config(changed, name, {}) == baseline_config(config, name, {})
     for name in BASELINES:

@@ -58,6 +58,7 @@ CLONING = {"acrlpd__loss_weights__critic_weight": 0.0, "online_steps": 0, "evalu
         (CLONING | {"evaluation__best_of_n": None}, "could choose among 2 candidates: set evaluation.best_of_n 1"),
         (CLONING | {"evaluation__best_of_n": 4}, "could choose among 4 candidates: set evaluation.best_of_n 1"),
         (CLONING | {"evaluation__robustness": True}, "set evaluation.best_of_n_values 1"),
+        (CLONING | {"acrlpd__critic_updates_per_policy_update": 2}, "set acrlpd.critic_updates_per_policy_update 1"),
         (CLONING | {"acrlpd__bc_importance_weighting": True}, "which bc_importance_weighting needs"),
         (CLONING | {"acrlpd__policy_data": "advantage"}, "which acrlpd.policy_data advantage needs"),
         (

@@ -213,14 +213,14 @@ class JointLoss:
     def balance(self, inputs: tuple[Batch, Draws], weights: Weights) -> Weights:
         """What depends on the other samples: which windows the policy learns from, and how sharp weights are."""
         cloning, improvement = weights.cloning, weights.improvement
-        chosen = None if cloning is None else select_policy_data(self.algorithm.acrlpd, inputs[0], cloning)
-        if improvement is not None:
-            improvement = self.algorithm.improvement.balance(improvement)
-        if cloning is None or chosen is None:
-            return Weights(cloning, improvement)
-        if improvement is not None and self.algorithm.improvement.clones_logged_actions:
-            improvement = improvement.only(chosen)
-        return Weights(cloning.only(chosen), improvement)
+        if cloning is None:
+            return weights
+        chosen, method = select_policy_data(self.algorithm.acrlpd, inputs[0], cloning), self.algorithm.improvement
+        if chosen is not None:
+            cloning = cloning.only(chosen)
+            if improvement is not None and method.clones_logged_actions:
+                improvement = improvement.only(chosen)
+        return Weights(cloning, None if improvement is None else method.balance(improvement))
 
     def normalize(self, inputs: tuple[Batch, Draws], weights: Weights) -> Normalizers:
         critic_weight = inputs[0].critic_weight

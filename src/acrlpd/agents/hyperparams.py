@@ -147,7 +147,7 @@ class ACRLPDHyperparams:
         if self.learnable_temperature:
             yield error(f"{without}, but alpha learns only beside critics: set acrlpd.learnable_temperature false")
         if self.critic_updates_per_policy_update > 1:
-            yield error(f"{without}, so every update is one of the policy: set critic_updates_per_policy_update 1")
+            yield error(f"{without}: every update is the policy's, so set acrlpd.critic_updates_per_policy_update 1")
         if self.critic_warmup_steps > 0:
             yield error(f"{without}, so there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
 

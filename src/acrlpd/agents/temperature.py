@@ -24,16 +24,16 @@ def largest_log_weight(log_weight: jax.Array) -> jax.Array:
 
 
 def effective_share(log_weight: jax.Array) -> jax.Array:
-    """(sum W)^2 / (B sum W^2) of B weights W = exp(log_weight): 1 where all are equal, 1 / B where one has everything.
+    """(sum W)^2 / (B sum W^2) of the B weights W = exp(log_weight) that are not 0; 0 if all weights are 0.
 
-    The share is 0 where no sample counts.
-
-    For W = exp(A / alpha) the share rises with alpha. With beta = 1 / alpha, the derivative of its logarithm by beta is
-    2 (E_beta[A] - E_2beta[A]), where E_beta is the mean under weights exp(beta A). That mean rises with beta (its
-    derivative is a variance), so the difference is never positive.
+    The share is 1 where all weights are equal, and 1 / B where one has everything. For W = exp(A / alpha) it rises with
+    alpha. With beta = 1 / alpha, the derivative of its logarithm by beta is 2 (E_beta[A] - E_2beta[A]), where E_beta is
+    the mean under weights exp(beta A). That mean rises with beta (its derivative is a variance), so the difference is
+    never positive.
     """
     weight = jnp.exp(log_weight - largest_log_weight(log_weight))  # a common factor cancels out
-    return jnp.square(jnp.mean(weight)) / jnp.maximum(jnp.mean(jnp.square(weight)), _TINY)
+    num_counting = jnp.sum(log_weight != -jnp.inf)
+    return jnp.square(jnp.sum(weight)) / jnp.maximum(num_counting * jnp.sum(jnp.square(weight)), 1.0)
 
 
 def choice_entropy(values: jax.Array, alpha: jax.Array) -> jax.Array:
@@ -63,13 +63,13 @@ def solve_alpha(measure: Callable[[jax.Array], jax.Array], target: float, shape:
     return jnp.exp(0.5 * (low + high))
 
 
-def over_spread(x: jax.Array) -> jax.Array:
-    """x in units of its standard deviation; x itself where all are equal.
+def over_spread(x: jax.Array, counts: jax.Array) -> jax.Array:
+    """x in units of the standard deviation of those that count (bool); x itself where these are all equal.
 
     The deviation is that of the batch, which a run need not remember. With 32 samples and more, weights scatter less
     than with the deviation of all data, because a batch with large values divides by its own large deviation.
     """
-    spread = jnp.std(x)
+    spread = jnp.std(x, where=counts)
     return x / jnp.where(spread > _TINY, spread, 1.0)
 
 

@@ -206,6 +206,7 @@ def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, A
         "acrlpd.learnable_temperature": False,
         "acrlpd.bc_importance_weighting": False,
         "acrlpd.critic_warmup_steps": 0,
+        "acrlpd.critic_updates_per_policy_update": 1,
         "evaluation.best_of_n": 1,
         "data.episode_filter": "success" if name == "bc_success_only" else rl_config.data.episode_filter,
     }

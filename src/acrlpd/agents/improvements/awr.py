@@ -27,8 +27,8 @@ class AWR(Improvement):
 
     clones_logged_actions: ClassVar[bool] = True
 
-    # The share of the batch that counts, (sum W)^2 / (B sum W^2): every update solves for the alpha of this share.
-    # Lower: fewer, better samples count. None: alpha is `temperature`.
+    # The effective share of the B windows of a batch that the policy is cloned from, (sum W)^2 / (B sum W^2): every
+    # update solves for the alpha of this share. Lower: fewer, better windows count. None: alpha is `temperature`.
     effective_share: Annotated[float | None, Interval(gt=0, lt=1)] = 0.3
     # alpha in units of the standard deviation of the batch's advantages, where effective_share is None. None: alpha is
     # the temperature of `acrlpd`, fixed or learned, in units of the critics' values.
@@ -44,12 +44,13 @@ class AWR(Improvement):
         )
 
     def balance(self, weights: SampleWeights) -> SampleWeights:
-        advantage = over_spread(weights.kept["advantage"])
+        counts = weights.log_weight != -jnp.inf
+        advantage = jnp.where(counts, over_spread(weights.kept["advantage"], counts), -jnp.inf)
         if self.effective_share is not None:
             alpha = solve_alpha(lambda alpha: effective_share(advantage / alpha), self.effective_share, ())
             log_weight = advantage / alpha
-            # Weights have the mean 1.
-            log_weight -= jax.nn.logsumexp(log_weight) - math.log(log_weight.size)
+            log_mean = jax.nn.logsumexp(log_weight) - jnp.log(jnp.sum(counts))
+            log_weight -= jnp.where(jnp.any(counts), log_mean, 0.0)  # the weights that count have the mean 1
         elif self.temperature is not None:
             log_weight = log_awr_weight(advantage, jnp.asarray(self.temperature), self.weight_clip)
         else:
