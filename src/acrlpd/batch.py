@@ -1,5 +1,6 @@
 """The contract between the data layer, which makes batches, and the agent, which learns from them."""
 
+import dataclasses
 from typing import Protocol
 
 import flax.struct
@@ -38,6 +39,16 @@ class Batch:
     def critic_weight(self) -> Array:
         """How much each window counts for the critics [B]: weighted like this, they learn from the data as it comes."""
         return self.sequence_mask * self.importance
+
+    def with_transitions_of(self, other: "Batch") -> "Batch":
+        """This batch with what is seen and done in another batch of the same windows; rewards and ends stay."""
+        return dataclasses.replace(
+            self,
+            observations=other.observations,
+            next_observations=other.next_observations,
+            actions=other.actions,
+            valid=other.valid,
+        )
 
 
 class Feed(Protocol):

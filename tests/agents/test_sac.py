@@ -32,7 +32,7 @@ def batch():
 
 def test_the_loss_is_that_of_sac(agent, batch):
     def by_hand(agent):
-        (prepared, draws), _ = prepare(agent, batch, jax.random.fold_in(KEY, 0))
+        prepared, draws, _ = prepare(agent, batch, jax.random.fold_in(KEY, 0))
         policy, critics = agent.policy(), agent.critics.online_ensemble
         context = policy.encode(prepared.observations)
         chunk, log_prob = policy.sample_with_log_prob(context, draws.actor_noise[:, None])

@@ -278,6 +278,60 @@ def test_tasks_share_transitions_and_differ_in_rewards(
     assert losses["left"] != losses["right"]
 
 
+def cloning_config(directory: pathlib.Path, labels: str) -> RLTrainConfig:
+    """The policy clones everything, so that both tasks have the same policy."""
+    weights = {"acrlpd.loss_weights.actor_weight": 0.0, "acrlpd.loss_weights.bc_weight": 1.0}
+    saves = {"training.save_frequency": 2, "checkpoints.max_to_keep": 10}
+    return apply_config_overrides(task_config(directory, labels), weights | saves)
+
+
+def test_tasks_that_only_clone_compute_one_policy(
+    tmp_path: pathlib.Path, labels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run is its single run. The program of two runs is cheaper than two programs of one run."""
+    flops = watch_flops(monkeypatch)
+    config = cloning_config(tmp_path / "together", labels)
+    assert run_experiment(config, RunOptions(tasks=("left", "right"))) == 0
+    runs = [run_directory(config).with_name(f"run-{task}") for task in ("left", "right")]
+    alone = cloning_config(tmp_path / "right", labels.replace("{task}", "right"))
+    assert run_experiment(alone, RunOptions()) == 0
+    for found, expected in zip(metrics_of(runs[1]), metrics_of(run_directory(alone)), strict=True):
+        assert numbers(found) == pytest.approx(numbers(expected), rel=TOLERANCE["rtol"], abs=TOLERANCE["atol"])
+    left, right = (arrays_of(run / "6") for run in runs)
+    of_policy = [name for name in left if "policy" in name]
+    assert of_policy and all(np.array_equal(left[name], right[name]) for name in of_policy)
+    assert any(not np.array_equal(left[name], right[name]) for name in left if ".critics" in name)
+    together, single = flops
+    assert together < 1.8 * single
+
+    # A kill finds the leader ahead of the other run, or behind it: both go on to the same end, to the last bit.
+    for newest in ({"left": 4, "right": 2}, {"left": 2, "right": 6}):
+        again = cloning_config(tmp_path / f"again{newest['left']}", labels)
+        for task, run in zip(newest, runs, strict=True):
+            target = run_directory(again).with_name(f"run-{task}")
+            shutil.copytree(run, target)
+            for step in saved_steps(target):
+                if step > newest[task]:
+                    shutil.rmtree(target / str(step))
+        assert run_experiment(again, RunOptions(tasks=("left", "right"), resume=True)) == 0
+        for task, run in zip(newest, runs, strict=True):
+            assert_equal_arrays(arrays_of(run_directory(again).with_name(f"run-{task}") / "6"), arrays_of(run / "6"))
+
+
+def watch_flops(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Collects the operations of each program that a learner compiles."""
+    compile_, found = Learner.compile, []
+
+    def watched(self: Learner, calls: Any, kinds: Any) -> None:
+        compile_(self, calls, kinds)
+        costs = self.programs[True].cost_analysis()
+        assert costs is not None
+        found.append(costs["flops"])
+
+    monkeypatch.setattr(Learner, "compile", watched)
+    return found
+
+
 def test_equal_columns_of_tasks_lie_on_the_devices_once(tmp_path: pathlib.Path, labels: str) -> None:
     config = task_config(tmp_path, labels)
     left, right = create_members(config, RunOptions(tasks=("left", "right")))

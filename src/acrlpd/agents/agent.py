@@ -5,7 +5,7 @@
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 
 from acrlpd.agents import algorithm
-from acrlpd.agents.algorithm import Algorithm
+from acrlpd.agents.algorithm import Algorithm, Prepared
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.metrics import NOT_COMPUTED
@@ -91,7 +91,11 @@ class Agent(flax.struct.PyTreeNode):
 
         The key of the update is `rng` folded with the agent's step, so one key serves a whole run.
         """
-        return algorithm.update(self, batch, jax.random.fold_in(rng, self.step), update_policy=update_policy)
+        return algorithm.update(self, self.prepare(batch, rng), update_policy=update_policy)
+
+    def prepare(self, batch: Batch, rng: jax.Array) -> Prepared:
+        """What `train_step` computes before it looks at a network or a reward."""
+        return algorithm.prepare(self, batch, jax.random.fold_in(rng, self.step))
 
     def update_ema_parameters(self, *, enabled: jax.Array | bool = True) -> "Agent":
         """EMA <- d EMA + (1 - d) policy, if the agent keeps an average."""
@@ -101,6 +105,16 @@ class Agent(flax.struct.PyTreeNode):
         keep, add = jnp.where(enabled, decay, 1.0), jnp.where(enabled, 1 - decay, 0.0)
         average = jax.tree.map(lambda old, new: keep * old + add * new, self.ema_params, self.policy_params)
         return self.replace(ema_params=average)
+
+    def with_policy_of(self, other: "Agent") -> "Agent":
+        """This agent with everything that cloning has changed in another agent; critics and counters stay."""
+        return self.replace(
+            step=other.step,
+            policy_params=other.policy_params,
+            frozen_params=other.frozen_params,
+            ema_params=other.ema_params,
+            policy_opt_state=other.policy_opt_state,
+        )
 
     # -- acting: policies/ ---------------------------------------------------------------------------
 
@@ -150,36 +164,65 @@ class MetricsTable:
 
 
 def train_steps(
-    agents: list[Agent], calls: list[Call], num_updates: jax.Array, *, update_policy: bool = True
+    agents: list[Agent],
+    calls: list[Call],
+    num_updates: jax.Array,
+    *,
+    update_policy: bool = True,
+    leaders: Sequence[int] | None = None,
 ) -> tuple[list[Agent], MetricsTable]:
     """`num_updates` updates of each agent in one call: the same result, to the last bit, as calls of one update each.
 
     The number is an argument of the compiled program, so calls of any length up to the feeds' capacity share one
     program. The agents of several runs do not depend on each other. The updates of all runs stand side by side in the
     loop, because matrix products of stacked agents are slower (benchmarks/small_policies-2026-11-16.md).
-    """
 
-    def update(index: jax.Array, agent: Agent, call: Call) -> tuple[Agent, dict[str, jax.Array]]:
-        bc_weight: Any = call.bc_weights[index]  # the agent carries its weights as arrays
-        agent = agent.replace(loss_weights=dataclasses.replace(agent.loss_weights, bc_weight=bc_weight))
-        return agent.train_step(call.feed.batch(index), call.rng, update_policy=update_policy)
+    `leaders` names for each run the run whose policy and transitions are equal to its own; None: its own. An update
+    then reads both from the leader. So the compiler finds the same samples, losses and gradients of the policy in
+    several runs, and keeps one of each.
+    """
+    leaders = range(len(agents)) if leaders is None else leaders
+
+    @jax.jit  # the shapes of the metrics, and then the loop, without tracing the update again for each run
+    def update(agent: Agent, prepared: Prepared, bc_weight: Any) -> tuple[Agent, dict[str, jax.Array]]:
+        weights = dataclasses.replace(agent.loss_weights, bc_weight=bc_weight)  # the agent has its weights as arrays
+        return algorithm.update(agent.replace(loss_weights=weights), prepared, update_policy=update_policy)
+
+    def update_all(agents: list[Agent], index: jax.Array) -> list[tuple[Agent, dict[str, jax.Array]]]:
+        batches = [call.feed.batch(index) for call in calls]
+        prepared = {run: agents[run].prepare(batches[run], calls[run].rng) for run in dict.fromkeys(leaders)}
+        return [
+            update(
+                agents[run].with_policy_of(agents[leader]),
+                prepared[leader].with_rewards_of(batches[run]),
+                calls[leader].bc_weights[index],
+            )
+            for run, leader in enumerate(leaders)
+        ]
+
+    def take_policies(agents: list[Agent]) -> list[Agent]:
+        return [agent.with_policy_of(agents[leader]) for agent, leader in zip(agents, leaders, strict=True)]
 
     first, capacity = jnp.zeros((), jnp.int32), calls[0].feed.capacity
     if capacity == 1:  # a program without a loop: a large network has no memory to spare for one
-        results = [update(first, *run) for run in zip(agents, calls, strict=True)]
+        results = update_all(agents, first)
         table = jnp.stack([_row(info)[None] for _, info in results])
-        return [agent for agent, _ in results], MetricsTable(table, tuple(results[0][1]))
-    update = jax.jit(update)  # the shapes of the metrics, and then the loop, without tracing the update twice
-    names = tuple(jax.eval_shape(update, first, agents[0], calls[0])[1])
+        return take_policies([agent for agent, _ in results]), MetricsTable(table, tuple(results[0][1]))
+    names = tuple(jax.eval_shape(update_all, agents, first)[0][1])
 
     def body(index: jax.Array, carry: tuple[list[Agent], jax.Array]) -> tuple[list[Agent], jax.Array]:
-        results = [update(index, *run) for run in zip(carry[0], calls, strict=True)]
+        results = update_all(carry[0], index)
         rows = jnp.stack([_row(info) for _, info in results])
-        return [agent for agent, _ in results], carry[1].at[:, index].set(rows)
+        # The loop carries the policy of a leader alone: the others keep theirs until the loop has ended.
+        updated = [
+            new if leader == run else new.with_policy_of(old)
+            for run, (leader, old, (new, _)) in enumerate(zip(leaders, carry[0], results, strict=True))
+        ]
+        return updated, carry[1].at[:, index].set(rows)
 
     table = jnp.zeros((len(agents), capacity, len(names)), jnp.float32)
     agents, table = jax.lax.fori_loop(first, num_updates, body, (agents, table))
-    return agents, MetricsTable(table, names)
+    return take_policies(agents), MetricsTable(table, names)
 
 
 def _row(info: Mapping[str, jax.Array]) -> jax.Array:

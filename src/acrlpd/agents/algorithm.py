@@ -16,7 +16,7 @@ The named scopes say what an operation is for; a profile adds up time by the inn
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.struct
 import jax
@@ -278,9 +278,26 @@ def _weight(weights: SampleWeights, norm: tuple[jax.Array, jax.Array] | None) ->
     return jnp.exp(weights.log_weight - largest) / size
 
 
+class Prepared(NamedTuple):
+    """What an update needs beside the agent."""
+
+    batch: Batch  # with observations as the policy wants them
+    draws: Draws  # all random numbers of the update, but for the next
+    subset_rng: jax.Array  # the key of the critics' subset
+
+    @property
+    def inputs(self) -> tuple[Batch, Draws]:
+        """What may be split into micro-batches."""
+        return self.batch, self.draws
+
+    def with_rewards_of(self, batch: Batch) -> "Prepared":
+        """The same update on a batch of the same windows with other rewards."""
+        return self._replace(batch=batch.with_transitions_of(self.batch))
+
+
 @jax.named_scope("policy")
-def prepare(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[tuple[Batch, Draws], jax.Array]:
-    """Observations as the policy wants them and all random numbers of the update, and the key of the critics' subset.
+def prepare(agent: "Agent", batch: Batch, rng: jax.Array) -> Prepared:
+    """Prepares an update. Nothing of it depends on rewards.
 
     Only the current observation is augmented: the next observation is part of a target, which is better without noise.
     """
@@ -291,21 +308,21 @@ def prepare(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[tuple[Batch, 
         observations=policy.preprocess(augment_rng, batch.observations, train=augment),
         next_observations=policy.preprocess(None, batch.next_observations, train=False),
     )
-    return (batch, draw(draw_rng, batch, agent.algorithm.acrlpd)), subset_rng
+    return Prepared(batch, draw(draw_rng, batch, agent.algorithm.acrlpd), subset_rng)
 
 
 def compute_loss(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:
     """The loss that `update` would report for the same key; nothing is updated."""
-    inputs, subset_rng = prepare(agent, batch, rng)
-    joint = JointLoss(agent, subset_rng, trains_policy=True)
-    targets = joint.targets(Params(), inputs)
-    loss, (record, weights, norm) = loss_in_one_piece(joint, Params(), inputs, targets)
+    prepared = prepare(agent, batch, rng)
+    joint = JointLoss(agent, prepared.subset_rng, trains_policy=True)
+    targets = joint.targets(Params(), prepared.inputs)
+    loss, (record, weights, norm) = loss_in_one_piece(joint, Params(), prepared.inputs, targets)
     alpha = agent.networks().temperature()
-    info = loss_info(agent.algorithm, inputs[0], record, weights, norm, targets, alpha)
+    info = loss_info(agent.algorithm, prepared.batch, record, weights, norm, targets, alpha)
     return loss, info | {"total_loss": loss}
 
 
-def update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool = True) -> tuple["Agent", Info]:
+def update(agent: "Agent", prepared: Prepared, *, update_policy: bool = True) -> tuple["Agent", Info]:
     """One update of policy, critics, temperature, targets and moving average. Pure.
 
     Without `update_policy` (critic warm-up, or a policy with nothing to train) only critics and temperature learn, and
@@ -315,20 +332,20 @@ def update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool 
     """
     every = agent.algorithm.acrlpd.critic_updates_per_policy_update
     if every == 1 or not update_policy:
-        return _update(agent, batch, rng, update_policy=update_policy)
+        return _update(agent, prepared, update_policy=update_policy)
     of_both = jax.jit(functools.partial(_update, update_policy=True))  # so that it is traced once
-    names = jax.eval_shape(of_both, agent, batch, rng)[1]
+    names = jax.eval_shape(of_both, agent, prepared)[1]
 
-    def of_critics(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple["Agent", Info]:
-        agent, info = _update(agent, batch, rng, update_policy=False)
+    def of_critics(agent: "Agent", prepared: Prepared) -> tuple["Agent", Info]:
+        agent, info = _update(agent, prepared, update_policy=False)
         of_policy = {"policy_grad_norm", "improvement_grad_norm"}
         known = {name: value for name, value in info.items() if name not in of_policy}
         return agent, {name: known.get(name, jnp.asarray(NOT_COMPUTED, jnp.float32)) for name in names}
 
-    return jax.lax.cond(agent.step % every == every - 1, of_both, of_critics, agent, batch, rng)
+    return jax.lax.cond(agent.step % every == every - 1, of_both, of_critics, agent, prepared)
 
 
-def _update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool) -> tuple["Agent", Info]:
+def _update(agent: "Agent", prepared: Prepared, *, update_policy: bool) -> tuple["Agent", Info]:
     algorithm = agent.algorithm
     update_policy = update_policy and bool(jax.tree.leaves(agent.policy_params))
     improves = update_policy and algorithm.has_improvement and agent.improvement.learns
@@ -339,12 +356,11 @@ def _update(agent: "Agent", batch: Batch, rng: jax.Array, *, update_policy: bool
         improvement=agent.improvement.params if improves else None,
         backup=agent.backup.params if algorithm.has_critic and agent.backup.learns else None,
     )
-    inputs, subset_rng = prepare(agent, batch, rng)
-    joint = JointLoss(agent, subset_rng, trains_policy=update_policy)
+    joint = JointLoss(agent, prepared.subset_rng, trains_policy=update_policy)
     loss, (record, weights, norm), targets, grads = compute_gradients(
-        joint, params, inputs, agent.gradient_accumulation_steps
+        joint, params, prepared.inputs, agent.gradient_accumulation_steps
     )
-    info = loss_info(algorithm, inputs[0], record, weights, norm, targets, agent.networks().temperature())
+    info = loss_info(algorithm, prepared.batch, record, weights, norm, targets, agent.networks().temperature())
     agent, applied = apply_gradients(agent, params, grads)
     return agent, info | applied | {"total_loss": loss}
 

@@ -113,6 +113,12 @@ class ACRLPDHyperparams:
     # Closer to 1: smoother, lags more.
     ema_decay: Annotated[float | None, Interval(ge=0, lt=1)] = 0.999
 
+    @property
+    def rewards_reach_policy(self) -> bool:
+        """False if the policy only clones every window, so that runs with other rewards have the same policy."""
+        is_chosen = self.policy_data != "all" or self.bc_importance_weighting
+        return self.loss_weights.actor_weight != 0 or is_chosen or self.critic_gradient_to_policy
+
     def check(self) -> Iterator[Finding]:
         """Errors and warnings about fields that do not fit each other."""
         samples, weights = self.num_action_samples, self.loss_weights

@@ -170,6 +170,7 @@ class _Driver:
         kind = next(iter(wishes.values())).update_policy
         chosen = {run: self.trainers[run] for run, wish in wishes.items() if wish.update_policy == kind}
         num_updates = min(wishes[run].num_updates for run in chosen)
+        chosen, num_updates = self._catch_up(chosen, num_updates)
         is_first = not self.learner.programs
         with answer_out_of_memory(self.trainers[0].rl_config, is_first):
             calls = self._create_calls(chosen, num_updates)
@@ -186,12 +187,29 @@ class _Driver:
             logger.info("first step %.1f s after the run was started; %s", waited, device_memory())
         return {run: Made(num_updates, metrics, is_first=compiles) for run in chosen}
 
+    def _catch_up(self, trainers: dict[int, Trainer], num_updates: int) -> tuple[dict[int, Trainer], int]:
+        """The runs that may share a call: of runs with one leader, those that are furthest behind.
+
+        After a kill, runs may go on from different steps. Those behind make updates until they have caught up.
+        """
+        chosen: dict[int, Trainer] = {}
+        groups = collections.defaultdict(list)
+        for run in trainers:
+            groups[self.learner.leader(run)].append(run)
+        for group in groups.values():
+            first, *later = sorted({trainers[run].step for run in group})
+            chosen |= {run: trainers[run] for run in group if trainers[run].step == first}
+            num_updates = min([num_updates, *(step - first for step in later)])
+        return chosen, num_updates
+
     def _create_calls(self, active: Mapping[int, Trainer], num_updates: int) -> list[Call]:
         """A call for each run, also for those that wait or have ended."""
         calls: dict[int, Call] = {}
         for run, trainer in active.items():
             with _named(self.trainers, run):
                 calls[run] = trainer.create_call(num_updates)
+        for run in active:  # a leader that waits computes the policy of the runs that it leads
+            calls.setdefault(self.learner.leader(run), calls[run])
         any_call = next(iter(calls.values()))
         return [calls.get(run) or trainer.create_idle_call() or any_call for run, trainer in enumerate(self.trainers)]
 

@@ -2,6 +2,9 @@
 
 Runs whose configs differ only in the seed compute the same program with other numbers. One call of the program updates
 the agents of all runs: a small network leaves a part of each device idle, which the networks of other runs can use.
+
+Runs whose configs differ only in their rewards may have the same policy as well, because rewards do not reach a policy
+that only clones. Such runs have a leader, whose policy is computed for all of them, and each run has its own critics.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,8 +23,10 @@ class Learner:
     All runs need configs of one shape: the same networks, batch size and optimizers.
     """
 
-    def __init__(self, sharding: FSDPSharding) -> None:
+    def __init__(self, sharding: FSDPSharding, leaders: Sequence[int] | None = None) -> None:
+        """`leaders` has the leader of each run: itself, or an earlier run with the same policy. None: itself."""
         self.sharding = sharding
+        self._leaders = None if leaders is None else tuple(leaders)
         self.agents: list[Agent] = []
         # The compiled programs, by whether the policy is updated. They are empty before the first call.
         self.programs: dict[bool, jax.stages.Compiled] = {}
@@ -31,6 +36,10 @@ class Learner:
         """Adds a run."""
         self.agents.append(agent)
 
+    def leader(self, run: int) -> int:
+        """The run that has the same policy, at the same step, as this run; the run itself if it has no other leader."""
+        return run if self._leaders is None else self._leaders[run]
+
     def is_compiled_for(self, calls: Sequence[Call]) -> bool:
         """Whether there are programs for feeds of these shapes; the shapes change when a replay outgrows its place."""
         return self.feed_shapes == _shapes(calls)
@@ -38,7 +47,9 @@ class Learner:
     def compile(self, calls: Sequence[Call], kinds: Collection[bool]) -> None:
         """Compiles the programs for calls like these, one of each run; `kinds` says whether they update the policy."""
         self.programs = {
-            kind: compile_train_steps(self.agents, list(calls), self.sharding, update_policy=kind)
+            kind: compile_train_steps(
+                self.agents, list(calls), self.sharding, update_policy=kind, leaders=self._leaders
+            )
             for kind in sorted(kinds)
         }
         self.feed_shapes = _shapes(calls)
@@ -49,9 +60,13 @@ class Learner:
         """Starts `num_updates` updates of each active run in one call, which has a place for each run.
 
         The agents of the other runs wait. Their places update copies that are dropped: so an active run computes the
-        same program, and the same bits, whichever runs wait.
+        same program, and the same bits, whichever runs wait. Active runs with one leader are at the same step. If the
+        leader waits, its place computes their policy.
         """
         agents = [agent if run in active else _copy(agent) for run, agent in enumerate(self.agents)]
+        for run in active:
+            if (leader := self.leader(run)) not in active:
+                agents[leader] = agents[leader].with_policy_of(_copy(self.agents[run]))
         updated, table = self.programs[update_policy](agents, list(calls), np.int32(num_updates))
         self.agents = [updated[run] if run in active else agent for run, agent in enumerate(self.agents)]
         return table

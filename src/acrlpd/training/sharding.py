@@ -7,7 +7,7 @@ chosen here, and XLA gathers what a layer needs when it needs it.
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -101,7 +101,12 @@ def init_fsdp_train_state(
 
 
 def compile_train_steps(
-    agents: list[Agent], calls: list[Call], sharding: FSDPSharding, *, update_policy: bool = True
+    agents: list[Agent],
+    calls: list[Call],
+    sharding: FSDPSharding,
+    *,
+    update_policy: bool = True,
+    leaders: tuple[int, ...] | None = None,
 ) -> jax.stages.Compiled:
     """Compiles `train_steps` for the places of `agents` and feeds (arrays, or shapes with shardings).
 
@@ -112,11 +117,12 @@ def compile_train_steps(
     feeds = [call.feed for call in calls]
     arrays = [(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(feeds)]
     agent_arrays = [(x.shape, x.dtype) for x in jax.tree.leaves(agents)]
-    key = (jax.tree.structure((agents, feeds)), *arrays, *agent_arrays, sharding, update_policy)
+    key = (jax.tree.structure((agents, feeds)), *arrays, *agent_arrays, sharding, update_policy, leaders)
     if key not in _programs:
         while len(_programs) >= _MOST_PROGRAMS:
             _programs.pop(next(iter(_programs)))
-        _programs[key] = _compile(agents, calls, sharding, update_policy=update_policy)
+        step = functools.partial(train_steps, update_policy=update_policy, leaders=leaders)
+        _programs[key] = _compile(step, agents, calls, sharding)
     return _programs[key]
 
 
@@ -126,7 +132,7 @@ _MOST_PROGRAMS = 4
 
 
 def _compile(
-    agents: list[Agent], calls: list[Call], sharding: FSDPSharding, *, update_policy: bool
+    train_steps: Callable[..., Any], agents: list[Agent], calls: list[Call], sharding: FSDPSharding
 ) -> jax.stages.Compiled:
     places = jax.tree.map(sharding.of_array, agents)
     feed_places = jax.tree.map(lambda x: x.sharding, [call.feed for call in calls])
@@ -134,7 +140,7 @@ def _compile(
     feeds = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), [c.feed for c in calls])
     shapes = [dataclasses.replace(call, feed=feed) for call, feed in zip(calls, feeds, strict=True)]
     step = jax.jit(
-        functools.partial(train_steps, update_policy=update_policy),
+        train_steps,
         in_shardings=(places, call_places, sharding.replicated),
         out_shardings=(places, sharding.replicated),
         donate_argnums=0,

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig
-from acrlpd.config.data import NORM_STATS_FILE
+from acrlpd.config.data import NORM_STATS_FILE, RewardConfig
+from acrlpd.config.run import EnvConfig
 from acrlpd.config.tree import config_hash
 from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
@@ -32,7 +33,7 @@ from acrlpd.training.online.actor import ActorProcess
 from acrlpd.training.online.rounds import OnlinePhase, Player, RoundPlayer, SynchronousPlayer, open_replay
 from acrlpd.training.options import RunOptions
 from acrlpd.training.progress import ProgressBars, planned_costs
-from acrlpd.training.sharding import create_sharding, validate_fsdp_sharding
+from acrlpd.training.sharding import FSDPSharding, create_sharding, validate_fsdp_sharding
 from acrlpd.training.stopping import StopRequest, exit_code
 from acrlpd.training.trainer import Trainer
 
@@ -53,12 +54,13 @@ def train_runs(
     `eval_fn` judges an agent instead of the config's environment. `offline_copies` are the `offline_copy` of each
     trainer. `env_pools` outlive these runs; without them, the environments end with the runs.
     """
-    learner, stop = Learner(create_sharding(configs[0])), StopRequest()
+    sharding, stop = create_sharding(configs[0]), StopRequest()
     bars = ProgressBars(enabled=is_primary() and not options.dry_run)
     starts = [_check_start(config, directory, options) for config, directory in zip(configs, directories, strict=True)]
     with contextlib.ExitStack() as stack:
         written = _make_directories(configs, directories, options, stack)
-        loaders = _create_loaders(configs, learner, stack)
+        loaders = _create_loaders(configs, sharding, stack)
+        learner = Learner(sharding, _find_leaders(configs, loaders))
         env_pools = env_pools or stack.enter_context(EnvPools())
         arenas = [
             Arena(group, _create_protocol(configs[group[0]], loaders[group[0]], len(group), env_pools), eval_fn)
@@ -151,12 +153,12 @@ def _load(trainer: Trainer, step: int | None, directory: pathlib.Path) -> None:
 
 
 def _create_loaders(
-    configs: Sequence[RLTrainConfig], learner: Learner, stack: contextlib.ExitStack
+    configs: Sequence[RLTrainConfig], sharding: FSDPSharding, stack: contextlib.ExitStack
 ) -> list[DataLoader]:
     loaders: list[DataLoader] = []
     for config in configs:
         like = next((loader for loader in loaders if loader.reads_data_of(config)), loaders[0] if loaders else None)
-        loader = create_data_loader(config, device_sharding=learner.sharding.data, num_runs=len(configs), like=like)
+        loader = create_data_loader(config, device_sharding=sharding.data, num_runs=len(configs), like=like)
         loaders.append(stack.enter_context(loader))
     if len({loader.capacity for loader in loaders}) > 1:  # Feeds of rows have another capacity than feeds of batches.
         raise ConfigError(
@@ -164,6 +166,29 @@ def _create_loaders(
             "data.on_device=never then"
         )
     return loaders
+
+
+def _find_leaders(configs: Sequence[RLTrainConfig], loaders: Sequence[DataLoader]) -> list[int]:
+    """For each run the first run with the same policy at every step.
+
+    These runs differ only in their rewards and environments, and the windows of their batches are the same. Rewards do
+    not reach a policy that only clones. Online, each run has the replay of its own environment.
+    """
+
+    def policy_hash(config: RLTrainConfig) -> str:
+        data = dataclasses.replace(config.data, rewards=RewardConfig())
+        return config_hash(dataclasses.replace(config, env=EnvConfig(), data=data))
+
+    leaders: list[int] = []
+    for run, config in enumerate(configs):
+        is_alone = config.acrlpd.rewards_reach_policy or config.training.online_steps > 0
+        same = [
+            other
+            for other in range(run)
+            if policy_hash(configs[other]) == policy_hash(config) and loaders[other].draws_windows_of(loaders[run])
+        ]
+        leaders.append(same[0] if same and not is_alone else run)
+    return leaders
 
 
 def _runs_that_act_together(configs: Sequence[RLTrainConfig]) -> list[tuple[int, ...]]:

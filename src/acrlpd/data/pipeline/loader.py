@@ -137,6 +137,16 @@ class DataLoader:
         own = self._rl_config
         return (own.data, own.model, own.qchunking) == (rl_config.data, rl_config.model, rl_config.qchunking)
 
+    def draws_windows_of(self, other: "DataLoader") -> bool:
+        """Whether the prior data of another loader with the same config, up to its rewards, has the same windows.
+
+        Rewards may end an episode before its last step, and successes may be drawn more often.
+        """
+        if self._rl_config.qchunking.success_ratio is not None:
+            return False
+        own, others = self.dataset.table.offsets, other.dataset.table.offsets
+        return self._fingerprint() == other._fingerprint() and np.array_equal(own, others)
+
     @property
     def steps_per_epoch(self) -> int:
         """Steps in which as many windows are drawn as the readable episodes have steps."""
