@@ -14,6 +14,7 @@ from acrlpd.agents import Call, train_steps
 from acrlpd.agents.backups.best_of_n import BestOfN
 from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.improvements.distillation import Distillation
+from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.batch import Batch, StackedBatches
 from acrlpd.choice import kind_name
 from acrlpd.config import LossWeights, QChunkingConfig
@@ -164,9 +165,9 @@ def test_best_of_n_finds_the_better_mode_and_cloning_does_not():
     assert np.mean(chosen > 0.5) > 0.95
 
 
-def bandit(reward_fn, chunk_shape: tuple[int, int]) -> Batch:
+def bandit(reward_fn, chunk_shape: tuple[int, int], reach: float = 1.0) -> Batch:
     """One state, uniform chunks, and one reward for each chunk, after which the task is over."""
-    actions = np.random.default_rng(0).uniform(-1, 1, (4096, *chunk_shape))
+    actions = np.random.default_rng(0).uniform(-reach, reach, (4096, *chunk_shape))
     rewards, terminals = np.zeros((2, 4096, chunk_shape[0]))
     rewards[:, -1], terminals[:, -1] = reward_fn(actions), 1
     state = np.zeros((4096, 1))
@@ -178,12 +179,11 @@ def bandit_config(model, **changes):
         model=model,
         qchunking=QChunkingConfig(horizon_length=model.action_horizon, action_dim=1),
         critic={"num_critics": 2, "hidden_dims": (64, 64), "q_aggregation": "mean"},
-        num_action_samples=1,
         learnable_temperature=False,
         ema_decay=None,
         discount=1.0,
         learning_rate=3e-3,
-        **changes,
+        **{"num_action_samples": 1, **changes},
     )
 
 
@@ -227,3 +227,24 @@ def test_distillation_finds_the_best_action_and_the_flow_stays_with_the_data():
     unimproved = dataclasses.replace(config.acrlpd, loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0))
     flow = act(agent.replace(algorithm=dataclasses.replace(agent.algorithm, acrlpd=unimproved)))
     assert abs(flow.mean()) < 0.2 and flow.std() > 0.35
+
+
+def test_expo_finds_actions_that_are_better_than_all_data():
+    """The logged actions end at 0.5, and 0.6 is best: edits reach 0.6, the flow policy does not."""
+    config = bandit_config(
+        StateFlowPolicyConfig(state_dim=1, action_dim=1, action_horizon=1, hidden_dims=(64, 64)),
+        improvement=EXPO(edit_scale=0.4, hidden_dims=(32, 32)),
+        loss_weights=LossWeights(actor_weight=1.0, bc_weight=1.0),
+        num_action_samples=16,
+        sampling_steps=5,
+    )
+    data = bandit(lambda chunks: -5 * np.square(chunks[:, 0, 0] - 0.6), (1, 1), reach=0.5)
+    agent, info = learn(config, data, updates=500, batch_size=64)
+    observations = observation(np.zeros((500, 1)))
+    chosen = quick_jit(lambda agent: choose(agent, jax.random.key(2), observations))(agent)
+    candidates, actions = np.asarray(chosen.candidates)[..., 0, 0], np.asarray(chosen.actions)
+    flow, edited = (np.abs(candidates[:, first::2] - 0.6).min(axis=1).mean() for first in (0, 1))
+    assert edited < 0.5 * flow
+    assert np.mean(candidates[:, ::2] > 0.5) < 0.05 and np.mean(actions > 0.5) > 0.4
+    assert np.mean(np.asarray(chosen.index) % 2) > 0.9  # edited chunks are chosen
+    assert float(info["edit_gain"]) > 0.5 and float(info["edit_wins"]) > 0.9

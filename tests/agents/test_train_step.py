@@ -24,6 +24,7 @@ from acrlpd.agents import Call, train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
 from acrlpd.agents.algorithm import JointLoss, compute_loss
 from acrlpd.agents.improvements.distillation import Distillation
+from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.agents.metrics import loss_info
 from acrlpd.agents.networks import Params, draw
 from acrlpd.agents.schedules.constant import ConstantSchedule
@@ -176,6 +177,7 @@ def test_targets_and_average_follow(agent, batch):
         {"improvement": "best_of_n"},
         {"improvement": "policy_gradient"},
         {"improvement": Distillation(hidden_dims=(16,))},
+        {"improvement": EXPO(hidden_dims=(16,)), "learnable_temperature": False},
         {"improvement": "sac", "model": GAUSSIAN, "learnable_temperature": False},
     ],
     ids=lambda changes: str(changes["improvement"]),

@@ -93,6 +93,16 @@ def validate(changes, base=DEBUG, **kwargs):
             {"improvement": "distillation", "critic.use_pi0_features": False},
             "distillation reads the features of the pi0 policy. Features are computed only for critics that read",
         ),
+        ({"improvement": "expo", "critic.use_pi0_features": False}, "expo reads the features of the pi0 policy"),
+        ({"improvement": "expo"}, "expo learns a temperature of its own"),
+        (
+            {"improvement": "expo", "acrlpd.num_action_samples": 5},
+            "acrlpd.num_action_samples must be even; found 5. Use 6",
+        ),
+        (
+            {"improvement": "expo", "loss_weights.critic_weight": 0.0},
+            "trains no critic, which a policy improvement needs: set acrlpd.loss_weights.actor_weight 0",
+        ),
     ],
 )
 def test_errors(changes, message):

@@ -15,6 +15,7 @@ from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent
 from acrlpd.agents.improvements.distillation import Distillation
+from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.agents.improvements.sac import SAC
 from acrlpd.config import RLTrainConfig
 from acrlpd.envs.create import create_env_pool
@@ -49,6 +50,12 @@ def steered() -> RLTrainConfig:
 def distilled() -> RLTrainConfig:
     """The one-step policy acts in place of the flow policy."""
     return state_config(improvement=Distillation(hidden_dims=(16,)))
+
+
+def edited() -> RLTrainConfig:
+    """Half of the candidates are edited."""
+    hyperparams = dataclasses.replace(state_config().acrlpd, learnable_temperature=False)
+    return state_config(improvement=EXPO(hidden_dims=(16,)), acrlpd=hyperparams)
 
 
 def squashed() -> RLTrainConfig:
@@ -125,7 +132,7 @@ def replies(policy: Any, config: RLTrainConfig, observations: Columns) -> list[d
     return policy.infer(requests)
 
 
-@pytest.mark.parametrize("make_config", [state_config, steered, pi0_in_the_toy, distilled, squashed])
+@pytest.mark.parametrize("make_config", [state_config, steered, pi0_in_the_toy, distilled, edited, squashed])
 def test_everything_that_acts_gives_equal_actions(
     make_config: Callable[[], RLTrainConfig], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

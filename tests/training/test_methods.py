@@ -23,13 +23,17 @@ RLPD_AC = ONE_CANDIDATE | {
 IMPLICIT_VALUE = {"backup": "implicit_value", "backup__hidden_dims": [16], "offline_steps": 4}
 # Interrupted between two updates of the policy.
 EVERY_THIRD = QC_FQL | {"acrlpd__critic_updates_per_policy_update": 3}
+EXPO = QC_FQL | {"improvement": "expo", "acrlpd__num_action_samples": 4}
+METHODS = {
+    "qc_fql": (QC_FQL, "improvement"),
+    "rlpd_ac": (RLPD_AC, "improvement"),
+    "implicit_value": (IMPLICIT_VALUE, "backup"),
+    "every_third": (EVERY_THIRD, "improvement"),
+    "expo": (EXPO, "improvement"),
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "learning"),
-    [(QC_FQL, "improvement"), (RLPD_AC, "improvement"), (IMPLICIT_VALUE, "backup"), (EVERY_THIRD, "improvement")],
-    ids=["qc_fql", "rlpd_ac", "implicit_value", "every_third"],
-)
+@pytest.mark.parametrize(("changes", "learning"), METHODS.values(), ids=METHODS)
 def test_a_resumed_run_is_the_uninterrupted_run(changes: dict[str, Any], learning: str, tmp_path: pathlib.Path) -> None:
     config = online_config(tmp_path, exp_name="straight", online_steps=8, log_frequency=2, **changes)
     train_here(config)

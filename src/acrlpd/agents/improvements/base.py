@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.agents.critics.base import CriticConfig
+from acrlpd.agents.critics.base import CriticConfig, standardize
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.agents.networks import Draws, Networks
 from acrlpd.agents.temperature import effective_share
 from acrlpd.batch import Batch
-from acrlpd.choice import Choice
-from acrlpd.findings import Finding
+from acrlpd.choice import Choice, kind_name
+from acrlpd.findings import Finding, error
 from acrlpd.models.families.base import PolicyConfig
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import Context, FlowPolicy
@@ -140,6 +140,9 @@ class Improvement(Choice, abc.ABC):
     clones_logged_actions: ClassVar[bool] = False
     # Whether the lowest possible loss is 0, so that a growing loss is reported as trouble.
     zero_at_best: ClassVar[bool] = True
+    # Whether the policy keeps its initial weights, so that only critics and the improvement's own networks learn. Such
+    # a policy has neither gradients nor optimizer state, and its weights are bfloat16.
+    freezes_policy: ClassVar[bool] = False
 
     def weigh(self, view: View) -> SampleWeights:
         """How much each sample of the batch counts."""
@@ -189,6 +192,39 @@ class Improvement(Choice, abc.ABC):
     ) -> Iterator[Finding]:
         """Errors and warnings about this improvement in a run with these other sections."""
         return iter(())
+
+
+# -- for improvements with networks of their own -----------------------------------------------------------
+
+
+def read_observation(context: Context, observation: Observation, feature_dim: int) -> jax.Array:
+    """What such a network reads of an observation: the policy's features, if it has features, and the state: [b, d]."""
+    state = jnp.asarray(observation.state)
+    if not feature_dim:
+        return state
+    assert context.features is not None
+    return jnp.concatenate([standardize(context.features), state], axis=-1)
+
+
+def check_features(improvement: Improvement, model: PolicyConfig, critic: CriticConfig) -> Iterator[Finding]:
+    """An error where the features that `read_observation` wants are not computed."""
+    if model.feature_dim and not critic.use_pi0_features:
+        yield error(
+            f"improvement {kind_name(improvement)} reads the features of the {kind_name(model)} policy. Features are "
+            "computed only for critics that read them too: set critic.use_pi0_features true"
+        )
+
+
+def check_temperature(improvement: Improvement, hyperparams: ACRLPDHyperparams) -> Iterator[Finding]:
+    """An error where the config learns a temperature beside that of the improvement."""
+    if hyperparams.learnable_temperature:
+        yield error(
+            f"improvement {kind_name(improvement)} learns a temperature of its own, which takes the place of the "
+            "temperature that the values of candidates steer: set acrlpd.learnable_temperature false"
+        )
+
+
+# -- for improvements that weigh samples ---------------------------------------------------------------------
 
 
 def weight_metrics(advantage: jax.Array, log_weight: jax.Array) -> Info:

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from annotated_types import Ge, MinLen
 from flax import nnx
 
-from acrlpd.agents.critics.base import CriticConfig, standardize
+from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, NonNegative
-from acrlpd.agents.improvements.base import Improvement, SampleWeights, View
+from acrlpd.agents.improvements.base import Improvement, SampleWeights, View, check_features, read_observation
 from acrlpd.agents.networks import Networks
-from acrlpd.choice import kind_name
-from acrlpd.findings import Finding, error
+from acrlpd.findings import Finding
 from acrlpd.models.families.base import PolicyConfig
 from acrlpd.models.mlp import MLP
 from acrlpd.models.observation import Observation
@@ -67,11 +66,7 @@ class Distillation(Improvement):
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
     ) -> Iterator[Finding]:
-        if model.feature_dim and not critic.use_pi0_features:
-            yield error(
-                f"improvement distillation reads the features of the {kind_name(model)} policy. Features are computed "
-                "only for critics that read them too: set critic.use_pi0_features true"
-            )
+        yield from check_features(self, model, critic)
 
 
 class OneStepPolicy(nnx.Module):
@@ -86,10 +81,7 @@ class OneStepPolicy(nnx.Module):
     def __call__(self, context: Context, observation: Observation, noise: jax.Array) -> jax.Array:
         """Chunks [b, n, T, a] from noise [b, n, T, a]."""
         b, n = noise.shape[:2]
-        seen = jnp.asarray(observation.state)
-        if self.feature_dim:
-            assert context.features is not None
-            seen = jnp.concatenate([standardize(context.features), seen], axis=-1)
+        seen = read_observation(context, observation, self.feature_dim)
         seen = jnp.broadcast_to(seen[:, None], (b, n, seen.shape[-1]))
         inputs = jnp.concatenate([seen, noise.reshape(b, n, -1)], axis=-1)
         return self.mlp(inputs).astype(jnp.float32).reshape(noise.shape)

@@ -10,7 +10,14 @@ from flax import nnx
 
 from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
-from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View, equal_weights
+from acrlpd.agents.improvements.base import (
+    Improvement,
+    Info,
+    SampleWeights,
+    View,
+    check_temperature,
+    equal_weights,
+)
 from acrlpd.agents.networks import Networks, TemperatureModule
 from acrlpd.choice import kind_name
 from acrlpd.findings import Finding, error
@@ -60,11 +67,7 @@ class SAC(Improvement):
                 f"improvement sac needs the probability of a chunk, which the {kind_name(model)} policy cannot say: "
                 "set model gaussian, or choose another improvement"
             )
-        if hyperparams.learnable_temperature:
-            yield error(
-                "improvement sac learns a temperature of its own, which takes the place of the temperature that the "
-                "values of candidates steer: set acrlpd.learnable_temperature false"
-            )
+        yield from check_temperature(self, hyperparams)
 
 
 def _temperature(networks: Networks) -> TemperatureModule:

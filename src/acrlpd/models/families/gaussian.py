@@ -9,12 +9,10 @@ from annotated_types import Ge, MinLen
 from flax import nnx
 
 from acrlpd.models.families.base import PolicyConfig
-from acrlpd.models.mlp import MLP
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import DENOISE, Context, FlowPolicy
+from acrlpd.models.squashed_gaussian import SquashedGaussian
 
-# Bounds of RLPD's log standard deviations, before the chunk is squashed.
-_LOG_STD_BOUNDS = (-20.0, 2.0)
 # Logged actions come no closer than this to -1 and 1, where the density of a squashed Gaussian is not finite.
 _MARGIN = 1e-5
 
@@ -54,10 +52,7 @@ class GaussianPolicy(FlowPolicy):
     def __init__(self, config: GaussianPolicyConfig, rngs: nnx.Rngs):
         super().__init__(config)
         chunk_dim = config.action_horizon * config.action_dim
-        *before, width = config.hidden_dims
-        self.hidden = MLP(config.state_dim, tuple(before), width, activation=nnx.relu, dtype=config.dtype, rngs=rngs)
-        self.mean_out = MLP(width, (), chunk_dim, dtype=config.dtype, rngs=rngs)
-        self.log_std_out = MLP(width, (), chunk_dim, dtype=config.dtype, rngs=rngs)
+        self.chunk = SquashedGaussian(config.state_dim, config.hidden_dims, chunk_dim, dtype=config.dtype, rngs=rngs)
 
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
         state = jnp.asarray(observation.state)
@@ -69,8 +64,8 @@ class GaussianPolicy(FlowPolicy):
     @jax.named_scope(DENOISE)
     def denoise(self, context: Context, noise: jax.Array, *, num_steps: int = 10, remat: bool = False) -> jax.Array:
         """Chunks from noise [b, n, T, a], in one step: nothing depends on `num_steps` and `remat`."""
-        mean, log_std = self._distribution(context, noise)
-        return jnp.tanh(mean + jnp.exp(log_std) * noise)
+        chunks, _ = self.chunk.sample(context.memory[:, None], self._flat(noise))
+        return chunks.reshape(noise.shape)
 
     def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
         """The straight flow from noise to its chunk: one Euler step from t = 1 gives the chunk."""
@@ -82,29 +77,14 @@ class GaussianPolicy(FlowPolicy):
         noise and time are not used.
         """
         actions = jnp.clip(actions, -1 + _MARGIN, 1 - _MARGIN)
-        mean, log_std = self._distribution(context, actions[:, None])
-        before = jnp.arctanh(actions)[:, None]
-        density = _log_density(before, (before - mean) * jnp.exp(-log_std), log_std)
-        return -self.action_horizon * jnp.sum(density[:, 0], axis=-1)
+        density = self.chunk.log_density(context.memory, self._flat(actions)).reshape(actions.shape)
+        return -self.action_horizon * jnp.sum(density, axis=-1)
 
     def sample_with_log_prob(self, context: Context, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-        mean, log_std = self._distribution(context, noise)
-        before = mean + jnp.exp(log_std) * noise
-        return jnp.tanh(before), jnp.sum(_log_density(before, noise, log_std), axis=(-2, -1))
+        chunks, density = self.chunk.sample(context.memory[:, None], self._flat(noise))
+        return chunks.reshape(noise.shape), jnp.sum(density, axis=-1)
 
-    def _distribution(self, context: Context, chunks: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Mean and log standard deviation before the squashing, [b, 1, T, a] each, for chunks [b, n, T, a]."""
+    def _flat(self, chunks: jax.Array) -> jax.Array:
+        """Chunks [..., T, a] as vectors."""
         self.refuse_other_chunks(chunks)
-        x = nnx.relu(self.hidden(context.memory))
-        shape = (x.shape[0], 1, self.action_horizon, self.action_dim)
-        mean, log_std = (out(x).astype(jnp.float32).reshape(shape) for out in (self.mean_out, self.log_std_out))
-        return mean, jnp.clip(log_std, *_LOG_STD_BOUNDS)
-
-
-def _log_density(before: jax.Array, noise: jax.Array, log_std: jax.Array) -> jax.Array:
-    """log density of tanh(u) in each dim, for u = mean + deviation * noise.
-
-    log(1 - tanh(u)^2) is written with softplus, because 1 - tanh(u)^2 is 0 in float32 for |u| above 9.
-    """
-    normal = -0.5 * jnp.square(noise) - log_std - 0.5 * jnp.log(2 * jnp.pi)
-    return normal - 2 * (jnp.log(2.0) - before - jax.nn.softplus(-2 * before))
+        return chunks.reshape(*chunks.shape[:-2], -1)
