@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_helpers import choose, make_config, quick_jit
+from flax import nnx
 
 from acrlpd.agents import Call, train_steps
 from acrlpd.agents.backups.best_of_n import BestOfN
 from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.improvements.distillation import Distillation
+from acrlpd.agents.improvements.dsrl import DSRL
 from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.batch import Batch, StackedBatches
 from acrlpd.choice import kind_name
@@ -54,9 +56,10 @@ def make_transitions(states, next_states, actions, rewards, terminals) -> Batch:
     )
 
 
-def learn(config, data: Batch, *, updates: int, batch_size: int):
+def learn(config, data: Batch, *, updates: int, batch_size: int, policy_params=None):
     """Uniformly drawn batches, all updates in one call."""
-    agent = quick_jit(lambda key: create_agent(config, key))(jax.random.key(0))
+    create = quick_jit(lambda key, params: create_agent(config, key, policy_params=params))
+    agent = create(jax.random.key(0), policy_params)
     rows = np.random.default_rng(0).integers(0, len(data.actions), (updates, batch_size))
     # Here more is computed than compiled, unlike in the other tests.
     optimized = jax.jit(train_steps, compiler_options={"xla_backend_optimization_level": 3})
@@ -248,3 +251,22 @@ def test_expo_finds_actions_that_are_better_than_all_data():
     assert np.mean(candidates[:, ::2] > 0.5) < 0.05 and np.mean(actions > 0.5) > 0.4
     assert np.mean(np.asarray(chosen.index) % 2) > 0.9  # edited chunks are chosen
     assert float(info["edit_gain"]) > 0.5 and float(info["edit_wins"]) > 0.9
+
+
+def test_dsrl_finds_the_noise_of_the_best_chunk_and_leaves_the_policy_alone():
+    """The data has all actions alike, of which 0.6 is best."""
+    cloning = bandit_config(
+        StateFlowPolicyConfig(state_dim=1, action_dim=1, action_horizon=1, hidden_dims=(64, 64)),
+        loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
+        sampling_steps=5,
+    )
+    data = bandit(lambda chunks: -5 * np.square(chunks[:, 0, 0] - 0.6), (1, 1))
+    cloned, _ = learn(cloning, data, updates=500, batch_size=64)
+    frozen_losses = dataclasses.replace(cloning.acrlpd, loss_weights=LossWeights(actor_weight=1.0, bc_weight=0.0))
+    config = dataclasses.replace(cloning, acrlpd=frozen_losses, improvement=DSRL(hidden_dims=(32, 32)))
+    policy_params = nnx.to_pure_dict(cloned.policy_params)
+    agent, _ = learn(config, data, updates=500, batch_size=64, policy_params=policy_params)
+    for loaded, learned in zip(*map(jax.tree.leaves, (policy_params, agent.frozen_params)), strict=True):
+        np.testing.assert_array_equal(learned, loaded.astype(jnp.bfloat16))
+    before, after = (np.abs(act(agent) - 0.6).mean() for agent in (cloned, agent))
+    assert after < 0.25 * before

@@ -21,6 +21,8 @@ from flax import nnx
 
 from acrlpd.agents import train_step
 from acrlpd.agents.improvements.distillation import Distillation
+from acrlpd.agents.improvements.dsrl import DSRL
+from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.flops import count_flops
@@ -229,4 +231,22 @@ def test_the_one_step_policy_reads_the_features_of_pi0():
     assert chunks[0].shape == noise.shape
     assert np.abs(chunks[0] - chunks[1]).max() > 1e-3
     _, info = jax.eval_shape(train_step, agent, batch, KEY)  # the whole update fits together
+    assert "improvement_grad_norm" in info
+
+
+@pytest.mark.parametrize("improvement", [EXPO(hidden_dims=(16,)), DSRL(hidden_dims=(16,), noise_rows="all")])
+def test_other_networks_of_improvements_read_the_features_of_pi0_too(improvement):
+    losses = LossWeights(actor_weight=1.0, bc_weight=0.0)
+    hyperparams = {"learnable_temperature": False, "loss_weights": losses}
+    config = make_config(model=tiny_pi0(), improvement=improvement, **hyperparams)
+    agent, batch = build(config), make_batch(config, 2)
+    features = np.random.default_rng(0).normal(size=(2, 2, agent.policy().feature_dim)).astype(np.float32)
+    candidates = [
+        improvement.propose(
+            agent.networks(), Context(jnp.asarray(seen), None), batch.observations, jnp.ones((2, 2, 4, 8)), lambda x: x
+        )
+        for seen in features
+    ]
+    assert np.abs(candidates[0] - candidates[1]).max() > 1e-4
+    _, info = jax.eval_shape(train_step, agent, batch, KEY)
     assert "improvement_grad_norm" in info

@@ -24,6 +24,7 @@ from acrlpd.agents import Call, train_step, train_steps
 from acrlpd.agents.accumulation import compute_gradients
 from acrlpd.agents.algorithm import JointLoss, compute_loss
 from acrlpd.agents.improvements.distillation import Distillation
+from acrlpd.agents.improvements.dsrl import DSRL
 from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.agents.metrics import loss_info
 from acrlpd.agents.networks import Params, draw
@@ -47,6 +48,7 @@ INFO_KEYS = {
 }  # fmt: skip
 
 
+FROZEN = LossWeights(actor_weight=0.7, bc_weight=0.0)
 GAUSSIAN = GaussianPolicyConfig(state_dim=6, action_dim=3, action_horizon=4, hidden_dims=(32,))
 
 
@@ -178,6 +180,7 @@ def test_targets_and_average_follow(agent, batch):
         {"improvement": "policy_gradient"},
         {"improvement": Distillation(hidden_dims=(16,))},
         {"improvement": EXPO(hidden_dims=(16,)), "learnable_temperature": False},
+        {"improvement": DSRL(hidden_dims=(16,)), "learnable_temperature": False, "loss_weights": FROZEN},
         {"improvement": "sac", "model": GAUSSIAN, "learnable_temperature": False},
     ],
     ids=lambda changes: str(changes["improvement"]),

@@ -93,6 +93,23 @@ def validate(changes, base=DEBUG, **kwargs):
             {"improvement": "distillation", "critic.use_pi0_features": False},
             "distillation reads the features of the pi0 policy. Features are computed only for critics that read",
         ),
+        (
+            {"improvement": "dsrl", "model.type": "gaussian"},
+            "the gaussian policy is no flow: set model pi0 or state_flow",
+        ),
+        (
+            {"improvement": "dsrl", "loss_weights.bc_weight": 0.1},
+            "dsrl freezes the policy, so nothing can be cloned: set acrlpd.loss_weights.bc_weight 0; found 0.1",
+        ),
+        (
+            {"improvement": "dsrl", "acrlpd.critic_gradient_to_policy": True},
+            "the critics cannot train its features: set acrlpd.critic_gradient_to_policy false",
+        ),
+        ({"improvement": "dsrl"}, "dsrl learns a temperature of its own"),
+        (
+            {"improvement": "dsrl"},
+            "dsrl keeps the weights that the policy starts with: set weight_loader.kind checkpoint",
+        ),
         ({"improvement": "expo", "critic.use_pi0_features": False}, "expo reads the features of the pi0 policy"),
         ({"improvement": "expo"}, "expo learns a temperature of its own"),
         (

@@ -103,7 +103,7 @@ def test_an_end_that_comes_after_the_checkpoint_is_reported_once(tmp_path: pathl
 
 @pytest.mark.parametrize(
     ("kind", "is_trouble"),
-    [("awr", True), ("policy_gradient", False), ("distillation", False), ("sac", False), ("expo", False)],
+    [("awr", True), *((kind, False) for kind in ("policy_gradient", "distillation", "sac", "expo", "dsrl"))],
 )
 def test_minus_a_value_is_no_loss_that_explodes(kind: str, is_trouble: bool, tmp_path: pathlib.Path) -> None:
     watch = AnomalyDetector(state_config(tmp_path, improvement=kind), None)

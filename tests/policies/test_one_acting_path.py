@@ -15,9 +15,10 @@ from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent
 from acrlpd.agents.improvements.distillation import Distillation
+from acrlpd.agents.improvements.dsrl import DSRL
 from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.agents.improvements.sac import SAC
-from acrlpd.config import RLTrainConfig
+from acrlpd.config import LossWeights, RLTrainConfig
 from acrlpd.envs.create import create_env_pool
 from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.execution.base import ChunkPolicy, Chunks, Columns
@@ -56,6 +57,13 @@ def edited() -> RLTrainConfig:
     """Half of the candidates are edited."""
     hyperparams = dataclasses.replace(state_config().acrlpd, learnable_temperature=False)
     return state_config(improvement=EXPO(hidden_dims=(16,)), acrlpd=hyperparams)
+
+
+def noise_steered() -> RLTrainConfig:
+    """A frozen policy whose noise an actor chooses."""
+    losses = LossWeights(actor_weight=1.0, bc_weight=0.0)
+    hyperparams = dataclasses.replace(state_config().acrlpd, learnable_temperature=False, loss_weights=losses)
+    return state_config(improvement=DSRL(hidden_dims=(16,)), acrlpd=hyperparams)
 
 
 def squashed() -> RLTrainConfig:
@@ -132,7 +140,9 @@ def replies(policy: Any, config: RLTrainConfig, observations: Columns) -> list[d
     return policy.infer(requests)
 
 
-@pytest.mark.parametrize("make_config", [state_config, steered, pi0_in_the_toy, distilled, edited, squashed])
+@pytest.mark.parametrize(
+    "make_config", [state_config, steered, pi0_in_the_toy, distilled, edited, noise_steered, squashed]
+)
 def test_everything_that_acts_gives_equal_actions(
     make_config: Callable[[], RLTrainConfig], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,14 +24,15 @@ IMPLICIT_VALUE = {"backup": "implicit_value", "backup__hidden_dims": [16], "offl
 # Interrupted between two updates of the policy.
 EVERY_THIRD = QC_FQL | {"acrlpd__critic_updates_per_policy_update": 3}
 EXPO = QC_FQL | {"improvement": "expo", "acrlpd__num_action_samples": 4}
+DSRL = QC_FQL | {"improvement": "dsrl", "acrlpd__loss_weights__bc_weight": 0.0}
 METHODS = {
     "qc_fql": (QC_FQL, "improvement"),
     "rlpd_ac": (RLPD_AC, "improvement"),
     "implicit_value": (IMPLICIT_VALUE, "backup"),
     "every_third": (EVERY_THIRD, "improvement"),
     "expo": (EXPO, "improvement"),
+    "dsrl": (DSRL, "improvement"),
 }
-
 
 @pytest.mark.parametrize(("changes", "learning"), METHODS.values(), ids=METHODS)
 def test_a_resumed_run_is_the_uninterrupted_run(changes: dict[str, Any], learning: str, tmp_path: pathlib.Path) -> None:

@@ -188,7 +188,7 @@ class JointLoss:
 
     agent: "Agent"
     subset_rng: jax.Array
-    trains_policy: bool
+    trains_policy: bool  # False: only critics and temperature learn
 
     @property
     def algorithm(self) -> Algorithm:
@@ -207,8 +207,9 @@ class JointLoss:
     def weigh(self, view: View) -> Weights:
         if not self.trains_policy:
             return Weights()
+        cloning = cloning_weights(view) if jax.tree.leaves(self.agent.policy_params) else None
         improvement = self.algorithm.improvement.weigh(view) if self.algorithm.has_improvement else None
-        return Weights(cloning=cloning_weights(view), improvement=improvement)
+        return Weights(cloning=cloning, improvement=improvement)
 
     def balance(self, inputs: tuple[Batch, Draws], weights: Weights) -> Weights:
         """What depends on the other samples: which windows the policy learns from, and how sharp weights are."""
@@ -325,10 +326,11 @@ def compute_loss(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[jax.Arra
 def update(agent: "Agent", prepared: Prepared, *, update_policy: bool = True) -> tuple["Agent", Info]:
     """One update of policy, critics, temperature, targets and moving average. Pure.
 
-    Without `update_policy` (critic warm-up, or a policy with nothing to train) only critics and temperature learn, and
-    the policy's backward pass is not computed. Where the config gives the TD loss no weight, only the policy learns,
-    and nothing about next observations is computed. With k critic updates per policy update, every k-th update is one
-    of both; the agent's step says which, so a resumed run goes on as if it had not been interrupted.
+    Without `update_policy` (critic warm-up) only critics and temperature learn, and the policy's backward pass is not
+    computed. It is not computed for a policy with nothing to train either; then the improvement's own networks learn.
+    Where the config gives the TD loss no weight, only the policy learns, and nothing about next observations is
+    computed. With k critic updates per policy update, every k-th update is one of both; the agent's step says which, so
+    a resumed run goes on as if it had not been interrupted.
     """
     every = agent.algorithm.acrlpd.critic_updates_per_policy_update
     if every == 1 or not update_policy:
@@ -347,8 +349,8 @@ def update(agent: "Agent", prepared: Prepared, *, update_policy: bool = True) ->
 
 def _update(agent: "Agent", prepared: Prepared, *, update_policy: bool) -> tuple["Agent", Info]:
     algorithm = agent.algorithm
-    update_policy = update_policy and bool(jax.tree.leaves(agent.policy_params))
     improves = update_policy and algorithm.has_improvement and agent.improvement.learns
+    update_policy = update_policy and bool(jax.tree.leaves(agent.policy_params))
     params = Params(
         policy=agent.policy_params if update_policy else None,
         critic=agent.critics.online if algorithm.has_critic else None,
@@ -356,7 +358,7 @@ def _update(agent: "Agent", prepared: Prepared, *, update_policy: bool) -> tuple
         improvement=agent.improvement.params if improves else None,
         backup=agent.backup.params if algorithm.has_critic and agent.backup.learns else None,
     )
-    joint = JointLoss(agent, prepared.subset_rng, trains_policy=update_policy)
+    joint = JointLoss(agent, prepared.subset_rng, trains_policy=update_policy or improves)
     loss, (record, weights, norm), targets, grads = compute_gradients(
         joint, params, prepared.inputs, agent.gradient_accumulation_steps
     )

@@ -65,8 +65,9 @@ def loss_info(
             info["policy_data_ratio"] = jnp.mean(jnp.isfinite(weights.cloning.log_weight))
         if algorithm.acrlpd.bc_importance_weighting:
             info |= weight_metrics(weights.cloning.kept["advantage"], weights.cloning.log_weight)
-        info["actor_loss"] = jnp.zeros(()) if record.improvement is None else jnp.sum(record.improvement)
-    if weights.improvement is not None:
+        info["actor_loss"] = jnp.zeros(())
+    if weights.improvement is not None and record.improvement is not None:
+        info["actor_loss"] = jnp.sum(record.improvement)
         info |= algorithm.improvement.metrics(weights.improvement)
     return info
 

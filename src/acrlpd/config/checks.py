@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Iterator
 
+from acrlpd.choice import kind_name
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.files import are_plain_names, is_plain_name
 from acrlpd.findings import Finding, Level, error, warning
@@ -51,6 +52,12 @@ def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
         yield error(f"weight_loader.kind {loader.kind} needs weight_loader.path")
     weights = None if loader.kind == "none" else loader.path or ""
     yield from config.model.check(freeze_pi0_backbone=frozen, weights=weights)
+    if config.freezes_policy and loader.kind != "checkpoint":
+        yield error(
+            f"improvement {kind_name(config.improvement)} keeps the weights that the policy starts with: set "
+            "weight_loader.kind checkpoint, and weight_loader.path to a checkpoint of a trained policy; found "
+            f"weight_loader.kind {loader.kind}"
+        )
     if frozen and config.acrlpd.critic_gradient_to_policy:
         yield error("critic_gradient_to_policy trains the prefix, which freeze_pi0_backbone freezes; turn one off")
 
@@ -58,7 +65,8 @@ def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
 def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
     for name in ("actor_lr_schedule", "critic_lr_schedule", "temperature_lr_schedule"):
         yield from getattr(config, name).check(name, config.num_train_steps)
-    if config.weight_loader.kind != "none" and config.actor_lr_schedule.peak_lr > 1e-4:
+    pretrained = config.weight_loader.kind != "none" and not config.freezes_policy
+    if pretrained and config.actor_lr_schedule.peak_lr > 1e-4:
         yield warning(
             f"actor peak_lr {config.actor_lr_schedule.peak_lr} is high for pretrained weights; openpi "
             "fine-tunes with 2.5e-5 to 5e-5 (--pi0_lr)"
@@ -184,7 +192,8 @@ def _check_prompts(config: RLTrainConfig) -> Iterator[Finding]:
         )
     if data.tokenizer == "byte" and vocab_size < BYTE_VOCAB:
         yield error(f"the byte tokenizer needs model.vocab_size {BYTE_VOCAB} or more; found {vocab_size}")
-    if data.tokenizer == "byte" and config.weight_loader.kind != "none":
+    # A network with a smaller vocabulary has weights of a run of our own, which may have read bytes.
+    if data.tokenizer == "byte" and config.weight_loader.kind != "none" and vocab_size >= PALIGEMMA_VOCAB:
         yield error("data.tokenizer byte makes tokens that pretrained weights do not know; use paligemma")
     if not data.prompt_from_task and data.default_prompt is None:
         yield error("no prompt: set data.default_prompt, or data.prompt_from_task true")

@@ -83,6 +83,8 @@ def _assemble_agent(
     critic_optimizer = create_optimizer(rl_config.critic_optimizer, rl_config.critic_lr_schedule)
     temperature_optimizer = create_optimizer(rl_config.temperature_optimizer, rl_config.temperature_lr_schedule)
     freeze_filter = rl_config.model.get_freeze_filter(freeze_pi0_backbone=rl_config.freeze_pi0_backbone)
+    if rl_config.freezes_policy:
+        freeze_filter = nnx.Everything()
     policy_def, frozen, *[trainable] = nnx.split(policy, freeze_filter, ...)
     temperature_def, temperature = nnx.split(TemperatureModule(acrlpd.initial_temperature))
     return Agent(

@@ -83,6 +83,11 @@ class RLTrainConfig:
         return self.training.offline_steps + self.training.online_steps
 
     @property
+    def freezes_policy(self) -> bool:
+        """Whether the policy keeps its initial weights, because the improvement wants this."""
+        return self.acrlpd.loss_weights.actor_weight > 0 and self.improvement.freezes_policy
+
+    @property
     def acts_with_average(self) -> bool:
         """Whether the policy that acts, and that openpi serves, is the moving average of the policy that learns."""
         return self.openpi_compatibility.enable_ema_for_inference and self.acrlpd.ema_decay is not None

@@ -145,7 +145,8 @@ def _compile(
         out_shardings=(places, sharding.replicated),
         donate_argnums=0,
     )
-    is_small = sum(math.prod(x.shape) for x in jax.tree.leaves(agents[0].policy_params)) < _SMALL_NETWORK
+    policy = agents[0].policy_params, agents[0].frozen_params
+    is_small = sum(math.prod(x.shape) for x in jax.tree.leaves(policy)) < _SMALL_NETWORK
     with jax.set_mesh(sharding.mesh):  # Models use this mesh to keep their activations split by sample.
         lowered = step.lower(sharding.abstract(agents), shapes, np.int32(1))
         return lowered.compile(compiler_options=SMALL_NETWORK_OPTIONS if is_small else None)

@@ -65,8 +65,10 @@ def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
     num_candidates = config.acrlpd.num_action_samples
     at_once = group_size(config.acrlpd.best_of_n, num_candidates, working.candidate * samples)
     judging = _judging_bytes(agent.critics.online) * (num_candidates + 1)
-    backward = working.kept + working.layer + 2 * working.context
-    candidates = working.kept + working.context + max(at_once * working.candidate, working.encoding, judging)
+    # A policy with nothing to train keeps nothing for a backward pass.
+    kept, layer = (working.kept, working.layer) if trainable else (0.0, 0.0)
+    backward = kept + layer + 2 * working.context
+    candidates = kept + working.context + max(at_once * working.candidate, working.encoding, judging)
     gathered = working.gathered_weights if config.fsdp.fsdp_devices > 1 else 0
     return Memory(
         parameters=parameters,

@@ -1,0 +1,189 @@
+"""DSRL, noise-aliased: the flow policy is frozen, and a small actor chooses the noise that the policy starts from."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from annotated_types import Ge, MinLen
+from flax import nnx
+
+from acrlpd.agents.critics.base import CriticConfig
+from acrlpd.agents.critics.mlp import MLPCritics
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, Positive
+from acrlpd.agents.improvements.base import (
+    Improvement,
+    Info,
+    SampleWeights,
+    View,
+    check_features,
+    check_temperature,
+    equal_weights,
+    read_observation,
+)
+from acrlpd.agents.networks import Networks, TemperatureModule
+from acrlpd.choice import kind_name
+from acrlpd.findings import Finding, error
+from acrlpd.models.families.base import PolicyConfig
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import Context, FlowPolicy
+from acrlpd.models.squashed_gaussian import SquashedGaussian
+
+if TYPE_CHECKING:
+    from acrlpd.agents.algorithm import Algorithm
+
+
+@dataclasses.dataclass(frozen=True)
+class DSRL(Improvement):
+    """An actor pi_w(w | s) over the noise w that the frozen policy turns into chunks.
+
+    The critics learn values of chunks, as always. Noise critics Q_w(s, w) learn to predict the value of the chunk that
+    the policy makes from w, so that the gradient of the actor does not go through the Euler steps. The actor follows
+    the noise critics, and its temperature holds the entropy of w at a target, which is that of `acrlpd` for each row of
+    noise.
+
+    The noise critics learn at two noises for each observation: one of the actor, and one that is standard normal,
+    clipped to the box [-noise_bound, noise_bound]. The paper has standard normal noise alone. Much of that noise lies
+    outside of a small box, where the actor never is. In the corners of a large box there is none of it, although the
+    actor may go there. The actor's own noise makes the noise critics right wherever the actor is. The normal noise
+    keeps the noise critics right where the actor may go next.
+
+    What differs from the paper besides: targets have no entropy term (the paper's code for pi0 has none either); the
+    noise critics predict one value, the aggregated value of the critics, and not the value of each critic; actor, noise
+    critics and temperature learn with the critics' optimizer.
+    """
+
+    # Largest noise in each dim (b_w in the paper). The policy was trained with noise of standard deviation 1. Larger:
+    # more reach, with noise that the policy hardly knows.
+    noise_bound: Positive = 1.5
+    # "one": the rows of a chunk share one row of noise, so that there is less to learn; "all": each row has its own.
+    noise_rows: Literal["one", "all"] = "one"
+    # Hidden layers of the actor and of the noise critics.
+    hidden_dims: Annotated[tuple[int, ...], MinLen(1), Ge(1)] = (256, 256, 256)
+
+    zero_at_best: ClassVar[bool] = False
+    freezes_policy: ClassVar[bool] = True
+
+    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> "NoiseNetworks":
+        return NoiseNetworks(self, policy, algorithm, rngs)
+
+    def propose(
+        self,
+        networks: Networks,
+        context: Context,
+        observation: Observation,
+        noise: jax.Array,
+        denoise: Callable[[jax.Array], jax.Array],
+    ) -> jax.Array:
+        chosen, _ = _networks(networks).choose_noise(context, observation, noise)
+        return denoise(self._for_all_rows(chosen, noise))
+
+    def weigh(self, view: View) -> SampleWeights:
+        # For the metrics. Without micro-batches, the compiler computes this noise and that of `losses` once.
+        chosen, log_prob = self._choose_noise(view, view.fixed)
+        alpha = jnp.broadcast_to(_networks(view.fixed).temperature(), log_prob.shape)
+        size = jnp.sqrt(jnp.mean(jnp.square(chosen), axis=(1, 2, 3)))
+        return equal_weights(view.batch, size=size, entropy_of_a_row=-log_prob / chosen.shape[2], alpha=alpha)
+
+    def losses(self, view: View, weights: SampleWeights) -> jax.Array:
+        networks, fixed = _networks(view.networks), _networks(view.fixed)
+        chosen, log_prob = self._choose_noise(view, view.networks)
+        target_entropy = view.algorithm.target_entropy * chosen.shape[2]
+        alpha_loss = networks.temperature.alpha_loss(-log_prob, target_entropy)
+        value = fixed.values(view.fixed_context, view.batch.observations, chosen)[:, 0]
+        return fixed.temperature() * log_prob - value + alpha_loss + self._distillation(view, chosen)
+
+    def metrics(self, weights: SampleWeights) -> Info:
+        kept = weights.kept
+        return {
+            "alpha_value": jnp.mean(kept["alpha"]),
+            "entropy_estimate": jnp.mean(kept["entropy_of_a_row"]),
+            "noise_size": jnp.mean(kept["size"]),
+        }
+
+    def check(
+        self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
+    ) -> Iterator[Finding]:
+        if model.has_density:
+            yield error(
+                f"improvement dsrl chooses the noise of a flow, and the {kind_name(model)} policy is no flow: set "
+                "model pi0 or state_flow, or choose improvement sac"
+            )
+        if hyperparams.loss_weights.bc_weight > 0:
+            yield error(
+                "improvement dsrl freezes the policy, so nothing can be cloned: set acrlpd.loss_weights.bc_weight 0; "
+                f"found {hyperparams.loss_weights.bc_weight}"
+            )
+        if hyperparams.critic_gradient_to_policy:
+            yield error(
+                "improvement dsrl freezes the policy, so the critics cannot train its features: set "
+                "acrlpd.critic_gradient_to_policy false"
+            )
+        yield from check_features(self, model, critic)
+        yield from check_temperature(self, hyperparams)
+
+    def _choose_noise(self, view: View, networks: Networks) -> tuple[jax.Array, jax.Array]:
+        """Noise of the actor [b, 1, rows, a] and its log probability [b]."""
+        noise = view.draws.actor_noise[:, None]
+        chosen, log_prob = _networks(networks).choose_noise(view.fixed_context, view.batch.observations, noise)
+        return chosen, log_prob[:, 0]
+
+    def _distillation(self, view: View, chosen: jax.Array) -> jax.Array:
+        """Squared error of the noise critics against the critics at two noises, mean over both: [b]."""
+        rows = chosen.shape[2]
+        normal = jnp.clip(view.draws.flow_noise[:, None, :rows], -self.noise_bound, self.noise_bound)
+        noise = jax.lax.stop_gradient(jnp.concatenate([chosen, normal], axis=1))  # [b, 2, rows, a]
+        with jax.named_scope("sampling"):
+            chunks = view.fixed.policy.denoise(
+                view.fixed_context,
+                self._for_all_rows(noise, view.draws.actor_noise[:, None]),
+                num_steps=view.algorithm.acrlpd.sampling_steps,
+            )
+        target = view.values(view.algorithm.clip(chunks))[..., None]
+        members = _networks(view.networks).member_values(view.fixed_context, view.batch.observations, noise)
+        return jnp.mean(jnp.square(members - target), axis=(1, 2))
+
+    def _for_all_rows(self, noise: jax.Array, like: jax.Array) -> jax.Array:
+        """Noise [b, n, 1 or T, a] for each row of the chunk: [b, n, T, a]."""
+        return jnp.broadcast_to(noise, (*noise.shape[:2], *like.shape[2:]))
+
+
+class NoiseNetworks(nnx.Module):
+    """The actor over noise, the noise critics and the actor's temperature."""
+
+    num_critics = 2
+
+    def __init__(self, config: DSRL, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs):
+        self.feature_dim, self.noise_bound = policy.feature_dim, config.noise_bound
+        self.rows = 1 if config.noise_rows == "one" else policy.action_horizon
+        noise_dim = self.rows * policy.action_dim
+        dim_in = policy.feature_dim + policy.state_dim
+        self.actor = SquashedGaussian(dim_in, config.hidden_dims, noise_dim, dtype=policy.dtype, rngs=rngs)
+        critics = MLPCritics(num_critics=self.num_critics, hidden_dims=config.hidden_dims, q_aggregation="mean")
+        self.critics = critics.create(
+            feature_dim=policy.feature_dim, state_dim=policy.state_dim, chunk_dim=noise_dim, rngs=rngs
+        )
+        self.temperature = TemperatureModule(algorithm.acrlpd.initial_temperature)
+
+    def choose_noise(self, context: Context, observation: Observation, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Noise [b, n, rows, a] in the box from standard normal noise [b, n, T, a], and log probabilities [b, n]."""
+        drawn = noise[:, :, : self.rows]
+        seen = read_observation(context, observation, self.feature_dim)[:, None]
+        chosen, log_prob = self.actor.sample(seen, drawn.reshape(*drawn.shape[:2], -1))
+        log_prob = jnp.sum(log_prob - jnp.log(self.noise_bound), axis=-1)
+        return self.noise_bound * chosen.reshape(drawn.shape), log_prob
+
+    def member_values(self, context: Context, observation: Observation, noise: jax.Array) -> jax.Array:
+        """Values of noise [b, n, rows, a] by every noise critic: [b, n, members]."""
+        features = context.features if self.feature_dim else None
+        return self.critics(features, observation.state, noise.reshape(*noise.shape[:2], -1))
+
+    def values(self, context: Context, observation: Observation, noise: jax.Array) -> jax.Array:
+        """Values of noise [b, n, rows, a]: [b, n]."""
+        return self.critics.aggregate(self.member_values(context, observation, noise))
+
+
+def _networks(networks: Networks) -> NoiseNetworks:
+    assert isinstance(networks.improvement, NoiseNetworks)
+    return networks.improvement
