@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DSRL(Improvement):
-    """An actor pi_w(w | s) over the noise w that the frozen policy turns into chunks.
+    """An actor pi_z(z | s) over the noise z that the frozen policy turns into chunks.
 
-    The critics learn values of chunks, as always. Noise critics Q_w(s, w) learn to predict the value of the chunk that
-    the policy makes from w, so that the gradient of the actor does not go through the Euler steps. The actor follows
-    the noise critics, and its temperature holds the entropy of w at a target, which is that of `acrlpd` for each row of
+    The critics learn values of chunks, as always. Noise critics Q_z(s, z) learn to predict the value of the chunk that
+    the policy makes from z, so that the gradient of the actor does not go through the Euler steps. The actor follows
+    the noise critics, and its temperature holds the entropy of z at a target, which is that of `acrlpd` for each row of
     noise.
 
     The noise critics learn at two noises for each observation: one of the actor, and one that is standard normal,

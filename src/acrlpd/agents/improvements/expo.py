@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EXPO(Improvement):
-    """Half of the candidates are chunks c of the flow policy, the other half are c + edit_scale e with e ~ pi_e(s, c).
+    """Half of the candidates are chunks c of the flow policy, the other half are c + edit_scale u with u ~ pi_u(s, c).
 
-    The edit policy pi_e is a squashed Gaussian that follows the critics, so e lies in (-1, 1). It learns to edit logged
+    The edit policy pi_u is a squashed Gaussian that follows the critics, so u lies in (-1, 1). It learns to edit logged
     chunks, as in EXPO-FT, which costs no Euler steps. The flow policy itself is only cloned, so it stays stable, and
     the choice among both kinds of candidates protects against edits that are bad.
 
-    The temperature of pi_e holds the entropy of e at a target, which is that of `acrlpd` for each step that the critics
-    see. The entropy of edit_scale e would need another target: with an edit_scale of 0.2 even uniform edits have an
+    The temperature of pi_u holds the entropy of u at a target, which is that of `acrlpd` for each step that the critics
+    see. The entropy of edit_scale u would need another target: with an edit_scale of 0.2 even uniform edits have an
     entropy of -0.92 for each dim, so a target of -0.5 would raise the temperature for ever.
 
     What differs from EXPO-FT: the critics choose by `critic.q_aggregation` of all online critics, there by the minimum
