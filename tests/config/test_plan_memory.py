@@ -89,6 +89,8 @@ def test_what_saves_memory_saves_memory():
     assert peak({}, 8) < whole
     assert peak({"model.remat_policy": "none"}) > peak({"model.remat_policy": "dots"}) > whole
     assert peak({"freeze_pi0_backbone": True}) < peak({"model.paligemma_variant": "gemma_2b_lora"}) < whole
+    dsrl = {"improvement": "dsrl", "loss_weights.bc_weight": 0.0, "acrlpd.learnable_temperature": False}
+    assert peak(dsrl) < peak({"freeze_pi0_backbone": True})
     assert peak({"acrlpd.ema_decay": None}) < whole
     assert peak({"batch_size": 8}) < whole
     many = {"acrlpd.num_action_samples": 256, "freeze_pi0_backbone": True}

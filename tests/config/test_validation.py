@@ -3,6 +3,7 @@
 import pytest
 
 from acrlpd.config import ConfigError, apply_config_overrides, get_config, validate_config
+from acrlpd.models.families.base import RELEASED_WEIGHTS
 
 DEBUG = get_config("debug")
 ALOHA = get_config("aloha")
@@ -83,6 +84,14 @@ def validate(changes, base=DEBUG, **kwargs):
         ({"freeze_pi0_backbone": True, "model.paligemma_variant": "dummy_lora"}, "adapters included"),
         ({"model.type": "state_flow"}, "qchunking.action_dim 7 must equal model.action_dim 5"),
         ({"model.type": "state_flow", "freeze_pi0_backbone": True}, "has no backbone"),
+        (
+            {"model.type": "state_flow", "weight_loader.kind": "paligemma", "weight_loader.path": "pt_224.npz"},
+            "PaliGemma's weights do not fit the state_flow policy",
+        ),
+        (
+            {"model.type": "state_flow", "weight_loader.kind": "checkpoint", "weight_loader.path": RELEASED_WEIGHTS},
+            "do not fit the state_flow policy; name a checkpoint of a run that trained such a policy",
+        ),
         (
             {"improvement": "sac"},
             "sac needs the probability of a chunk, which the pi0 policy cannot say: set model gaussian",

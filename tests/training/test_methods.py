@@ -3,11 +3,15 @@
 import pathlib
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_config, train_here
 
-from acrlpd.config import apply_config_overrides
+from acrlpd.config import apply_config_overrides, validate_config
 from acrlpd.runs.directory import run_directory, saved_steps
+from acrlpd.training.checkpoints.manager import load_checkpoint_agent
 
 ONE_CANDIDATE = {"acrlpd__num_action_samples": 1, "acrlpd__loss_weights__actor_weight": 1.0}
 QC_FQL = ONE_CANDIDATE | {"improvement": "distillation", "improvement__hidden_dims": [16], "offline_steps": 4}
@@ -33,6 +37,21 @@ METHODS = {
     "expo": (EXPO, "improvement"),
     "dsrl": (DSRL, "improvement"),
 }
+
+
+def test_dsrl_steers_the_policy_of_another_run_and_keeps_it(tmp_path: pathlib.Path) -> None:
+    cloning = online_config(tmp_path, exp_name="cloning", offline_steps=4, online_steps=0)
+    train_here(cloning)
+    start = run_directory(cloning) / "4"
+    loader = {"weight_loader__kind": "checkpoint", "weight_loader__path": str(start)}
+    config = online_config(tmp_path, exp_name="steered", online_steps=4, **DSRL, **loader)
+    assert not validate_config(config).errors
+    train_here(config)
+    agents = [load_checkpoint_agent(directory)[0] for directory in (start, run_directory(config) / "8")]
+    cloned, kept = (jax.tree.map(lambda x: x.astype(jnp.bfloat16), agent.served_params()) for agent in agents)
+    assert len(jax.tree.leaves(agents[1].frozen_params)) == len(jax.tree.leaves(cloned)) > 0
+    jax.tree.map(np.testing.assert_array_equal, kept, cloned)
+
 
 @pytest.mark.parametrize(("changes", "learning"), METHODS.values(), ids=METHODS)
 def test_a_resumed_run_is_the_uninterrupted_run(changes: dict[str, Any], learning: str, tmp_path: pathlib.Path) -> None:

@@ -50,6 +50,8 @@ def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
     loader, frozen = config.weight_loader, config.freeze_pi0_backbone
     if loader.kind != "none" and not loader.path:
         yield error(f"weight_loader.kind {loader.kind} needs weight_loader.path")
+    if loader.kind == "paligemma" and not config.model.in_openpi:
+        yield error(f"weight_loader: PaliGemma's weights do not fit the {kind_name(config.model)} policy")
     weights = None if loader.kind == "none" else loader.path or ""
     yield from config.model.check(freeze_pi0_backbone=frozen, weights=weights)
     if config.freezes_policy and loader.kind != "checkpoint":

@@ -20,6 +20,9 @@ from acrlpd.models.observation import Observation
 if TYPE_CHECKING:
     from acrlpd.models.policy import FlowPolicy
 
+# Where openpi's weights are released.
+RELEASED_WEIGHTS = "gs://openpi-assets/checkpoints/"
+
 
 @dataclasses.dataclass(frozen=True)
 class WorkingMemory:
@@ -105,8 +108,11 @@ class PolicyConfig(Choice, abc.ABC):
         """What is wrong with this policy in a run that starts from `weights` (None: from random weights)."""
         if freeze_pi0_backbone:
             yield error(f"the {kind_name(self)} policy has no backbone to freeze; turn freeze_pi0_backbone off")
-        if weights is not None:
-            yield error(f"weight_loader: openpi and PaliGemma weights do not fit the {kind_name(self)} policy")
+        if weights is not None and weights.startswith(RELEASED_WEIGHTS):
+            yield error(
+                f"weight_loader: openpi's weights {weights} do not fit the {kind_name(self)} policy; name a checkpoint "
+                "of a run that trained such a policy"
+            )
 
     # -- the plan
 

@@ -10,7 +10,7 @@ from annotated_types import Ge
 from flax import nnx
 
 from acrlpd.findings import Finding, error, warning
-from acrlpd.models.families.base import PolicyConfig, WorkingMemory
+from acrlpd.models.families.base import RELEASED_WEIGHTS, PolicyConfig, WorkingMemory
 
 if TYPE_CHECKING:
     from acrlpd.models.pi0 import Pi0
@@ -84,7 +84,6 @@ SIGLIP_VARIANTS: dict[str, SiglipConfig] = {
 # openpi's camera slots, in the order in which their tokens enter the prefix.
 IMAGE_KEYS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
-_RELEASED_WEIGHTS = "gs://openpi-assets/checkpoints/"
 # Fields whose defaults released weights need.
 _FIXED_BY_RELEASED_WEIGHTS = ("action_dim", "vocab_size", "siglip_variant")
 
@@ -235,7 +234,7 @@ class Pi0Config(PolicyConfig):
 
     def check(self, *, freeze_pi0_backbone: bool, weights: str | None) -> Iterator[Finding]:
         """Released weights need certain sizes, a frozen backbone leaves no adapter to train, prompts have a length."""
-        if weights is not None and weights.startswith(_RELEASED_WEIGHTS):
+        if weights is not None and weights.startswith(RELEASED_WEIGHTS):
             yield from self._check_released_weights(weights)
         if freeze_pi0_backbone and self.paligemma.lora:
             yield error(
@@ -256,7 +255,7 @@ class Pi0Config(PolicyConfig):
                     f"model.{name} {found} does not fit the released weights {weights}; they need {needed}"
                     + (" (the robot's own is qchunking.action_dim)" if name == "action_dim" else "")
                 )
-        family = weights.removeprefix(_RELEASED_WEIGHTS).partition("_")[0]
+        family = weights.removeprefix(RELEASED_WEIGHTS).partition("_")[0]
         if family in ("pi0", "pi05") and (family == "pi05") != self.pi05:
             yield error(f"model.pi05 is {self.pi05}, but {weights} are {family} weights")
 
