@@ -68,15 +68,17 @@ def test_the_loss_is_that_of_dsrl(batch):
         online = networks.critics.online_ensemble
         target = jnp.min(online(context.features, seen.state, chunks[:, :, :3, :2].reshape(8, 2, 6)), axis=-1)
         members = own.critics(None, seen.state, noise[:, :, 0])  # [8, 2, members]
-        return log_prob[:, 0], jnp.mean(members[:, 0], axis=-1), jnp.mean(jnp.square(members - target[..., None]))
+        error = members - target[..., None]
+        return log_prob[:, 0], jnp.mean(members[:, 0], axis=-1), jnp.mean(jnp.square(error)), target
 
-    log_prob, value, distillation = map(np.asarray, quick_jit(by_hand)(build("one")))
+    log_prob, value, distillation, target = map(np.asarray, quick_jit(by_hand)(build("one")))
     loss, info = quick_jit(lambda agent: compute_part(agent, "actor", batch, KEY))(build("one"))
     alpha = float(np.exp(build("one").improvement_params["temperature"]["log_alpha"].get_value()))
     excess = -log_prob - -0.25 * 2  # entropy of one row over its target, for 2 real dims
     np.testing.assert_allclose(loss, np.mean(alpha * log_prob - value + alpha * excess) + distillation, rtol=1e-5)
     np.testing.assert_allclose(info["entropy_estimate"], -np.mean(log_prob), rtol=1e-5)
-    assert 0 < float(info["noise_size"]) < BOUND
+    np.testing.assert_allclose(info["noise_gain"], np.mean(target[:, 0] - target[:, 1]), rtol=1e-4)
+    assert 0 < float(info["noise_size"]) < BOUND and float(info["noise_critic_error"]) > 0
 
 
 def test_the_probability_of_noise_is_that_of_the_box():

@@ -80,26 +80,42 @@ class DSRL(Improvement):
         return denoise(self._for_all_rows(chosen, noise))
 
     def weigh(self, view: View) -> SampleWeights:
-        # For the metrics. Without micro-batches, the compiler computes this noise and that of `losses` once.
+        # Two noises, and the values of their chunks. Nothing of this needs a gradient.
         chosen, log_prob = self._choose_noise(view, view.fixed)
-        alpha = jnp.broadcast_to(_networks(view.fixed).temperature(), log_prob.shape)
-        size = jnp.sqrt(jnp.mean(jnp.square(chosen), axis=(1, 2, 3)))
-        return equal_weights(view.batch, size=size, entropy_of_a_row=-log_prob / chosen.shape[2], alpha=alpha)
+        rows = chosen.shape[2]
+        normal = jnp.clip(view.draws.flow_noise[:, None, :rows], -self.noise_bound, self.noise_bound)
+        noise = jnp.concatenate([chosen, normal], axis=1)  # [b, 2, rows, a]
+        steps = view.algorithm.acrlpd.sampling_steps
+        with jax.named_scope("sampling"):
+            everywhere = self._for_all_rows(noise, view.draws.flow_noise)
+            chunks = view.fixed.policy.denoise(view.fixed_context, everywhere, num_steps=steps)
+        own = _networks(view.fixed)
+        return equal_weights(
+            view.batch,
+            noise=noise,
+            value=view.values(view.algorithm.clip(chunks)),  # [b, 2]
+            predicted=own.values(view.fixed_context, view.batch.observations, noise),  # [b, 2]
+            entropy_of_a_row=-log_prob / rows,
+            alpha=jnp.broadcast_to(own.temperature(), log_prob.shape),
+        )
 
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
-        networks, fixed = _networks(view.networks), _networks(view.fixed)
+        networks, fixed, kept = _networks(view.networks), _networks(view.fixed), weights.kept
+        context, observations = view.fixed_context, view.batch.observations
         chosen, log_prob = self._choose_noise(view, view.networks)
-        target_entropy = view.algorithm.target_entropy * chosen.shape[2]
-        alpha_loss = networks.temperature.alpha_loss(-log_prob, target_entropy)
-        value = fixed.values(view.fixed_context, view.batch.observations, chosen)[:, 0]
-        return fixed.temperature() * log_prob - value + alpha_loss + self._distillation(view, chosen)
+        alpha_loss = networks.temperature.alpha_loss(-log_prob, view.algorithm.target_entropy * chosen.shape[2])
+        actor_loss = fixed.temperature() * log_prob - fixed.values(context, observations, chosen)[:, 0]
+        error = networks.member_values(context, observations, kept["noise"]) - kept["value"][..., None]
+        return actor_loss + alpha_loss + jnp.mean(jnp.square(error), axis=(1, 2))
 
     def metrics(self, weights: SampleWeights) -> Info:
         kept = weights.kept
         return {
             "alpha_value": jnp.mean(kept["alpha"]),
             "entropy_estimate": jnp.mean(kept["entropy_of_a_row"]),
-            "noise_size": jnp.mean(kept["size"]),
+            "noise_size": jnp.sqrt(jnp.mean(jnp.square(kept["noise"][:, 0]))),
+            "noise_gain": jnp.mean(kept["value"][:, 0] - kept["value"][:, 1]),
+            "noise_critic_error": jnp.mean(jnp.abs(kept["predicted"] - kept["value"])),
         }
 
     def check(
@@ -129,24 +145,9 @@ class DSRL(Improvement):
         chosen, log_prob = _networks(networks).choose_noise(view.fixed_context, view.batch.observations, noise)
         return chosen, log_prob[:, 0]
 
-    def _distillation(self, view: View, chosen: jax.Array) -> jax.Array:
-        """Squared error of the noise critics against the critics at two noises, mean over both: [b]."""
-        rows = chosen.shape[2]
-        normal = jnp.clip(view.draws.flow_noise[:, None, :rows], -self.noise_bound, self.noise_bound)
-        noise = jax.lax.stop_gradient(jnp.concatenate([chosen, normal], axis=1))  # [b, 2, rows, a]
-        with jax.named_scope("sampling"):
-            chunks = view.fixed.policy.denoise(
-                view.fixed_context,
-                self._for_all_rows(noise, view.draws.actor_noise[:, None]),
-                num_steps=view.algorithm.acrlpd.sampling_steps,
-            )
-        target = view.values(view.algorithm.clip(chunks))[..., None]
-        members = _networks(view.networks).member_values(view.fixed_context, view.batch.observations, noise)
-        return jnp.mean(jnp.square(members - target), axis=(1, 2))
-
     def _for_all_rows(self, noise: jax.Array, like: jax.Array) -> jax.Array:
-        """Noise [b, n, 1 or T, a] for each row of the chunk: [b, n, T, a]."""
-        return jnp.broadcast_to(noise, (*noise.shape[:2], *like.shape[2:]))
+        """Noise [b, n, 1 or T, a] for each row of a chunk, whose shape is that of `like` [..., T, a]: [b, n, T, a]."""
+        return jnp.broadcast_to(noise, (*noise.shape[:2], *like.shape[-2:]))
 
 
 class NoiseNetworks(nnx.Module):
