@@ -1,11 +1,12 @@
 """EXPO and DSRL: online RL that needs few steps of the environment, from the quick start and from aloha_sim.
 
-Everything that is not said here is that of the preset `quickstart` or `aloha_sim`, so that numbers can be compared.
+Everything that is not said here is that of the preset `quickstart` or `aloha_sim`, so that numbers can be compared with
+the run of that preset and its baselines.
 
 EXPO (arXiv 2507.07986) has 10 critics, and a target is the minimum of 2 random ones. There are 16 candidates: 8 chunks
 of the policy, and the same chunks with edits of up to 0.2 standard deviations. Each environment step is learned from
 more often than in the base preset. What differs from the paper's code: an update trains policy, critics and edit policy
-together, there are 20 updates of the critics for one of the others there.
+together; there, 20 updates of the critics are followed by one update of the others.
 
 DSRL (arXiv 2506.15799) steers a policy that is trained already and stays as it is. The presets start from the policy
 that cloned the successful demonstrations in the run of the base preset, so this run comes first:
@@ -13,10 +14,12 @@ that cloned the successful demonstrations in the run of the base preset, so this
     acrlpd train --config quickstart --exp_name quickstart
     acrlpd train --config quickstart_dsrl --exp_name dsrl
 
---weight_loader.path names another policy. 10 critics agree by their mean, the actor and the noise critics have 3 layers
-of 128 units, the noise lies within 2 standard deviations, and the target entropy is 0, as in the paper's code for the
-cube transfer of ALOHA. Only one candidate is made for each observation. There is no offline phase of note: the critics
-look at the demonstrations for a moment before the policy acts.
+--weight_loader.path names another policy. As in the paper's code for the cube transfer of ALOHA, the mean of 10 critics
+counts, actor and noise critics have 3 layers of 128 units, the target entropy is 0, and one candidate is made for each
+observation. In the offline phase only the critics learn: an actor that follows critics of a few hundred updates spoils
+the policy. aloha_sim_dsrl has the paper's noise, one row within 2 standard deviations. In quickstart_dsrl each row has
+its own noise within 1.5: with one row for all, the small policy loses most of its successes before the actor has
+learned anything. The temperature starts low there, because the run is short.
 """
 
 import dataclasses
@@ -39,12 +42,20 @@ def _expo(base: RLTrainConfig, *, online_steps: int, update_to_data_ratio: float
         improvement=EXPO(edit_scale=0.2),
         training=dataclasses.replace(base.training, online_steps=online_steps),
         online=dataclasses.replace(base.online, update_to_data_ratio=update_to_data_ratio),
+        evaluation=dataclasses.replace(base.evaluation, baselines=()),
     )
 
 
-def _dsrl(base: RLTrainConfig, *, offline_steps: int, online_steps: int, update_to_data_ratio: float) -> RLTrainConfig:
-    losses, updates = LossWeights(actor_weight=1.0, bc_weight=0.0), base.training.offline_steps
-    cloned = f"./checkpoints/{base.name}/{base.name}/baselines/bc_success_only/{updates}"
+def _dsrl(
+    base: RLTrainConfig,
+    improvement: DSRL,
+    *,
+    initial_temperature: float,
+    offline_steps: int,
+    online_steps: int,
+    update_to_data_ratio: float,
+) -> RLTrainConfig:
+    cloned = f"./checkpoints/{base.name}/{base.name}/baselines/bc_success_only/{base.training.offline_steps}"
     return dataclasses.replace(
         base,
         name=f"{base.name}_dsrl",
@@ -52,13 +63,15 @@ def _dsrl(base: RLTrainConfig, *, offline_steps: int, online_steps: int, update_
         critic=dataclasses.replace(base.critic, num_critics=10, q_aggregation="mean"),
         acrlpd=dataclasses.replace(
             base.acrlpd,
-            loss_weights=losses,
+            loss_weights=LossWeights(actor_weight=1.0, bc_weight=0.0),
             num_action_samples=1,
             critic_gradient_to_policy=False,
+            critic_warmup_steps=offline_steps,
+            initial_temperature=initial_temperature,
             target_entropy=0.0,
             ema_decay=None,
         ),
-        improvement=DSRL(noise_bound=2.0, hidden_dims=(128, 128, 128)),
+        improvement=improvement,
         training=dataclasses.replace(base.training, offline_steps=offline_steps, online_steps=online_steps),
         online=dataclasses.replace(base.online, update_to_data_ratio=update_to_data_ratio),
         evaluation=dataclasses.replace(base.evaluation, best_of_n=None, baselines=()),
@@ -69,9 +82,21 @@ _PRESETS = {
     "EXPO on the quick start's task": _expo(quickstart.CONFIG, online_steps=2_400, update_to_data_ratio=0.5),
     "EXPO on aloha_sim": _expo(aloha_sim.CONFIG, online_steps=4_500, update_to_data_ratio=0.16),
     "DSRL on the quick start's task": _dsrl(
-        quickstart.CONFIG, offline_steps=600, online_steps=4_800, update_to_data_ratio=1.0
+        quickstart.CONFIG,
+        DSRL(noise_bound=1.5, noise_rows="all", hidden_dims=(128, 128, 128)),
+        initial_temperature=0.1,
+        offline_steps=600,
+        online_steps=3_000,
+        update_to_data_ratio=1.0,
     ),
-    "DSRL on aloha_sim": _dsrl(aloha_sim.CONFIG, offline_steps=1_000, online_steps=8_000, update_to_data_ratio=0.4),
+    "DSRL on aloha_sim": _dsrl(
+        aloha_sim.CONFIG,
+        DSRL(noise_bound=2.0, hidden_dims=(128, 128, 128)),
+        initial_temperature=1.0,
+        offline_steps=1_000,
+        online_steps=8_000,
+        update_to_data_ratio=0.4,
+    ),
 }
 
 # Name -> one line about the preset, and the preset.
