@@ -5,9 +5,10 @@ the run of that preset and its baselines.
 
 EXPO (arXiv 2507.07986) has 10 critics, and a target is the minimum of 2 random ones. There are 16 candidates: 8 chunks
 of the policy, and the same chunks with edits of up to 0.2 standard deviations. Such edits change values little, so the
-temperature starts at 0.01: at 1, the first thousand updates would leave the edits random. Each environment step is
-learned from more often than in the base preset. What differs from the paper's code: an update trains policy, critics
-and edit policy together; there, 20 updates of the critics are followed by one update of the others.
+temperature starts at 0.1: at 1, the first thousands of updates would leave the edits random, and at 0.01 the edits
+would follow critics that know nothing yet. Each environment step is learned from more often than in the base preset.
+What differs from the paper's code: an update trains policy, critics and edit policy together; there, 20 updates of the
+critics are followed by one update of the others.
 
 DSRL (arXiv 2506.15799) steers a policy that is trained already and stays as it is. The presets start from the policy
 that cloned the successful demonstrations in the run of the base preset, so this run comes first:
@@ -39,7 +40,7 @@ def _expo(base: RLTrainConfig, *, online_steps: int, update_to_data_ratio: float
         base,
         name=f"{base.name}_expo",
         critic=dataclasses.replace(base.critic, num_critics=10, q_aggregation="min", target_subset_size=2),
-        acrlpd=dataclasses.replace(base.acrlpd, loss_weights=losses, num_action_samples=16, initial_temperature=0.01),
+        acrlpd=dataclasses.replace(base.acrlpd, loss_weights=losses, num_action_samples=16, initial_temperature=0.1),
         improvement=EXPO(edit_scale=0.2),
         training=dataclasses.replace(base.training, online_steps=online_steps),
         online=dataclasses.replace(base.online, update_to_data_ratio=update_to_data_ratio),
