@@ -73,7 +73,7 @@ def test_the_loss_is_that_of_dsrl(batch):
 
     log_prob, value, distillation, target = map(np.asarray, quick_jit(by_hand)(build("one")))
     loss, info = quick_jit(lambda agent: compute_part(agent, "actor", batch, KEY))(build("one"))
-    alpha = float(np.exp(build("one").improvement_params["temperature"]["log_alpha"].get_value()))
+    alpha = float(np.exp(build("one").improvement.params["temperature"]["log_alpha"].get_value()))
     excess = -log_prob - -0.25 * 2  # entropy of one row over its target, for 2 real dims
     np.testing.assert_allclose(loss, np.mean(alpha * log_prob - value + alpha * excess) + distillation, rtol=1e-5)
     np.testing.assert_allclose(info["entropy_estimate"], -np.mean(log_prob), rtol=1e-5)
@@ -96,12 +96,12 @@ def test_the_probability_of_noise_is_that_of_the_box():
 def test_only_the_improvements_own_networks_and_the_critics_learn(batch):
     agent = build("one")
     assert not jax.tree.leaves(agent.policy_params)  # and so no gradients, no optimizer state and no average
-    before = jax.tree.map(np.array, (agent.frozen_params, agent.improvement_params, agent.critics.online))
+    before = jax.tree.map(np.array, (agent.frozen_params, agent.improvement.params, agent.critics.online))
     after, info = quick_call(train_step, jax.tree.map(jnp.copy, agent), batch, KEY)
     frozen, own, critics = jax.tree.map(
         lambda a, b: bool(np.array_equal(a, b)),
         before,
-        (after.frozen_params, after.improvement_params, after.critics.online),
+        (after.frozen_params, after.improvement.params, after.critics.online),
     )
     assert all(jax.tree.leaves(frozen))
     assert not any(jax.tree.leaves(own)) and not any(jax.tree.leaves(critics))

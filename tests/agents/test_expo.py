@@ -6,7 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import choose, compute_part, make_batch, make_config, quick_jit, random_like
+from agent_helpers import (
+    choose,
+    compute_part,
+    learned_parts,
+    make_batch,
+    make_config,
+    quick_jit,
+    random_like,
+    with_parts,
+)
 
 from acrlpd.agents.algorithm import prepare
 from acrlpd.agents.improvements.expo import EXPO
@@ -65,7 +74,7 @@ def test_the_loss_is_that_of_expo(agent, batch):
 
     log_prob, q, edits = map(np.asarray, quick_jit(by_hand)(agent))
     loss, info = quick_jit(lambda agent: compute_part(agent, "actor", batch, KEY))(agent)
-    alpha = float(np.exp(agent.improvement_params["temperature"]["log_alpha"].get_value()))
+    alpha = float(np.exp(agent.improvement.params["temperature"]["log_alpha"].get_value()))
     excess = -log_prob - 3 * (-0.25 * 2)  # entropy of 3 steps over its target, for 2 dims
     np.testing.assert_allclose(loss, np.mean(alpha * log_prob - q + alpha * excess), rtol=1e-5)
     np.testing.assert_allclose(info["entropy_estimate"], -np.mean(log_prob) / 3, rtol=1e-5)
@@ -76,12 +85,10 @@ def test_the_loss_is_that_of_expo(agent, batch):
 
 
 def test_the_edit_policy_and_its_temperature_learn_alone(agent, batch):
-    names = ("improvement_params", "policy_params", "critics", "temperature_params", "ema_params")
-
     def loss(parts):
-        return compute_part(agent.replace(**parts), "actor", batch, KEY)[0]
+        return compute_part(with_parts(agent, parts), "actor", batch, KEY)[0]
 
-    grads = quick_jit(jax.grad(loss))({name: getattr(agent, name) for name in names})
-    assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(grads["improvement_params"]))
-    for name in names[1:]:
-        assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(grads[name])), name
+    grads = quick_jit(jax.grad(loss))(learned_parts(agent))
+    assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(grads.pop("improvement")))
+    for name, parts in grads.items():
+        assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(parts)), name

@@ -114,13 +114,13 @@ def validate(changes, base=DEBUG, **kwargs):
             {"improvement": "dsrl", "acrlpd.critic_gradient_to_policy": True},
             "the critics cannot train its features: set acrlpd.critic_gradient_to_policy false",
         ),
-        ({"improvement": "dsrl"}, "dsrl learns a temperature of its own"),
+        ({"improvement": "dsrl", "acrlpd.learnable_temperature": True}, "dsrl learns a temperature of its own"),
         (
             {"improvement": "dsrl"},
             "dsrl keeps the weights that the policy starts with: set weight_loader.kind checkpoint",
         ),
         ({"improvement": "expo", "critic.use_pi0_features": False}, "expo reads the features of the pi0 policy"),
-        ({"improvement": "expo"}, "expo learns a temperature of its own"),
+        ({"improvement": "expo", "acrlpd.learnable_temperature": True}, "expo learns a temperature of its own"),
         (
             {"improvement": "expo", "acrlpd.num_action_samples": 5},
             "acrlpd.num_action_samples must be even; found 5. Use 6",

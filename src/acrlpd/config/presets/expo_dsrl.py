@@ -3,7 +3,8 @@
 Everything that is not said here is that of the preset `quickstart` or `aloha_sim`, so that numbers can be compared with
 the run of that preset and its baselines.
 
-EXPO (arXiv 2507.07986) has 10 critics, and a target is the minimum of 2 random ones. There are 16 candidates: 8 chunks
+EXPO (arXiv 2507.07986) has 10 critics, and a target is the minimum of 2 random ones. The policy is cloned from windows
+that lead to a success, which at least half of each batch is; critics learn from all. There are 16 candidates: 8 chunks
 of the policy, and the same chunks with edits of up to 0.2 standard deviations. Such edits change values little, so the
 temperature starts at 0.1: at 1, the first thousands of updates would leave the edits random, and at 0.01 the edits
 would follow critics that know nothing yet. Each environment step is learned from more often than in the base preset.
@@ -40,7 +41,10 @@ def _expo(base: RLTrainConfig, *, online_steps: int, update_to_data_ratio: float
         base,
         name=f"{base.name}_expo",
         critic=dataclasses.replace(base.critic, num_critics=10, q_aggregation="min", target_subset_size=2),
-        acrlpd=dataclasses.replace(base.acrlpd, loss_weights=losses, num_action_samples=16, initial_temperature=0.1),
+        acrlpd=dataclasses.replace(
+            base.acrlpd, loss_weights=losses, num_action_samples=16, initial_temperature=0.1, policy_data="success"
+        ),
+        qchunking=dataclasses.replace(base.qchunking, success_ratio=0.5),
         improvement=EXPO(edit_scale=0.2),
         training=dataclasses.replace(base.training, online_steps=online_steps),
         online=dataclasses.replace(base.online, update_to_data_ratio=update_to_data_ratio),
