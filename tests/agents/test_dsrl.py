@@ -59,7 +59,7 @@ def test_candidates_are_chunks_of_the_noise_that_the_actor_chooses(rows, batch):
 
 def test_the_loss_is_that_of_dsrl(batch):
     def by_hand(agent):
-        (prepared, draws), _ = prepare(agent, batch, jax.random.fold_in(KEY, 0))
+        prepared, draws, _ = prepare(agent, batch, jax.random.fold_in(KEY, 0))
         networks, seen = agent.networks(), prepared.observations
         own, context = networks.improvement, networks.encode(seen)
         chosen, log_prob = own.choose_noise(context, seen, draws.actor_noise[:, None])

@@ -63,7 +63,7 @@ def test_candidates_are_chunks_of_the_policy_and_the_same_chunks_edited(agent, b
 
 def test_the_loss_is_that_of_expo(agent, batch):
     def by_hand(agent):
-        (prepared, draws), _ = prepare(agent, batch, jax.random.fold_in(KEY, 0))
+        prepared, draws, _ = prepare(agent, batch, jax.random.fold_in(KEY, 0))
         networks = agent.networks()
         context, seen = networks.encode(prepared.observations), prepared.observations
         logged, noise = batch.actions[:, None], draws.actor_noise[:, None]
