@@ -16,11 +16,11 @@ import optax
 from flax import nnx
 
 from acrlpd.agents import algorithm
-from acrlpd.agents.algorithm import Algorithm, Prepared
+from acrlpd.agents.algorithm import Algorithm
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.metrics import NOT_COMPUTED
-from acrlpd.agents.networks import CriticNetworks, Networks, OwnNetworks, Params
+from acrlpd.agents.networks import CriticNetworks, Networks, OwnNetworks, Params, Prepared
 from acrlpd.agents.optimizers.base import Optimizer
 from acrlpd.batch import Batch, Feed
 from acrlpd.models.policy import FlowPolicy

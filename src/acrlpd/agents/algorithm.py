@@ -16,7 +16,7 @@ The named scopes say what an operation is for; a profile adds up time by the inn
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import flax.struct
 import jax
@@ -31,7 +31,7 @@ from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.agents.improvements.awr import AWR, log_awr_weight
 from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
 from acrlpd.agents.metrics import NOT_COMPUTED, SampleRecord, global_norm, loss_info, update_info
-from acrlpd.agents.networks import Draws, Networks, Params, draw
+from acrlpd.agents.networks import Draws, Networks, Params, Prepared, draw
 from acrlpd.agents.policy_data import select_policy_data
 from acrlpd.agents.temperature import follow_choice, largest_log_weight
 from acrlpd.batch import Batch
@@ -277,23 +277,6 @@ def _weight(weights: SampleWeights, norm: tuple[jax.Array, jax.Array] | None) ->
     assert norm is not None
     largest, size = norm
     return jnp.exp(weights.log_weight - largest) / size
-
-
-class Prepared(NamedTuple):
-    """What an update needs beside the agent."""
-
-    batch: Batch  # with observations as the policy wants them
-    draws: Draws  # all random numbers of the update, but for the next
-    subset_rng: jax.Array  # the key of the critics' subset
-
-    @property
-    def inputs(self) -> tuple[Batch, Draws]:
-        """What may be split into micro-batches."""
-        return self.batch, self.draws
-
-    def with_rewards_of(self, batch: Batch) -> "Prepared":
-        """The same update on a batch of the same windows with other rewards."""
-        return self._replace(batch=batch.with_transitions_of(self.batch))
 
 
 @jax.named_scope("policy")

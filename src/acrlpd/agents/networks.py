@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import flax.struct
 import jax
@@ -161,3 +161,20 @@ def draw(rng: jax.Array, batch: Batch, hyperparams: ACRLPDHyperparams) -> Draws:
         candidate_noise=draw_noise(candidate_rng, candidates_shape),
         dropout_keys=jax.random.split(dropout_rng, b),
     )
+
+
+class Prepared(NamedTuple):
+    """What an update needs beside the agent."""
+
+    batch: Batch  # with observations as the policy wants them
+    draws: Draws  # all random numbers of the update, but for the next
+    subset_rng: jax.Array  # the key of the critics' subset
+
+    @property
+    def inputs(self) -> tuple[Batch, Draws]:
+        """What may be split into micro-batches."""
+        return self.batch, self.draws
+
+    def with_rewards_of(self, batch: Batch) -> "Prepared":
+        """The same update on a batch of the same windows with other rewards."""
+        return self._replace(batch=batch.with_transitions_of(self.batch))
