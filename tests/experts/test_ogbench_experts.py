@@ -51,10 +51,18 @@ def test_qualities_of_cube_single() -> None:
     assert replayed.terminated
 
 
+@needs_ogbench
+def test_a_success_with_a_detour_is_slow() -> None:
+    env = make_env("cube-single-play-singletask-v0", max_episode_steps=200)
+    rollouts = [play(env, seed, "detours") for seed in range(6)]
+    lengths = [rollout.length for rollout in rollouts if rollout.succeeded]
+    assert 0 < len(lengths) < 6 and min(lengths) > 100  # the expert needs about 63 steps
+
+
 def test_every_family_has_the_expert_with_its_qualities() -> None:
     for name in ("cube-single-play-singletask-v0", "visual-scene-play-singletask-v0", "puzzle-3x3-singletask-v0"):
-        assert find_expert(name, ("expert", "noisy", "mixed", "play")) is OGBenchExpert
-    with pytest.raises(EnvError, match="has the qualities expert, noisy, mixed, play; found 'perfect'"):
+        assert find_expert(name, ("expert", "noisy", "mixed", "detours", "play")) is OGBenchExpert
+    with pytest.raises(EnvError, match="has the qualities expert, noisy, mixed, detours, play; found 'perfect'"):
         find_expert("cube-single-play-singletask-v0", ("perfect",))
 
 

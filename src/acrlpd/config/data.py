@@ -92,7 +92,7 @@ class DemonstrationsConfig:
 
     # How many episodes to collect; 0: data_dir must exist.
     num_episodes: Annotated[int, Ge(0)] = 0
-    # Quality of the expert (`acrlpd demos list`): expert, noisy, mixed or play.
+    # Quality of the expert (`acrlpd demos list`): expert, noisy, mixed, detours or play.
     quality: str = "mixed"
     # Steps after which an episode is cut; None: the environment's own limit.
     max_episode_steps: Annotated[int | None, Ge(1)] = None

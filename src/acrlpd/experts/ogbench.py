@@ -25,6 +25,8 @@ class Quality:
     goal_probability: float = 1.0
     # Whether the expert chooses between these two once for the whole episode, or again whenever a goal is reached.
     decided: Literal["per_episode", "per_goal"] = "per_episode"
+    # Random goals that the expert pursues before all others.
+    detours: int = 0
 
 
 QUALITIES = {
@@ -35,6 +37,12 @@ QUALITIES = {
         "markov",
         noise=(0.1, 0.5),
         goal_probability=0.35,
+    ),
+    "detours": Quality(
+        "smooth, does something else first, and then the task in half of the episodes",
+        "plan",
+        goal_probability=0.5,
+        detours=1,
     ),
     "play": Quality(
         "smooth, with the task as every third goal or so", "plan", goal_probability=0.3, decided="per_goal"
@@ -54,6 +62,7 @@ class OGBenchExpert(Expert):
         self._rng = rng
         self._noise = rng.uniform(*self._quality.noise)
         self._on_task = rng.uniform() < self._quality.goal_probability
+        self._detours_left = self._quality.detours
         self._goal: Goal
         self._oracle: Any = None
 
@@ -68,7 +77,9 @@ class OGBenchExpert(Expert):
     def _start_goal(self) -> None:
         if self._quality.decided == "per_goal":
             self._on_task = self._rng.uniform() < self._quality.goal_probability
-        self._goal = (next_goal if self._on_task else random_goal)(self._simulator, self._rng)
+        is_on_task = self._on_task and not self._detours_left
+        self._detours_left = max(0, self._detours_left - 1)
+        self._goal = (next_goal if is_on_task else random_goal)(self._simulator, self._rng)
         self._oracle = make_oracle(self._simulator, self._quality.oracle, self._goal.oracle)
         state = np.random.get_state()  # noqa: NPY002
         np.random.seed(int(self._rng.integers(2**32)))  # noqa: NPY002 (the oracles draw from numpy's global generator)
