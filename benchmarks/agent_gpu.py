@@ -52,8 +52,10 @@ from acrlpd.config import ACRLPDHyperparams, MLPCritics, QChunkingConfig, RLTrai
 from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.observation import Observation
+from acrlpd.models.policy import Features
 
 HORIZON, REAL_DIM = 20, 14
+TOKENS = 816  # of pi0's prefix: three cameras and a prompt
 SCANNED = 200  # updates per call of the state-space rows
 ROWS = (
     "state", "state_float32", "state_implicit", "ensemble", "full", "full_dots", "full_implicit", "aloha32", "aloha16",
@@ -239,18 +241,20 @@ def ensemble_row(batch_size: int, features: int, repeats: int) -> dict[str, str]
         sizes = {"feature_dim": features, "state_dim": 32, "chunk_dim": HORIZON * REAL_DIM}
         critics = create_critic_networks(critic, jax.random.key(0), **sizes)
         keys = jax.random.split(jax.random.key(1), 3)
-        feature, state = (jax.random.normal(keys[i], (batch_size, n)) for i, n in enumerate((features, 32)))
+        tokens = jax.random.normal(keys[0], (batch_size, TOKENS, features), jnp.bfloat16)
+        feature = Features(tokens, jnp.full(batch_size, TOKENS))
+        seen = Observation({}, {}, jax.random.normal(keys[1], (batch_size, 32)))
         chunks = jax.random.normal(keys[2], (batch_size, 8, HORIZON * REAL_DIM))
 
         def update(carry: Any, _: None) -> Any:
             critics, opt_state = carry
             online, target = critics.online_ensemble, critics.target_ensemble
-            ranks = online.rank(feature, state, chunks, jnp.bfloat16)
+            ranks = online.rank(feature, seen, chunks, jnp.bfloat16)
             best = take_candidate(chunks, jnp.argmax(ranks, axis=1))
-            value = target.aggregate(target(feature, state, best[:, None])[:, 0])
+            value = target.aggregate(target(feature, seen, best[:, None])[:, 0])
 
             def loss(online: Any) -> jax.Array:
-                q = critics.replace(online=online).online_ensemble(feature, state, chunks[:, :1])[:, 0]
+                q = critics.replace(online=online).online_ensemble(feature, seen, chunks[:, :1])[:, 0]
                 return jnp.mean(td_loss(q, 0.9 * value, config.acrlpd))
 
             grads = jax.grad(loss)(critics.online)

@@ -58,12 +58,12 @@ def test_the_loss_of_the_implicit_value_by_hand(loss):
     @quick_jit
     def values(agent):
         value, chunk = agent.networks().backup, batch.actions[:, :3, :2].reshape(12, 1, 6)
-        state = batch.observations.state
+        seen = batch.observations
         return (
-            value(None, state),
-            value(None, batch.next_observations.state),
-            agent.critics.online_ensemble(None, state, chunk)[:, 0],
-            jnp.mean(agent.critics.target_ensemble(None, state, chunk)[:, 0], axis=-1),
+            value(None, seen),
+            value(None, batch.next_observations),
+            agent.critics.online_ensemble(None, seen, chunk)[:, 0],
+            jnp.mean(agent.critics.target_ensemble(None, seen, chunk)[:, 0], axis=-1),
         )
 
     value, next_value, q, target_q = map(np.asarray, values(agent))

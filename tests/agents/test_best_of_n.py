@@ -83,7 +83,7 @@ def test_values_are_those_of_the_online_critics_on_the_candidates(agent):
     context = policy.encode(policy.preprocess(None, observation, train=False))
     ensemble = agent.critics.online_ensemble
     chunks = result.candidates[:, :, :3, :2].reshape(3, 2, 6)
-    expected = jnp.min(ensemble(context.features, observation.state, chunks), axis=-1)
+    expected = jnp.min(ensemble(context.features, observation, chunks), axis=-1)
     np.testing.assert_allclose(result.q_values, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -9,11 +9,15 @@ import pytest
 from agent_helpers import make_config, quick_jit, random_like
 from flax import nnx
 
+from acrlpd.agents.critics.base import keep_members
 from acrlpd.agents.networks import create_critic_networks
 from acrlpd.config import MLPCritics
 from acrlpd.config.create_agent import create_agent
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import Features
 
 FEATURES, STATE, CHUNK = 7, 4, 6
+LENGTHS = (5, 3, 1, 2, 4)  # tokens of each sample that are no padding
 
 _ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
@@ -34,30 +38,51 @@ def build(**changes):
 
 
 def inputs(b=5, n=3):
+    """Features, observations and chunks."""
     rng = np.random.default_rng(0)
-    return rng.normal(size=(b, FEATURES)) * 3 + 1, rng.normal(size=(b, STATE)), rng.normal(size=(b, n, CHUNK))
+    tokens = rng.normal(size=(b, max(LENGTHS), FEATURES)) * 3 + 1
+    features = Features(jnp.asarray(tokens, jnp.float32), jnp.asarray(np.resize(LENGTHS, b), jnp.int32))
+    state = jnp.asarray(rng.normal(size=(b, STATE)), jnp.float32)
+    return features, Observation({}, {}, state), jnp.asarray(rng.normal(size=(b, n, CHUNK)), jnp.float32)
 
 
-def reference(critics, features, state, chunks, member):
+def standardize(x):
+    return (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+
+
+def read(config, params, tokens):
+    """What the critics read of the tokens of one sample, in float64."""
+    if config.pooling == "mean":
+        return standardize(tokens.mean(axis=0))
+    tokens = np.stack([standardize(token) for token in tokens])
+    pooled = []
+    for query, value in zip(params["queries"], params["values"], strict=True):
+        weights = np.exp(tokens @ query / math.sqrt(FEATURES))
+        pooled.append(weights / weights.sum() @ tokens @ value)
+    return standardize(np.concatenate(pooled))
+
+
+def reference(critics, features, observation, chunks, member):
     """One member, one sample and one candidate at a time, in float64."""
     config = critics.online_ensemble.config
-    p = jax.tree.map(lambda x: np.asarray(x, np.float64)[member], nnx.to_pure_dict(critics.online))
+    params = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(critics.online))
+    pool = params.pop("reader", {}).get("pool")
+    p = jax.tree.map(lambda x: x[member], params)
     act = _ACTIVATIONS[config.activation]
-
-    def standardize(x):
-        return (x - x.mean()) / np.sqrt(x.var() + 1e-6)
+    tokens, state, chunks = (np.asarray(x, np.float64) for x in (features.tokens, observation.state, chunks))
 
     out = np.empty(chunks.shape[:2])
     for b, n in np.ndindex(*out.shape):
+        seen = read(config, pool, tokens[b, : features.length[b]]) if config.use_pi0_features else None
         if not config.use_pi0_features:
             observation = state[b]
         elif config.feature_fusion_method == "concat":
-            observation = np.concatenate([standardize(features[b]), state[b]])
+            observation = np.concatenate([seen, state[b]])
         elif config.feature_fusion_method == "add":
-            observation = standardize(features[b]) @ p["feature_in"]["kernel"] + p["feature_in"]["bias"]
+            observation = seen @ p["feature_in"]["kernel"] + p["feature_in"]["bias"]
             observation = observation + state[b] @ p["state_in"]["kernel"] + p["state_in"]["bias"]
         else:
-            both = np.concatenate([standardize(features[b]), state[b]])
+            both = np.concatenate([seen, state[b]])
             observation = act(both @ p["fusion"]["kernel"] + p["fusion"]["bias"])
         kernel = np.concatenate([p["observation_kernel"], p["chunk_kernel"]])
         x = np.concatenate([observation, chunks[b, n]]) @ kernel + p["bias"]
@@ -75,8 +100,9 @@ def reference(critics, features, state, chunks, member):
     "changes",
     [
         {},
+        {"pooling": "mean"},
         {"activation": "relu", "use_layer_norm": False},
-        {"activation": "swish", "feature_fusion_method": "add"},
+        {"activation": "swish", "feature_fusion_method": "add", "pooling": "mean"},
         {"activation": "tanh", "feature_fusion_method": "mlp"},
         {"use_pi0_features": False},
     ],
@@ -84,12 +110,11 @@ def reference(critics, features, state, chunks, member):
 )
 def test_every_member_is_a_network_of_its_own(changes):
     critics = build(**changes)
-    features, state, chunks = inputs()
-    arrays = (jnp.asarray(x, jnp.float32) for x in (features, state, chunks))
-    q = quick_jit(lambda *x: critics.online_ensemble(*x))(*arrays)
+    features, observation, chunks = inputs()
+    q = quick_jit(lambda *x: critics.online_ensemble(*x))(features, observation, chunks)
     assert q.shape == (5, 3, 3)
     for member in range(3):
-        expected = reference(critics, features, state, chunks, member)
+        expected = reference(critics, features, observation, chunks, member)
         np.testing.assert_allclose(q[..., member], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -116,6 +141,14 @@ def test_targets_can_use_a_random_subset():
     assert float(everyone.aggregate_target(q, keys[0])) == 1.0
 
 
+def test_fewer_members_value_chunks_as_they_did_among_all():
+    """An export keeps some members; the reader is shared, so it stays whole."""
+    critics, members = build(), np.array([0, 2])
+    fewer = nnx.merge(build(num_critics=2).network, keep_members(critics.online, members))
+    every = quick_jit(lambda *x: critics.online_ensemble(*x))(*inputs())
+    np.testing.assert_allclose(quick_jit(fewer)(*inputs()), every[..., members], rtol=1e-5, atol=1e-6)
+
+
 def test_soft_update_moves_the_target_by_tau():
     critics = build()
     updated = critics.soft_update_target_networks(0.25)
@@ -137,7 +170,7 @@ def test_target_starts_equal_but_is_not_shared():
 
 def test_members_start_different_with_variance_scaling():
     critics = create_critic_networks(
-        MLPCritics(num_critics=2, hidden_dims=(256, 256), kernel_init_scale=2.0),
+        MLPCritics(num_critics=2, hidden_dims=(256, 256), kernel_init_scale=2.0, pooling="mean"),
         jax.random.key(0),
         feature_dim=100,
         state_dim=30,
@@ -152,11 +185,11 @@ def test_members_start_different_with_variance_scaling():
 
 def test_dropout_keeps_the_mean_and_is_off_without_keys():
     critics = build(dropout_rate=0.5, use_layer_norm=False, activation="relu", hidden_dims=(64,))
-    features, state, chunks = (jnp.asarray(x, jnp.float32) for x in inputs(b=1, n=1))
+    features, observation, chunks = inputs(b=1, n=1)
     ensemble = critics.online_ensemble
     keys = jax.random.split(jax.random.key(0), 4000)
     still, dropped = quick_jit(lambda *x: (ensemble(*x), jax.vmap(lambda key: ensemble(*x, key[None]))(keys)))(
-        features, state, chunks
+        features, observation, chunks
     )
     assert float(jnp.std(dropped)) > 0.1
     # One hidden layer is linear in its dropout, so the mean over masks is the network without it.
@@ -166,11 +199,11 @@ def test_dropout_keeps_the_mean_and_is_off_without_keys():
 
 def test_dropout_of_a_sample_does_not_depend_on_its_neighbours():
     ensemble = build(dropout_rate=0.3).online_ensemble
-    features, state, chunks = (jnp.asarray(x, jnp.float32) for x in inputs(b=6))
+    features, observation, chunks = inputs(b=6)
     keys = jax.random.split(jax.random.key(0), 6)
     together, alone = quick_jit(
-        lambda *x: (ensemble(*x), ensemble(*(part[3:4] for part in x)))  # all samples, and one of them
-    )(features, state, chunks, keys)
+        lambda *x: (ensemble(*x), ensemble(*jax.tree.map(lambda part: part[3:4], x)))  # all samples, and one of them
+    )(features, observation, chunks, keys)
     np.testing.assert_allclose(together[3:4], alone, rtol=1e-5, atol=1e-6)
 
 
@@ -189,10 +222,10 @@ def test_impossible_critics_are_refused(changes, message):
 
 def test_chunks_in_bfloat16_get_nearly_the_same_values():
     """Candidates are ranked in the policy's precision; parameters and values stay float32."""
-    critics = build(hidden_dims=(64, 64))
-    features, state, chunks = map(jnp.asarray, inputs(b=16, n=8))
-    exact = critics.online_ensemble(features, state, chunks)
-    rough = critics.online_ensemble(features, state, chunks.astype(jnp.bfloat16))
+    critics = build(hidden_dims=(64, 64), pooling="mean")
+    features, observation, chunks = inputs(b=16, n=8)
+    exact = critics.online_ensemble(features, observation, chunks)
+    rough = critics.online_ensemble(features, observation, chunks.astype(jnp.bfloat16))
     assert rough.dtype == jnp.float32
     error = float(jnp.sqrt(jnp.mean(jnp.square(rough - exact))))
     spread = float(jnp.mean(jnp.std(exact, axis=1)))
@@ -201,9 +234,9 @@ def test_chunks_in_bfloat16_get_nearly_the_same_values():
 
 @pytest.mark.parametrize("n, exact", [(2, True), (8, False)])
 def test_ranks_are_rough_only_where_there_are_more_candidates_than_a_cast_is_worth(n, exact):
-    ensemble = build(hidden_dims=(64, 64)).online_ensemble
-    features, state, chunks = map(jnp.asarray, inputs(b=16, n=n))
-    values = np.asarray(ensemble.aggregate(ensemble(features, state, chunks)))
-    ranks = np.asarray(ensemble.rank(features, state, chunks, jnp.bfloat16))
+    ensemble = build(hidden_dims=(64, 64), pooling="mean").online_ensemble
+    features, observation, chunks = inputs(b=16, n=n)
+    values = np.asarray(ensemble.aggregate(ensemble(features, observation, chunks)))
+    ranks = np.asarray(ensemble.rank(features, observation, chunks, jnp.bfloat16))
     assert (ranks == values).all() == exact
     np.testing.assert_allclose(ranks, values, atol=0.1 * values.std())

@@ -66,8 +66,8 @@ def test_the_loss_is_that_of_dsrl(batch):
         noise = jnp.concatenate([chosen, jnp.clip(draws.flow_noise[:, None, :1], -BOUND, BOUND)], axis=1)
         chunks = networks.policy.denoise(context, jnp.broadcast_to(noise, (8, 2, 4, 3)), num_steps=2)
         online = networks.critics.online_ensemble
-        target = jnp.min(online(context.features, seen.state, chunks[:, :, :3, :2].reshape(8, 2, 6)), axis=-1)
-        members = own.critics(None, seen.state, noise[:, :, 0])  # [8, 2, members]
+        target = jnp.min(online(context.features, seen, chunks[:, :, :3, :2].reshape(8, 2, 6)), axis=-1)
+        members = own.critics(None, seen, noise[:, :, 0])  # [8, 2, members]
         error = members - target[..., None]
         return log_prob[:, 0], jnp.mean(members[:, 0], axis=-1), jnp.mean(jnp.square(error)), target
 

@@ -69,7 +69,7 @@ def test_the_loss_is_that_of_expo(agent, batch):
         logged, noise = batch.actions[:, None], draws.actor_noise[:, None]
         edits, log_prob = networks.improvement.edit(context, seen, logged, noise)
         chunk = batch.actions[:, :3, :2] + SCALE * edits[:, 0]
-        q = networks.critics.online_ensemble(context.features, seen.state, chunk.reshape(8, 1, 6))
+        q = networks.critics.online_ensemble(context.features, seen, chunk.reshape(8, 1, 6))
         return log_prob[:, 0], jnp.mean(q, axis=-1)[:, 0], edits
 
     log_prob, q, edits = map(np.asarray, quick_jit(by_hand)(agent))

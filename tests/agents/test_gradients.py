@@ -130,9 +130,9 @@ def awr_by_hand(agent, batch, weights_of):
         policy, ensemble = agent.policy(), agent.critics.online_ensemble
         context = policy.encode(batch.observations)
         candidates = policy.denoise(context, draws.candidate_noise, num_steps=2)
-        state = batch.observations.state
-        q_data = jnp.min(ensemble(None, state, cut(batch.actions)[:, None]), axis=-1)[:, 0]
-        q_mean = jnp.mean(jnp.min(ensemble(None, state, cut(candidates)), axis=-1), axis=1)
+        seen = batch.observations
+        q_data = jnp.min(ensemble(None, seen, cut(batch.actions)[:, None]), axis=-1)[:, 0]
+        q_mean = jnp.mean(jnp.min(ensemble(None, seen, cut(candidates)), axis=-1), axis=1)
         losses = policy.flow_matching_loss(context, batch.actions, draws.flow_noise, draws.flow_time)
         return (q_data - q_mean) * batch.sequence_mask, losses
 
@@ -249,7 +249,7 @@ def test_best_of_n_clones_the_best_candidate():
         context = policy.encode(batch.observations)
         candidates = policy.denoise(context, draws.candidate_noise, num_steps=2)
         chunks = cut(candidates)
-        q = jnp.min(ensemble(None, batch.observations.state, chunks), axis=-1)
+        q = jnp.min(ensemble(None, batch.observations, chunks), axis=-1)
         best = jnp.stack([candidates[b, jnp.argmax(q[b])] for b in range(6)])
         return jnp.mean(policy.flow_matching_loss(context, best, draws.actor_noise, draws.actor_time))
 
@@ -263,12 +263,12 @@ def test_critic_target_uses_the_best_candidate_and_the_target_critics():
 
     @quick_jit
     def values(agent):
-        policy, state = agent.policy(), batch.next_observations.state
+        policy, seen = agent.policy(), batch.next_observations
         noise = noise_of(batch).next_noise
-        candidates = cut(policy.denoise(policy.encode(batch.next_observations), noise, num_steps=2))
-        online = agent.critics.online_ensemble(None, state, candidates)
-        target = agent.critics.target_ensemble(None, state, candidates)
-        logged = agent.critics.online_ensemble(None, batch.observations.state, cut(batch.actions)[:, None])
+        candidates = cut(policy.denoise(policy.encode(seen), noise, num_steps=2))
+        online = agent.critics.online_ensemble(None, seen, candidates)
+        target = agent.critics.target_ensemble(None, seen, candidates)
+        logged = agent.critics.online_ensemble(None, batch.observations, cut(batch.actions)[:, None])
         return online, target, logged
 
     online, target, logged = map(np.asarray, values(agent))

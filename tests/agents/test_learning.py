@@ -127,7 +127,7 @@ def test_critic_converges_to_the_optimal_chunk_values(backup):
     keys = list(expected)
     q = agent.critics.online_ensemble(
         None,
-        jnp.asarray(one_hot[[state for state, _ in keys]], jnp.float32),
+        Observation({}, {}, jnp.asarray(one_hot[[state for state, _ in keys]], jnp.float32)),
         0.6 * jnp.asarray([chunk for _, chunk in keys], jnp.float32)[:, None],
     )
     np.testing.assert_allclose(q.mean(axis=-1)[:, 0], list(expected.values()), atol=0.06)

@@ -26,7 +26,7 @@ from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.config import LossWeights
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.flops import count_flops
-from acrlpd.models.policy import Context
+from acrlpd.models.policy import Context, Features
 
 KEY = jax.random.key(1)
 LORA = {"paligemma_variant": "dummy_lora", "action_expert_variant": "dummy_lora"}
@@ -151,7 +151,7 @@ def test_critic_gradient_reaches_the_policy_only_when_configured():
 @pytest.mark.parametrize("name", ["pi0_camera", "pi0_frozen", "pi05_lora"])
 def test_nothing_is_computed_twice(name):
     """The joint step costs a cloning step, one more prefix, candidates at both ends, and the critics."""
-    config = CONFIGS[name]
+    config = dataclasses.replace(CONFIGS[name], critic=dataclasses.replace(CONFIGS[name].critic, pooling="mean"))
     agent = shapes_of(config)
     batch = jax.eval_shape(lambda: make_batch(config, 4))
     noise = jax.ShapeDtypeStruct((4, 4, config.model.action_horizon, config.model.action_dim), jnp.float32)
@@ -200,13 +200,18 @@ def test_features_do_not_see_padding():
     agent, observation = build(config), make_batch(config, 4).observations
     prompt, mask = observation.tokenized_prompt, observation.tokenized_prompt_mask
     assert not mask.all()
-    features = quick_jit(
-        lambda agent, seen, prompt: agent.policy().encode(seen.replace(tokenized_prompt=prompt)).features
-    )
+
+    def read(agent, seen, prompt):
+        features = agent.policy().encode(seen.replace(tokenized_prompt=prompt)).features
+        return features.mean(), agent.critics.online_ensemble.reader(features, seen)
+
+    features = quick_jit(read)
     expected = features(agent, observation, prompt)
     unpadded = features(agent, observation, jnp.where(mask, prompt, 0))
-    np.testing.assert_allclose(unpadded, expected, rtol=1e-6, atol=1e-7)
-    assert not np.allclose(features(agent, observation, jnp.where(mask, 0, prompt)), expected)
+    others = features(agent, observation, jnp.where(mask, 0, prompt))
+    for with_zeros, with_noise, other in zip(unpadded, expected, others, strict=True):
+        np.testing.assert_allclose(with_zeros, with_noise, rtol=1e-5, atol=1e-6)
+        assert not np.allclose(other, with_noise)
 
 
 def test_only_what_is_seen_now_is_augmented_and_only_where_the_config_says():
@@ -222,12 +227,17 @@ def test_only_what_is_seen_now_is_augmented_and_only_where_the_config_says():
         np.testing.assert_allclose(found["target_q_mean"], expected["target_q_mean"], rtol=1e-6)
 
 
+def contexts_of(agent):
+    """Two contexts of two observations with one token each."""
+    tokens = np.random.default_rng(0).normal(size=(2, 2, 1, agent.policy().feature_dim)).astype(np.float32)
+    return [Context(Features(jnp.asarray(seen), jnp.ones(2, jnp.int32)), None) for seen in tokens]
+
+
 def test_the_one_step_policy_reads_the_features_of_pi0():
     config = make_config(model=tiny_pi0(), improvement=Distillation(hidden_dims=(16,)))
     agent, batch = build(config), make_batch(config, 2)
     network, noise = agent.networks().improvement, jnp.ones((2, 1, 4, 8))
-    features = np.random.default_rng(0).normal(size=(2, 2, agent.policy().feature_dim)).astype(np.float32)
-    chunks = [network(Context(jnp.asarray(seen), None), batch.observations, noise) for seen in features]
+    chunks = [network(context, batch.observations, noise) for context in contexts_of(agent)]
     assert chunks[0].shape == noise.shape
     assert np.abs(chunks[0] - chunks[1]).max() > 1e-3
     _, info = jax.eval_shape(train_step, agent, batch, KEY)  # the whole update fits together
@@ -240,12 +250,9 @@ def test_other_networks_of_improvements_read_the_features_of_pi0_too(improvement
     hyperparams = {"learnable_temperature": False, "loss_weights": losses}
     config = make_config(model=tiny_pi0(), improvement=improvement, **hyperparams)
     agent, batch = build(config), make_batch(config, 2)
-    features = np.random.default_rng(0).normal(size=(2, 2, agent.policy().feature_dim)).astype(np.float32)
     candidates = [
-        improvement.propose(
-            agent.networks(), Context(jnp.asarray(seen), None), batch.observations, jnp.ones((2, 2, 4, 8)), lambda x: x
-        )
-        for seen in features
+        improvement.propose(agent.networks(), context, batch.observations, jnp.ones((2, 2, 4, 8)), lambda x: x)
+        for context in contexts_of(agent)
     ]
     assert np.abs(candidates[0] - candidates[1]).max() > 1e-4
     _, info = jax.eval_shape(train_step, agent, batch, KEY)

@@ -36,7 +36,7 @@ def test_the_loss_is_that_of_sac(agent, batch):
         policy, critics = agent.policy(), agent.critics.online_ensemble
         context = policy.encode(prepared.observations)
         chunk, log_prob = policy.sample_with_log_prob(context, draws.actor_noise[:, None])
-        q = jnp.min(critics(None, batch.observations.state, chunk.reshape(8, 1, 6)), axis=-1)
+        q = jnp.min(critics(None, batch.observations, chunk.reshape(8, 1, 6)), axis=-1)
         return log_prob[:, 0], q[:, 0]
 
     log_prob, q = map(np.asarray, quick_jit(by_hand)(agent))

@@ -61,7 +61,7 @@ def forward(model: Pi0, observation, batch):
         "kv_v_stride16": jnp.concatenate([v, *suffix_v], axis=2)[:, :, ::16, None],
         "suffix_out": action_out[:, 0],
         "v_t": model.velocity(context, x_t[:, None], batch["time"][:, None])[:, 0],
-        "features": context.features,
+        "features": context.features.mean(),
     }
 
 

@@ -49,7 +49,7 @@ def test_is_one_network_over_state_chunk_and_time(policy):
         x = x @ p["chunk_out"]["kernel"] + p["chunk_out"]["bias"]
         np.testing.assert_allclose(velocity[b, n].reshape(-1), x, rtol=1e-4, atol=1e-5)
     assert kernel.shape == (4 + 6 + 1, 16)
-    assert policy.encode(observe(state)).features.shape == (2, policy.feature_dim) == (2, 0)
+    assert policy.encode(observe(state)).features is None and policy.feature_dim == 0
 
 
 def test_is_a_flow_policy_with_the_common_interface(policy):

@@ -190,7 +190,7 @@ def test_the_ranking_is_by_the_value_of_what_members_choose() -> None:
     noise = np.stack([candidate_noise(seed, 16, 4, 2) for seed in range(6)])
     candidates = model.policy().sample_candidates(jax.random.key(1), observation, 16, num_steps=2, noise=noise)
     critics = model.networks().critics.online_ensemble
-    values = np.asarray(critics(None, states, candidates[:, :, :3].reshape(6, 16, -1)))  # [b, n, E]
+    values = np.asarray(critics(None, observation, candidates[:, :, :3].reshape(6, 16, -1)))  # [b, n, E]
     scores = [np.mean([values[b].min(axis=-1)[values[b, :, member].argmax()] for b in range(6)]) for member in range(5)]
     ranking = rank_critics(model, observation, num_steps=2)
     assert ranking.tolist() == np.argsort(-np.array(scores)).tolist()

@@ -111,7 +111,7 @@ class Algorithm:
     def values(self, networks: Networks, context: Context, observation: Observation, actions: jax.Array) -> jax.Array:
         """agg_e Q_e(s, c) of actions [b, n, T, a] under the online critics: [b, n]."""
         online = networks.critics.online_ensemble
-        return online.aggregate(online(context.features, jnp.asarray(observation.state), self.critic_chunks(actions)))
+        return online.aggregate(online(context.features, observation, self.critic_chunks(actions)))
 
 
 # -- 1. target: backups/ -- 2. critics --------------------------------------------------------------------
@@ -134,7 +134,7 @@ def critic_loss(view: View, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         features = jax.lax.stop_gradient(features)
     online = critics.online_ensemble
     chunk = view.algorithm.critic_chunks(view.batch.actions)
-    q = online(features, view.batch.observations.state, chunk[:, None], view.draws.dropout_keys)[:, 0]
+    q = online(features, view.batch.observations, chunk[:, None], view.draws.dropout_keys)[:, 0]
     td = td_loss(q, target, hyperparams)
     if online.config.q_aggregation == "weighted":
         # The mixing weights learn to make the aggregate right; the members do not feel this loss.

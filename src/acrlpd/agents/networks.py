@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble
+from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble, ObservationReader
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Observation
@@ -37,7 +37,7 @@ class CriticNetworks(flax.struct.PyTreeNode):
     @property
     def uses_features(self) -> bool:
         """Whether these critics read the policy's features."""
-        return self.online_ensemble.feature_dim > 0
+        return self.online_ensemble.reader.reads_features
 
     def soft_update_target_networks(self, tau: float | jax.Array) -> "CriticNetworks":
         """target <- (1 - tau) * target + tau * online."""
@@ -49,7 +49,9 @@ def create_critic_networks(
     config: CriticConfig, rng: jax.Array, *, feature_dim: int, state_dim: int, chunk_dim: int
 ) -> CriticNetworks:
     """Fresh critics whose target starts as a copy of the online ensemble."""
-    ensemble = config.create(feature_dim=feature_dim, state_dim=state_dim, chunk_dim=chunk_dim, rngs=nnx.Rngs(rng))
+    rngs = nnx.Rngs(rng)
+    reader = ObservationReader(config, feature_dim=feature_dim, rngs=rngs)
+    ensemble = config.create(reader=reader, state_dim=state_dim, chunk_dim=chunk_dim, rngs=rngs)
     network, online = nnx.split(ensemble)
     return CriticNetworks(online=online, target=jax.tree.map(jnp.copy, online), network=network)
 

@@ -10,6 +10,7 @@ from flax import nnx, traverse_util
 
 from acrlpd.agents.agent import Agent
 from acrlpd.agents.algorithm import Algorithm
+from acrlpd.agents.critics.base import ObservationReader
 from acrlpd.agents.networks import CriticNetworks, OwnNetworks, TemperatureModule, create_critic_networks
 from acrlpd.agents.optimizers.base import Optimizer, create_optimizer
 from acrlpd.config.bounds import check_bounds
@@ -64,8 +65,8 @@ def create_agent(
         improvement = rl_config.improvement.create_networks(policy, algorithm, own_rngs)
     if algorithm.has_critic:
         own_rngs = nnx.Rngs(jax.random.fold_in(critic_rng, 2))
-        feature_dim = critics.online_ensemble.feature_dim
-        backup = rl_config.backup.create_networks(feature_dim=feature_dim, state_dim=model.state_dim, rngs=own_rngs)
+        reader = ObservationReader(rl_config.critic, feature_dim=policy.feature_dim, rngs=own_rngs)
+        backup = rl_config.backup.create_networks(reader=reader, state_dim=model.state_dim, rngs=own_rngs)
     return _assemble_agent(rl_config, algorithm, policy, critics, improvement, backup)
 
 

@@ -10,7 +10,7 @@ from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.gemma import Gemma, LayerWeights
 from acrlpd.models.layers import weights_are_split
 from acrlpd.models.observation import Observation, preprocess_observation, to_float_image
-from acrlpd.models.policy import ENCODE, Context, FlowPolicy
+from acrlpd.models.policy import ENCODE, Context, Features, FlowPolicy
 from acrlpd.models.siglip import Siglip
 
 _CONTEXT_ALIGNMENT = 64  # tokens
@@ -59,8 +59,8 @@ class Pi0(FlowPolicy):
         if not self.config.pi05:
             _, k, v = llm.run_suffix(self.embed_state(observation)[:, None], cache)
             cache = cache.prepend(k[:, :, 0], v[:, :, 0])
-        pooled = None if out is None else _mean_of_first(out, length)
-        return Context(features=pooled, memory=cache.pad_to_multiple(_CONTEXT_ALIGNMENT))
+        seen = None if out is None else Features(out, length)
+        return Context(features=seen, memory=cache.pad_to_multiple(_CONTEXT_ALIGNMENT))
 
     def velocity(
         self, context: Context, x_t: jax.Array, time: jax.Array, layers: list[LayerWeights] | None = None
@@ -134,9 +134,3 @@ def embed_time(time: jax.Array, width: int) -> jax.Array:
     period = 4e-3 * (4.0 / 4e-3) ** fraction
     angle = time[..., None] * (1.0 / period * 2 * jnp.pi)  # as openpi rounds: angles reach 1570 radians
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
-
-
-def _mean_of_first(x: jax.Array, length: jax.Array) -> jax.Array:
-    """Mean of [b, s, d] over its first `length` [b] tokens, float32 [b, d]."""
-    weights = (jnp.arange(x.shape[1]) < length[:, None]).astype(jnp.float32)
-    return jnp.einsum("bsd,bs->bd", x.astype(jnp.float32), weights) / jnp.maximum(length, 1)[:, None]

@@ -29,10 +29,24 @@ DENOISE = "denoise"
 
 
 @flax.struct.dataclass
+class Features:
+    """What a policy has seen in an observation: tokens, of which the first `length` are no padding."""
+
+    tokens: jax.Array  # [b, s, d], in the policy's dtype
+    length: jax.Array  # int32 [b]
+
+    def mean(self) -> jax.Array:
+        """The mean of the tokens, float32 [b, d]."""
+        weights = (jnp.arange(self.tokens.shape[1]) < self.length[:, None]).astype(jnp.float32)
+        total = jnp.einsum("bsd,bs->bd", self.tokens.astype(jnp.float32), weights)
+        return total / jnp.maximum(self.length, 1)[:, None]
+
+
+@flax.struct.dataclass
 class Context:
     """What `velocity` and the critic need to know of an observation."""
 
-    features: jax.Array | None  # float32 [b, d], for the critics; None if the caller did not ask for features
+    features: Features | None  # for the critics; None if the policy has no features, or the caller asked for none
     memory: Any  # for `velocity` alone: pi0 has a KV cache here, the state-space policy has the state
 
 
@@ -45,7 +59,7 @@ class FlowPolicy(nnx.Module):
         self.state_dim = config.state_dim
         self.action_dim = config.action_dim
         self.action_horizon = config.action_horizon
-        self.feature_dim = config.feature_dim  # width of Context.features
+        self.feature_dim = config.feature_dim  # width of the tokens in Context.features; 0: the policy has no features
         self.dtype = config.dtype  # of matrix products
 
     def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:

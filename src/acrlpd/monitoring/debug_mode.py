@@ -152,7 +152,7 @@ def _inspect_critics(agent: Agent, batch: Batch, choice: ChosenActions) -> Inspe
     observation = networks.policy.preprocess(None, batch.observations, train=False)
     chunk = agent.algorithm.critic_chunks(batch.actions)
     ensemble, features = networks.critics.online_ensemble, networks.encode(observation).features
-    member_q = ensemble(features, observation.state, chunk[:, None])[:, 0]  # [b, E]
+    member_q = ensemble(features, observation, chunk[:, None])[:, 0]  # [b, E]
     mask = jnp.asarray(batch.sequence_mask, bool)[:, None]
     q = choice.q_values
     assert q is not None  # without critics there is no inspection of critics

@@ -115,7 +115,7 @@ def candidates_and_values(
     context = networks.encode(observation)
     candidates = algorithm.candidates(networks, context, observation, noise, num_steps=num_steps)
     critics = networks.critics.online_ensemble
-    return candidates, critics(context.features, jnp.asarray(observation.state), algorithm.critic_chunks(candidates))
+    return candidates, critics(context.features, observation, algorithm.critic_chunks(candidates))
 
 
 @partial(jax.jit, static_argnames=("num_steps", "exploration"))

@@ -12,6 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
+from acrlpd.agents.critics.base import keep_members
 from acrlpd.checksums import write_checksums
 from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig, to_dict
@@ -130,7 +131,7 @@ def _write(
         wanted = rl_config.critic.num_critics if critics == "all" else serving.num_critics
         members = _choose_members(model, rl_config, wanted)
         serving = dataclasses.replace(serving, num_critics=len(members))
-        chosen = jax.tree.map(lambda x: x[members], model.critics.online)  # every array has the ensemble axis first
+        chosen = keep_members(model.critics.online, members)
         with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
             checkpointer.save(directory / CRITIC, unflatten_dict(critic_arrays(model.critics.replace(online=chosen))))
         write_checksums(directory / CRITIC)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from acrlpd.agents.critics.base import ObservationReader
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.agents.networks import Draws, Networks
 from acrlpd.batch import Batch
@@ -57,11 +58,11 @@ class Backup(Choice, abc.ABC):
     ) -> Targets:
         """The targets of the critics. `networks` carry no gradient; `subset_rng` draws the members for REDQ."""
 
-    def create_networks(self, *, feature_dim: int, state_dim: int, rngs: nnx.Rngs) -> nnx.Module | None:
+    def create_networks(self, *, reader: ObservationReader, state_dim: int, rngs: nnx.Rngs) -> nnx.Module | None:
         """The backup's own networks, which learn from `losses` alone. They are `networks.backup` in an update.
 
-        `feature_dim` is the number of features of the policy that the critics read, 0 if they read none. The networks
-        are trained with the critics' optimizer and learning rate. Acting does not need them, so exports leave them out.
+        `reader` reads observations as the critics do, and belongs to these networks alone. The networks are trained
+        with the critics' optimizer and learning rate. Acting does not need them, so exports leave them out.
         """
         return None
 

@@ -34,9 +34,9 @@ class BestOfN(Backup):
         candidates = algorithm.candidates(networks, context, observation, draws.next_noise)
         chunks = algorithm.critic_chunks(candidates)
         online, target = networks.critics.online_ensemble, networks.critics.target_ensemble
-        q = online.rank(context.features, observation.state, chunks, networks.policy.dtype)  # [b, N]
+        q = online.rank(context.features, observation, chunks, networks.policy.dtype)  # [b, N]
         best = take_candidate(chunks, jnp.argmax(q, axis=1))
-        next_q = target(context.features, observation.state, best[:, None])[:, 0]  # [b, E]
+        next_q = target(context.features, observation, best[:, None])[:, 0]  # [b, E]
         return Targets(
             value=td_target(batch, target.aggregate_target(next_q, subset_rng), algorithm.acrlpd.discount),
             candidates=NextCandidates(q, diversity=jnp.sqrt(jnp.mean(jnp.var(chunks, axis=1), axis=-1))),

@@ -10,10 +10,11 @@ from annotated_types import Ge, Interval, MinLen
 from flax import nnx
 
 from acrlpd.agents.backups.base import Backup, Targets, td_target
-from acrlpd.agents.critics.base import EnsembleDense, EnsembleLayerNorm, standardize
+from acrlpd.agents.critics.base import EnsembleDense, EnsembleLayerNorm, ObservationReader
 from acrlpd.agents.networks import Draws, Networks
 from acrlpd.batch import Batch
-from acrlpd.models.observation import Array
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import Features
 
 if TYPE_CHECKING:
     from acrlpd.agents.algorithm import Algorithm
@@ -36,44 +37,40 @@ class ImplicitValue(Backup):
     # Hidden layers of V.
     hidden_dims: Annotated[tuple[int, ...], MinLen(1), Ge(1)] = (512, 512, 512)
 
-    def create_networks(self, *, feature_dim: int, state_dim: int, rngs: nnx.Rngs) -> "ValueNetwork":
-        return ValueNetwork(self.hidden_dims, feature_dim, state_dim, rngs)
+    def create_networks(self, *, reader: ObservationReader, state_dim: int, rngs: nnx.Rngs) -> "ValueNetwork":
+        return ValueNetwork(self.hidden_dims, reader, state_dim, rngs)
 
     def targets(
         self, algorithm: "Algorithm", networks: Networks, batch: Batch, draws: Draws, subset_rng: jax.Array
     ) -> Targets:
         features = networks.encode(batch.next_observations).features
-        next_value = _value(networks)(features, batch.next_observations.state)
+        next_value = _value(networks)(features, batch.next_observations)
         return Targets(value=td_target(batch, next_value, algorithm.acrlpd.discount))
 
     def losses(self, view: "View", subset_rng: jax.Array) -> jax.Array:
-        features, state = view.fixed_context.features, view.batch.observations.state
+        features, observation = view.fixed_context.features, view.batch.observations
         target = view.fixed.critics.target_ensemble
         chunk = view.algorithm.critic_chunks(view.batch.actions)[:, None]
-        q = target.aggregate_target(target(features, state, chunk)[:, 0], subset_rng)
-        error = q - _value(view.networks)(features, state)
+        q = target.aggregate_target(target(features, observation, chunk)[:, 0], subset_rng)
+        error = q - _value(view.networks)(features, observation)
         weight = jnp.where(error > 0, self.kappa, 1 - self.kappa)
         return weight * (jnp.abs(error) if self.loss == "quantile" else jnp.square(error))
 
 
 class ValueNetwork(nnx.Module):
-    """V(s): a perceptron with the layers of the critics. V reads the state, and the features that the critics read."""
+    """V(s): a perceptron with the layers of the critics. V reads observations as the critics do, with its own reader."""
 
-    def __init__(self, hidden_dims: tuple[int, ...], feature_dim: int, state_dim: int, rngs: nnx.Rngs):
-        self.feature_dim = feature_dim
-        dims = (feature_dim + state_dim, *hidden_dims)
+    def __init__(self, hidden_dims: tuple[int, ...], reader: ObservationReader, state_dim: int, rngs: nnx.Rngs):
+        self.reader = reader
+        dims = (reader.dim + state_dim, *hidden_dims)
         self.hidden = nnx.List(EnsembleDense(1, before, after, 1.0, rngs) for before, after in itertools.pairwise(dims))
         self.norms = nnx.List(EnsembleLayerNorm(1, dim) for dim in hidden_dims)
         self.out = EnsembleDense(1, dims[-1], 1, 1.0, rngs)
 
     @jax.named_scope("critic")
-    def __call__(self, features: jax.Array | None, state: Array) -> jax.Array:
+    def __call__(self, features: Features | None, observation: Observation) -> jax.Array:
         """Values [b] of observations."""
-        x = jnp.asarray(state)
-        if self.feature_dim:
-            assert features is not None
-            x = jnp.concatenate([standardize(features), x], axis=-1)
-        x = x[None]
+        x = jnp.concatenate([self.reader(features, observation), observation.state], axis=-1)[None]
         for layer, norm in zip(self.hidden, self.norms, strict=True):
             x = norm(jax.nn.gelu(layer(x)))
         return self.out(x)[0, :, 0]

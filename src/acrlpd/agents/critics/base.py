@@ -7,13 +7,16 @@ from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from annotated_types import Ge
 from flax import nnx
 from jax.typing import DTypeLike
 
 from acrlpd.choice import Choice
 from acrlpd.findings import Finding, error, warning
-from acrlpd.models.observation import Array
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import Features
+from acrlpd.models.token_pool import TokenPool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +32,17 @@ class CriticConfig(Choice, abc.ABC):
     q_aggregation: Literal["min", "mean", "weighted"] = "min"
     # Aggregate targets over this many randomly drawn members (REDQ); None: over all. Smaller: less pessimism.
     target_subset_size: int | None = None
-    # Whether critics see the policy's pooled prefix features; off: the state alone (cheap, blind to images).
+    # Whether critics see what the policy has seen: the tokens of its prefix. Off: the state alone (cheap, blind).
     use_pi0_features: bool = True
+    # How tokens become features. "attention": learned queries look for what the critics need, so that the critics know
+    # where things are. "mean": the mean over all tokens.
+    pooling: Literal["attention", "mean"] = "attention"
 
     @abc.abstractmethod
-    def create(self, *, feature_dim: int, state_dim: int, chunk_dim: int, rngs: nnx.Rngs) -> "CriticEnsemble":
-        """A freshly initialised ensemble."""
+    def create(
+        self, *, reader: "ObservationReader", state_dim: int, chunk_dim: int, rngs: nnx.Rngs
+    ) -> "CriticEnsemble":
+        """A freshly initialised ensemble, which reads observations through `reader`, and the state beside it."""
 
     def check(self) -> Iterator[Finding]:
         """What is wrong with these critics, beyond the bounds of single fields."""
@@ -45,37 +53,64 @@ class CriticConfig(Choice, abc.ABC):
             yield warning(f"critic.num_critics {self.num_critics} is unusual; 2 to 12 is usual")
 
 
+class ObservationReader(nnx.Module):
+    """What critics read of an observation beside its state, as features [b, dim] with zero mean and unit variance.
+
+    All members of an ensemble share the reader, and an observation is read once for all of its candidates.
+    """
+
+    def __init__(self, config: CriticConfig, *, feature_dim: int, rngs: nnx.Rngs):
+        """`feature_dim` is the width of the policy's tokens, 0 for a policy without tokens."""
+        self.reads_features = config.use_pi0_features and feature_dim > 0
+        has_pool = self.reads_features and config.pooling == "attention"
+        self.pool = TokenPool(feature_dim, rngs) if has_pool else None
+        self.dim = self.pool.width if self.pool is not None else feature_dim if self.reads_features else 0
+
+    def __call__(self, features: Features | None, observation: Observation) -> jax.Array:
+        if not self.reads_features:
+            return jnp.zeros((observation.state.shape[0], 0), jnp.float32)
+        if features is None:
+            raise ValueError("these critics were built with policy features; no features were given")
+        return standardize(features.mean() if self.pool is None else self.pool(features))
+
+
 class CriticEnsemble(nnx.Module):
     """E networks that value chunks. A member of the family implements `__call__`.
 
-    All parameters have a leading axis of E, so that every layer is one batched matrix product.
+    All parameters outside of the reader have a leading axis of E, so that every layer is one batched matrix product.
     """
 
-    def __init__(self, config: CriticConfig, *, feature_dim: int):
+    def __init__(self, config: CriticConfig, reader: ObservationReader):
         self.config = config
-        self.feature_dim = feature_dim if config.use_pi0_features else 0
+        self.reader = reader
         if config.q_aggregation == "weighted":
             self.aggregation_logits = nnx.Param(jnp.zeros(config.num_critics, jnp.float32))
 
     @abc.abstractmethod
     def __call__(
         self,
-        features: jax.Array | None,  # [b, d]; None for critics without features
-        state: Array,  # [b, s]
+        features: Features | None,  # of the policy; None for critics that do not read them
+        observation: Observation,  # as the policy's `preprocess` returns it
         chunks: jax.Array,  # [b, n, c]
         dropout_keys: jax.Array | None = None,  # [b]; None: no dropout
     ) -> jax.Array:  # float32 [b, n, E]
         """Values of chunks. Products may be computed in the chunks' dtype, everything else in float32."""
 
-    def rank(self, features: jax.Array | None, state: Array, chunks: jax.Array, dtype: DTypeLike) -> jax.Array:
+    @property
+    def member_width(self) -> int:
+        """The width of the widest layer of one member."""
+        return max(leaf.shape[-1] for leaf in jax.tree.leaves(nnx.state(self, _OF_MEMBERS)))
+
+    def rank(
+        self, features: Features | None, observation: Observation, chunks: jax.Array, dtype: DTypeLike
+    ) -> jax.Array:
         """Values [b, n] of which only the order counts, so that products may be computed in `dtype`.
 
         Casting a kernel takes as long as a product with few rows, so only many rows are worth a cast.
         """
         b, n, _ = chunks.shape
-        widest_layer = max(leaf.shape[-1] for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
-        ranked = chunks.astype(dtype) if b * n > widest_layer else chunks
-        return self.aggregate(self(features, state, ranked))
+        ranked = chunks.astype(dtype) if b * n > self.member_width else chunks
+        return self.aggregate(self(features, observation, ranked))
 
     def aggregate(self, q: jax.Array) -> jax.Array:
         """One value from the values of all members, [..., E] -> [...]."""
@@ -95,6 +130,16 @@ class CriticEnsemble(nnx.Module):
         if self.config.q_aggregation == "weighted":
             return chosen @ jax.nn.softmax(self.aggregation_logits[members])
         return self.aggregate(chosen)
+
+
+# The parameters that have a leading axis of E.
+_OF_MEMBERS = nnx.Not(nnx.PathContains("reader"))
+
+
+def keep_members(params: nnx.State, members: np.ndarray) -> nnx.State:
+    """The parameters of an ensemble with only some of its members, and the reader, which all members share."""
+    of_members, shared = nnx.split_state(params, _OF_MEMBERS, ...)
+    return nnx.merge_state(jax.tree.map(lambda x: x[members], of_members), shared)
 
 
 # -- layers of all E networks at once, for use in any architecture; tuned for the kernels that run them ----------------

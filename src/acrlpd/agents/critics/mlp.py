@@ -1,4 +1,4 @@
-"""Critics that are multi-layer perceptrons on [policy features, state, flattened chunk]."""
+"""Critics that are multi-layer perceptrons on [what the reader sees, state, flattened chunk]."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,12 +14,13 @@ from acrlpd.agents.critics.base import (
     CriticEnsemble,
     EnsembleDense,
     EnsembleLayerNorm,
+    ObservationReader,
     aligned_product,
     ensemble_dropout,
     ensemble_product,
-    standardize,
 )
-from acrlpd.models.observation import Array
+from acrlpd.models.observation import Observation
+from acrlpd.models.policy import Features
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -47,8 +48,8 @@ class MLPCritics(CriticConfig):
     # How features and state are joined: side by side, summed after projection, or through a learned layer.
     feature_fusion_method: Literal["concat", "add", "mlp"] = "concat"
 
-    def create(self, *, feature_dim: int, state_dim: int, chunk_dim: int, rngs: nnx.Rngs) -> "MLPEnsemble":
-        return MLPEnsemble(self, feature_dim=feature_dim, state_dim=state_dim, chunk_dim=chunk_dim, rngs=rngs)
+    def create(self, *, reader: ObservationReader, state_dim: int, chunk_dim: int, rngs: nnx.Rngs) -> "MLPEnsemble":
+        return MLPEnsemble(self, reader, state_dim=state_dim, chunk_dim=chunk_dim, rngs=rngs)
 
 
 class MLPEnsemble(CriticEnsemble):
@@ -60,13 +61,15 @@ class MLPEnsemble(CriticEnsemble):
 
     config: MLPCritics
 
-    def __init__(self, config: MLPCritics, *, feature_dim: int, state_dim: int, chunk_dim: int, rngs: nnx.Rngs):
-        super().__init__(config, feature_dim=feature_dim)
+    def __init__(
+        self, config: MLPCritics, reader: ObservationReader, *, state_dim: int, chunk_dim: int, rngs: nnx.Rngs
+    ):
+        super().__init__(config, reader)
         e, width, scale = config.num_critics, config.hidden_dims[0], config.kernel_init_scale
-        observation_dim = self.feature_dim + state_dim
-        if self.feature_dim and config.feature_fusion_method != "concat":
+        observation_dim = reader.dim + state_dim
+        if reader.dim and config.feature_fusion_method != "concat":
             if config.feature_fusion_method == "add":
-                self.feature_in = EnsembleDense(e, self.feature_dim, width, scale, rngs)
+                self.feature_in = EnsembleDense(e, reader.dim, width, scale, rngs)
                 self.state_in = EnsembleDense(e, state_dim, width, scale, rngs)
             else:
                 self.fusion = EnsembleDense(e, observation_dim, width, scale, rngs)
@@ -86,15 +89,15 @@ class MLPEnsemble(CriticEnsemble):
     @jax.named_scope("critic")
     def __call__(
         self,
-        features: jax.Array | None,
-        state: Array,
+        features: Features | None,
+        observation: Observation,
         chunks: jax.Array,
         dropout_keys: jax.Array | None = None,
     ) -> jax.Array:
         (b, n, c), e = chunks.shape, self.config.num_critics
-        observation = ensemble_product(self._fuse(features, state), self.observation_kernel[...])[:, :, None]
+        seen = ensemble_product(self._fuse(features, observation), self.observation_kernel[...])[:, :, None]
         x = aligned_product(chunks.reshape(b * n, c), self.chunk_kernel[...])  # [E, b * n, h]
-        x = (x.reshape(e, b, n, -1) + observation).reshape(x.shape) + self.bias[:, None]
+        x = (x.reshape(e, b, n, -1) + seen).reshape(x.shape) + self.bias[:, None]
         for i in range(len(self.config.hidden_dims)):
             if i > 0:
                 x = self.hidden[i - 1](x.astype(chunks.dtype))
@@ -105,15 +108,11 @@ class MLPEnsemble(CriticEnsemble):
                 x = ensemble_dropout(x, dropout_keys, i, self.config.dropout_rate)
         return jnp.moveaxis(self.out(x).reshape(e, b, n), 0, -1)
 
-    def _fuse(self, features: jax.Array | None, state: Array) -> jax.Array:  # [E or 1, b, d]
-        if not self.feature_dim:
-            return jnp.asarray(state)[None]
-        if features is None:
-            raise ValueError("these critics were built with policy features; no features were given")
-        features = standardize(features)
-        if self.config.feature_fusion_method == "add":
-            return self.feature_in(features[None]) + self.state_in(jnp.asarray(state)[None])
-        both = jnp.concatenate([features, state], axis=-1)[None]
-        if self.config.feature_fusion_method == "concat":
+    def _fuse(self, features: Features | None, observation: Observation) -> jax.Array:  # [E or 1, b, d]
+        seen, state = self.reader(features, observation), jnp.asarray(observation.state)
+        if self.reader.dim and self.config.feature_fusion_method == "add":
+            return self.feature_in(seen[None]) + self.state_in(state[None])
+        both = jnp.concatenate([seen, state], axis=-1)[None]
+        if not self.reader.dim or self.config.feature_fusion_method == "concat":
             return both
         return _ACTIVATIONS[self.config.activation](self.fusion(both))

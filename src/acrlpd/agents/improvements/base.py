@@ -198,12 +198,12 @@ class Improvement(Choice, abc.ABC):
 
 
 def read_observation(context: Context, observation: Observation, feature_dim: int) -> jax.Array:
-    """What such a network reads of an observation: the policy's features, if it has features, and the state: [b, d]."""
+    """What such a network reads of an observation: the mean of the policy's features, if any, and the state: [b, d]."""
     state = jnp.asarray(observation.state)
     if not feature_dim:
         return state
     assert context.features is not None
-    return jnp.concatenate([standardize(context.features), state], axis=-1)
+    return jnp.concatenate([standardize(context.features.mean()), state], axis=-1)
 
 
 def check_features(improvement: Improvement, model: PolicyConfig, critic: CriticConfig) -> Iterator[Finding]:

@@ -70,7 +70,7 @@ class Distillation(Improvement):
 
 
 class OneStepPolicy(nnx.Module):
-    """mu(s, z): an MLP over the policy's features, if the policy has features, the state and the noise of a chunk."""
+    """mu(s, z): an MLP over the mean of the policy's features, if the policy has any, the state and a chunk's noise."""
 
     def __init__(self, hidden_dims: tuple[int, ...], policy: FlowPolicy, rngs: nnx.Rngs):
         self.feature_dim = policy.feature_dim

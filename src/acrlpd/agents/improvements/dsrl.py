@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from annotated_types import Ge, MinLen
 from flax import nnx
 
-from acrlpd.agents.critics.base import CriticConfig
+from acrlpd.agents.critics.base import CriticConfig, ObservationReader
 from acrlpd.agents.critics.mlp import MLPCritics
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, Positive
 from acrlpd.agents.improvements.base import (
@@ -162,9 +162,8 @@ class NoiseNetworks(nnx.Module):
         dim_in = policy.feature_dim + policy.state_dim
         self.actor = SquashedGaussian(dim_in, config.hidden_dims, noise_dim, dtype=policy.dtype, rngs=rngs)
         critics = MLPCritics(num_critics=self.num_critics, hidden_dims=config.hidden_dims, q_aggregation="mean")
-        self.critics = critics.create(
-            feature_dim=policy.feature_dim, state_dim=policy.state_dim, chunk_dim=noise_dim, rngs=rngs
-        )
+        reader = ObservationReader(critics, feature_dim=policy.feature_dim, rngs=rngs)
+        self.critics = critics.create(reader=reader, state_dim=policy.state_dim, chunk_dim=noise_dim, rngs=rngs)
         self.temperature = TemperatureModule(algorithm.acrlpd.initial_temperature)
 
     def choose_noise(self, context: Context, observation: Observation, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -177,8 +176,7 @@ class NoiseNetworks(nnx.Module):
 
     def member_values(self, context: Context, observation: Observation, noise: jax.Array) -> jax.Array:
         """Values of noise [b, n, rows, a] by every noise critic: [b, n, members]."""
-        features = context.features if self.feature_dim else None
-        return self.critics(features, observation.state, noise.reshape(*noise.shape[:2], -1))
+        return self.critics(context.features, observation, noise.reshape(*noise.shape[:2], -1))
 
     def values(self, context: Context, observation: Observation, noise: jax.Array) -> jax.Array:
         """Values of noise [b, n, rows, a]: [b, n]."""

@@ -167,5 +167,5 @@ def _mean_values(view: View, actions: jax.Array) -> jax.Array:
 
     A minimum over ten critics would hold the edits back where any one critic doubts.
     """
-    critics, state = view.fixed.critics.online_ensemble, jnp.asarray(view.batch.observations.state)
-    return jnp.mean(critics(view.fixed_context.features, state, view.algorithm.critic_chunks(actions)), axis=-1)
+    critics, chunks = view.fixed.critics.online_ensemble, view.algorithm.critic_chunks(actions)
+    return jnp.mean(critics(view.fixed_context.features, view.batch.observations, chunks), axis=-1)

@@ -16,6 +16,7 @@ import jax
 
 from acrlpd.agents.agent import Agent
 from acrlpd.agents.best_of_n import group_size
+from acrlpd.agents.critics.base import CriticEnsemble
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.run import FSDPConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
@@ -64,11 +65,12 @@ def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
     working = config.model.working_memory(freeze_pi0_backbone=config.freeze_pi0_backbone)
     num_candidates = config.acrlpd.num_action_samples
     at_once = group_size(config.acrlpd.best_of_n, num_candidates, working.candidate * samples)
-    judging = _judging_bytes(agent.critics.online) * (num_candidates + 1)
+    judging = _judging_bytes(agent.critics.online_ensemble) * (num_candidates + 1)
     # A policy with nothing to train keeps nothing for a backward pass.
     kept, layer = (working.kept, working.layer) if trainable else (0.0, 0.0)
-    backward = kept + layer + 2 * working.context
-    candidates = kept + working.context + max(at_once * working.candidate, working.encoding, judging)
+    features = 2 * working.features if agent.critics.uses_features else 0  # tokens, and standardised tokens
+    backward = kept + layer + 2 * working.context + features
+    candidates = kept + working.context + features + max(at_once * working.candidate, working.encoding, judging)
     gathered = working.gathered_weights if config.fsdp.fsdp_devices > 1 else 0
     return Memory(
         parameters=parameters,
@@ -101,14 +103,9 @@ def _bytes_per_device(array: jax.ShapeDtypeStruct, fsdp: FSDPConfig) -> int:
     return size if axis is None else size // fsdp.fsdp_devices
 
 
-def _judging_bytes(critics: Any) -> float:
-    """One candidate of one sample: inputs, normalised values and outputs of the widest layer of all critics.
-
-    Every array of the critics has the critics on its first axis; the last axis is the width of a layer.
-    """
-    arrays = [array for array in jax.tree.leaves(critics) if array.ndim > 1]
-    widest = max((array.shape[0] * array.shape[-1] for array in arrays), default=0)
-    return 3.0 * widest * _FLOAT32
+def _judging_bytes(critics: CriticEnsemble) -> float:
+    """One candidate of one sample: inputs, normalised values and outputs of the widest layer of all critics."""
+    return 3.0 * critics.config.num_critics * critics.member_width * _FLOAT32
 
 
 def _batch_bytes(config: RLTrainConfig) -> float:

@@ -29,8 +29,9 @@ class WorkingMemory:
     """Bytes that an update needs for a while, beside the state of the agent. The plan adds them up."""
 
     kept: float  # per sample: activations that are kept for the backward pass
-    context: float  # per sample: what `encode` returns
+    context: float  # per sample: what `encode` returns, without features
     candidate: float  # per sample and candidate: one denoising step
+    features: float = 0.0  # per sample: the tokens that critics read
     layer: float = 0.0  # per sample: the largest layer, while the layer is differentiated
     encoding: float = 0.0  # per sample: the largest layer of `encode`
     weight_copies: int = 0  # weights that are held a second time in the compute dtype
@@ -78,7 +79,7 @@ class PolicyConfig(Choice, abc.ABC):
 
     @property
     def feature_dim(self) -> int:
-        """Width of the features that the critics get; 0: the critics see the state alone."""
+        """Width of the tokens that the critics get; 0: the policy has no tokens for critics."""
         return 0
 
     @property

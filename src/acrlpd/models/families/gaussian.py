@@ -58,8 +58,7 @@ class GaussianPolicy(FlowPolicy):
         state = jnp.asarray(observation.state)
         if state.shape[-1] != self.state_dim:
             raise ValueError(f"state must be [b, {self.state_dim}]; found {state.shape}")
-        no_features = jnp.zeros((state.shape[0], 0), jnp.float32) if features else None
-        return Context(features=no_features, memory=state.astype(self.dtype))
+        return Context(features=None, memory=state.astype(self.dtype))
 
     @jax.named_scope(DENOISE)
     def denoise(self, context: Context, noise: jax.Array, *, num_steps: int = 10, remat: bool = False) -> jax.Array:

@@ -189,7 +189,7 @@ class Pi0Config(PolicyConfig):
 
     @property
     def feature_dim(self) -> int:
-        """The critics get the mean of the first expert's output."""
+        """The critics get the first expert's output."""
         return self.paligemma.width
 
     @property
@@ -276,6 +276,7 @@ class Pi0Config(PolicyConfig):
             kept=sum(layers.kept(self.remat_policy) for layers in trained),
             layer=max(layers.backward for layers in trained),
             context=2.0 * first.depth * prefix * first.head_dim * size,
+            features=1.0 * prefix * first.width * size,
             candidate=actions.forward,
             encoding=max(images.forward, language.forward),
             # Denoising uses the action expert many times, so XLA keeps its float32 weights in bfloat16 as well.

@@ -68,8 +68,7 @@ class StateFlowPolicy(FlowPolicy):
         state = jnp.asarray(observation.state)
         if state.shape[-1] != self.config.state_dim:
             raise ValueError(f"state must be [b, {self.config.state_dim}]; found {state.shape}")
-        no_features = jnp.zeros((state.shape[0], 0), jnp.float32) if features else None
-        return Context(features=no_features, memory=state.astype(self.config.dtype))
+        return Context(features=None, memory=state.astype(self.config.dtype))
 
     def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
         self.refuse_other_chunks(x_t)
