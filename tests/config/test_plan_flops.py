@@ -45,6 +45,22 @@ def test_products_are_counted_inside_loops_and_branches_but_not_if_unused():
     assert total(jax.grad(lambda a, b: (a @ b).sum(), argnums=(0, 1)), A, B) == 2 * PRODUCT  # the value is not used
 
 
+def test_convolutions_are_counted_with_their_gradients():
+    """5 x 7 images, so that a stride of 2 gives 3 x 4 outputs."""
+    image, kernel = jnp.ones((2, 5, 7, 3)), jnp.ones((3, 3, 3, 8))
+
+    def convolve(image, kernel):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(image, kernel, (2, 2), "SAME", dimension_numbers=numbers)
+
+    forward = 2 * (2 * 3 * 4 * 8) * (3 * 3 * 3)
+    assert total(convolve, image, kernel) == forward
+    grad = jax.grad(lambda *args: convolve(*args).sum(), argnums=1)
+    assert total(grad, image, kernel) == forward
+    both = jax.grad(lambda *args: convolve(*args).sum(), argnums=(0, 1))
+    assert total(both, image, kernel) == pytest.approx(2 * forward, rel=0.2)  # odd sizes: the stride does not divide
+
+
 def test_products_are_counted_by_scope():
     @jax.named_scope("outer")
     def function(a, b):

@@ -46,11 +46,17 @@ class CriticNetworks(flax.struct.PyTreeNode):
 
 
 def create_critic_networks(
-    config: CriticConfig, rng: jax.Array, *, feature_dim: int, state_dim: int, chunk_dim: int
+    config: CriticConfig,
+    rng: jax.Array,
+    *,
+    feature_dim: int,
+    state_dim: int,
+    chunk_dim: int,
+    image_keys: tuple[str, ...] = (),
 ) -> CriticNetworks:
     """Fresh critics whose target starts as a copy of the online ensemble."""
     rngs = nnx.Rngs(rng)
-    reader = ObservationReader(config, feature_dim=feature_dim, rngs=rngs)
+    reader = ObservationReader(config, feature_dim=feature_dim, image_keys=image_keys, rngs=rngs)
     ensemble = config.create(reader=reader, state_dim=state_dim, chunk_dim=chunk_dim, rngs=rngs)
     network, online = nnx.split(ensemble)
     return CriticNetworks(online=online, target=jax.tree.map(jnp.copy, online), network=network)

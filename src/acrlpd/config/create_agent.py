@@ -56,6 +56,7 @@ def create_agent(
         rl_config.critic,
         critic_rng,
         feature_dim=policy.feature_dim,
+        image_keys=model.image_keys,
         state_dim=model.state_dim,
         chunk_dim=rl_config.qchunking.chunk_length * rl_config.qchunking.action_dim,
     )
@@ -65,7 +66,9 @@ def create_agent(
         improvement = rl_config.improvement.create_networks(policy, algorithm, own_rngs)
     if algorithm.has_critic:
         own_rngs = nnx.Rngs(jax.random.fold_in(critic_rng, 2))
-        reader = ObservationReader(rl_config.critic, feature_dim=policy.feature_dim, rngs=own_rngs)
+        reader = ObservationReader(
+            rl_config.critic, feature_dim=policy.feature_dim, image_keys=model.image_keys, rngs=own_rngs
+        )
         backup = rl_config.backup.create_networks(reader=reader, state_dim=model.state_dim, rngs=own_rngs)
     return _assemble_agent(rl_config, algorithm, policy, critics, improvement, backup)
 
@@ -138,7 +141,7 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
     model, acrlpd = rl_config.model, rl_config.acrlpd
     yield from rl_config.qchunking.check(policy_action_horizon=model.action_horizon, policy_action_dim=model.action_dim)
     yield from acrlpd.check()
-    yield from rl_config.critic.check()
+    yield from rl_config.critic.check(model)
     if acrlpd.loss_weights.critic_weight > 0:
         yield from rl_config.backup.check(acrlpd)
     if acrlpd.loss_weights.actor_weight > 0:

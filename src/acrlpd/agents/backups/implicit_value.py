@@ -58,7 +58,7 @@ class ImplicitValue(Backup):
 
 
 class ValueNetwork(nnx.Module):
-    """V(s): a perceptron with the layers of the critics. V reads observations as the critics do, with its own reader."""
+    """V(s): a perceptron with the layers of the critics. V reads observations as the critics do."""
 
     def __init__(self, hidden_dims: tuple[int, ...], reader: ObservationReader, state_dim: int, rngs: nnx.Rngs):
         self.reader = reader

@@ -12,8 +12,10 @@ from annotated_types import Ge
 from flax import nnx
 from jax.typing import DTypeLike
 
-from acrlpd.choice import Choice
+from acrlpd.choice import Choice, kind_name
 from acrlpd.findings import Finding, error, warning
+from acrlpd.models.families.base import PolicyConfig
+from acrlpd.models.image_encoder import ImageEncoder
 from acrlpd.models.observation import Observation
 from acrlpd.models.policy import Features
 from acrlpd.models.token_pool import TokenPool
@@ -32,11 +34,14 @@ class CriticConfig(Choice, abc.ABC):
     q_aggregation: Literal["min", "mean", "weighted"] = "min"
     # Aggregate targets over this many randomly drawn members (REDQ); None: over all. Smaller: less pessimism.
     target_subset_size: int | None = None
-    # Whether critics see what the policy has seen: the tokens of its prefix. Off: the state alone (cheap, blind).
+    # Whether critics see what the policy has seen: the tokens of its prefix.
     use_pi0_features: bool = True
     # How tokens become features. "attention": learned queries look for what the critics need, so that the critics know
     # where things are. "mean": the mean over all tokens.
     pooling: Literal["attention", "mean"] = "attention"
+    # A network of the critics' own that reads the cameras, trained by the critic loss alone. "small" is a convolutional
+    # network, for policies whose backbone is frozen and was never taught what the critics need.
+    image_encoder: Literal["none", "small"] = "none"
 
     @abc.abstractmethod
     def create(
@@ -44,13 +49,19 @@ class CriticConfig(Choice, abc.ABC):
     ) -> "CriticEnsemble":
         """A freshly initialised ensemble, which reads observations through `reader`, and the state beside it."""
 
-    def check(self) -> Iterator[Finding]:
-        """What is wrong with these critics, beyond the bounds of single fields."""
+    def check(self, model: PolicyConfig) -> Iterator[Finding]:
+        """What is wrong with these critics beside this policy, beyond the bounds of single fields."""
         subset = self.target_subset_size
         if subset is not None and not 1 <= subset <= self.num_critics:
             yield error(f"critic.target_subset_size {subset} must lie between 1 and num_critics {self.num_critics}")
         if self.num_critics == 1 or self.num_critics > 12:
             yield warning(f"critic.num_critics {self.num_critics} is unusual; 2 to 12 is usual")
+        if self.image_encoder != "none" and not model.image_keys:
+            yield error(
+                f"critic.image_encoder {self.image_encoder} reads the cameras of the policy, and the "
+                f"{kind_name(model)} policy has no camera: set critic.image_encoder none, or name cameras in "
+                "model.image_keys"
+            )
 
 
 class ObservationReader(nnx.Module):
@@ -59,19 +70,24 @@ class ObservationReader(nnx.Module):
     All members of an ensemble share the reader, and an observation is read once for all of its candidates.
     """
 
-    def __init__(self, config: CriticConfig, *, feature_dim: int, rngs: nnx.Rngs):
+    def __init__(self, config: CriticConfig, *, feature_dim: int, image_keys: tuple[str, ...], rngs: nnx.Rngs):
         """`feature_dim` is the width of the policy's tokens, 0 for a policy without tokens."""
         self.reads_features = config.use_pi0_features and feature_dim > 0
         has_pool = self.reads_features and config.pooling == "attention"
         self.pool = TokenPool(feature_dim, rngs) if has_pool else None
-        self.dim = self.pool.width if self.pool is not None else feature_dim if self.reads_features else 0
+        self.images = ImageEncoder(image_keys, rngs) if config.image_encoder == "small" else None
+        pooled = self.pool.width if self.pool is not None else feature_dim if self.reads_features else 0
+        self.dim = pooled + (0 if self.images is None else self.images.width)
 
     def __call__(self, features: Features | None, observation: Observation) -> jax.Array:
-        if not self.reads_features:
-            return jnp.zeros((observation.state.shape[0], 0), jnp.float32)
-        if features is None:
-            raise ValueError("these critics were built with policy features; no features were given")
-        return standardize(features.mean() if self.pool is None else self.pool(features))
+        seen = [jnp.zeros((observation.state.shape[0], 0), jnp.float32)]
+        if self.reads_features:
+            if features is None:
+                raise ValueError("these critics were built with policy features; no features were given")
+            seen.append(standardize(features.mean() if self.pool is None else self.pool(features)))
+        if self.images is not None:
+            seen.append(standardize(self.images(observation)))
+        return jnp.concatenate(seen, axis=-1)
 
 
 class CriticEnsemble(nnx.Module):

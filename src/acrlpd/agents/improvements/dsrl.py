@@ -162,7 +162,7 @@ class NoiseNetworks(nnx.Module):
         dim_in = policy.feature_dim + policy.state_dim
         self.actor = SquashedGaussian(dim_in, config.hidden_dims, noise_dim, dtype=policy.dtype, rngs=rngs)
         critics = MLPCritics(num_critics=self.num_critics, hidden_dims=config.hidden_dims, q_aggregation="mean")
-        reader = ObservationReader(critics, feature_dim=policy.feature_dim, rngs=rngs)
+        reader = ObservationReader(critics, feature_dim=policy.feature_dim, image_keys=(), rngs=rngs)
         self.critics = critics.create(reader=reader, state_dim=policy.state_dim, chunk_dim=noise_dim, rngs=rngs)
         self.temperature = TemperatureModule(algorithm.acrlpd.initial_temperature)
 

@@ -1,8 +1,8 @@
 """Floating-point operations of one sample, counted in the traced update itself.
 
-A matrix product of m x k by k x n counts 2 m k n. Norms, activations and softmax are left out: they are memory
-traffic, not arithmetic. The update is traced with shapes alone, which takes a few seconds for full-size models. Named
-scopes and JAX's own marks say what a product is for.
+A matrix product of m x k by k x n counts 2 m k n, and so does a convolution. Norms, activations and softmax are left
+out: they are memory traffic, not arithmetic. The update is traced with shapes alone, which takes a few seconds for
+full-size models. Named scopes and JAX's own marks say what a product is for.
 """
 
 import collections
@@ -147,6 +147,8 @@ def _count(jaxpr: Any, scopes: str) -> collections.Counter[str]:
             lhs = equation.invars[0].aval.shape
             output = equation.outvars[0].aval.shape
             counts[inside] += 2 * math.prod(output) * math.prod(lhs[axis] for axis in contracted)
+        elif name == "conv_general_dilated":
+            counts[inside] += _convolution_flops(equation)
         elif name.startswith("dot_product_attention"):
             counts[inside] += _attention_flops(equation)
         elif name == "cond":
@@ -159,6 +161,14 @@ def _count(jaxpr: Any, scopes: str) -> collections.Counter[str]:
                 for key, flops in _count(inner, inside).items():
                     counts[key] += times * flops
     return counts
+
+
+def _convolution_flops(equation: Any) -> int:
+    """Every number of the output is a product with a kernel of one output channel, without the zeros of a dilation."""
+    kernel, output = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
+    out_channels = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+    zeros = math.prod(equation.params["lhs_dilation"])
+    return 2 * math.prod(output) * math.prod(kernel) // out_channels // zeros
 
 
 def _attention_flops(equation: Any) -> int:

@@ -16,10 +16,11 @@ import jax
 
 from acrlpd.agents.agent import Agent
 from acrlpd.agents.best_of_n import group_size
-from acrlpd.agents.critics.base import CriticEnsemble
+from acrlpd.agents.critics.base import CriticEnsemble, ObservationReader
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.run import FSDPConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.models.families.base import WorkingMemory
 
 _FLOAT32 = 4
 
@@ -68,9 +69,9 @@ def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
     judging = _judging_bytes(agent.critics.online_ensemble) * (num_candidates + 1)
     # A policy with nothing to train keeps nothing for a backward pass.
     kept, layer = (working.kept, working.layer) if trainable else (0.0, 0.0)
-    features = 2 * working.features if agent.critics.uses_features else 0  # tokens, and standardised tokens
-    backward = kept + layer + 2 * working.context + features
-    candidates = kept + working.context + features + max(at_once * working.candidate, working.encoding, judging)
+    reading = _reading_bytes(agent.critics.online_ensemble.reader, working)
+    backward = kept + layer + 2 * working.context + reading
+    candidates = kept + working.context + reading + max(at_once * working.candidate, working.encoding, judging)
     gathered = working.gathered_weights if config.fsdp.fsdp_devices > 1 else 0
     return Memory(
         parameters=parameters,
@@ -101,6 +102,12 @@ def _bytes_per_device(array: jax.ShapeDtypeStruct, fsdp: FSDPConfig) -> int:
     size = array.size * array.dtype.itemsize
     axis = split_axis(array.shape, array.dtype.itemsize, fsdp.fsdp_devices, fsdp.min_size_mib)
     return size if axis is None else size // fsdp.fsdp_devices
+
+
+def _reading_bytes(reader: ObservationReader, working: WorkingMemory) -> float:
+    """One sample: the policy's tokens and standardised tokens, and the activations of the critics' own encoder."""
+    tokens = 2 * working.features if reader.reads_features else 0.0
+    return tokens + (0 if reader.images is None else reader.images.working_bytes)
 
 
 def _judging_bytes(critics: CriticEnsemble) -> float:
