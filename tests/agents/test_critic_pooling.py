@@ -69,7 +69,7 @@ def test_attention_learns_where_things_are_and_the_mean_cannot():
 
 
 def read(features: Features) -> jax.Array:
-    config = MLPCritics(num_critics=2, hidden_dims=(8,))
+    config = MLPCritics(num_critics=2, hidden_dims=(8,), pooling="attention")
     sizes = {"feature_dim": features.tokens.shape[-1], "state_dim": 1, "chunk_dim": 1}
     critics = create_critic_networks(config, jax.random.key(0), **sizes)
     observation = Observation({}, {}, jnp.zeros((len(features.length), 1)))
@@ -94,7 +94,7 @@ def test_padding_is_not_read():
 
 def test_an_observation_is_read_once_for_all_of_its_candidates():
     features = Features(jnp.zeros((2, 800, 256), jnp.bfloat16), jnp.full(2, 800))
-    config = MLPCritics(num_critics=2, hidden_dims=(8,))
+    config = MLPCritics(num_critics=2, hidden_dims=(8,), pooling="attention")
     critics = create_critic_networks(config, jax.random.key(0), feature_dim=256, state_dim=1, chunk_dim=4)
 
     def count(n: int) -> int:
@@ -131,7 +131,8 @@ def test_micro_batches_train_the_pool_as_whole_batches_do():
 
     def updated(accumulation: int):
         model = TokenPolicyConfig(state_dim=4, action_dim=3, action_horizon=4, hidden_dims=(8,))
-        config = make_config(model=model, accumulation=accumulation, critic_gradient_to_policy=True)
+        critic = {"pooling": "attention"}
+        config = make_config(model=model, critic=critic, accumulation=accumulation, critic_gradient_to_policy=True)
         old = quick_jit(lambda key: create_agent(config, key))(KEY)
         new, info = quick_jit(lambda agent, batch: agent.train_step(batch, KEY))(old, make_batch(config, 4))
         return old, new, info

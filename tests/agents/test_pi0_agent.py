@@ -59,7 +59,7 @@ CONFIGS = {
     "pi0": make_config(model=tiny_pi0()),
     "pi05": make_config(model=tiny_pi0(pi05=True, max_token_len=6)),
     "pi0_camera": make_config(model=tiny_pi0(image_keys=("base_0_rgb",))),
-    "pi0_frozen": make_config(model=tiny_pi0(), freeze_pi0_backbone=True),
+    "pi0_frozen": make_config(model=tiny_pi0(), freeze_pi0_backbone=True, critic={"pooling": "attention"}),
     "pi05_lora": make_config(model=tiny_pi0(pi05=True, max_token_len=6, **LORA)),
 }
 
@@ -196,7 +196,7 @@ def test_weights_to_start_from():
 
 def test_features_do_not_see_padding():
     """What critics are given of a prompt is the same whatever lies behind its end."""
-    config = CONFIGS["pi0"]
+    config = make_config(model=tiny_pi0(), critic={"pooling": "attention"})
     agent, observation = build(config), make_batch(config, 4).observations
     prompt, mask = observation.tokenized_prompt, observation.tokenized_prompt_mask
     assert not mask.all()

@@ -43,7 +43,7 @@ def pi0_config(**changes: Any) -> RLTrainConfig:
         default_prompt="go",
         tokenizer="byte",
     )
-    critic = MLPCritics(num_critics=5, hidden_dims=(16,))
+    critic = MLPCritics(num_critics=5, hidden_dims=(16,), pooling="attention")
     return toy_pi0_config(**({"name": "small", "data": data, "critic": critic} | changes))
 
 

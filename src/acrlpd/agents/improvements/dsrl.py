@@ -161,7 +161,10 @@ class NoiseNetworks(nnx.Module):
         noise_dim = self.rows * policy.action_dim
         dim_in = policy.feature_dim + policy.state_dim
         self.actor = SquashedGaussian(dim_in, config.hidden_dims, noise_dim, dtype=policy.dtype, rngs=rngs)
-        critics = MLPCritics(num_critics=self.num_critics, hidden_dims=config.hidden_dims, q_aggregation="mean")
+        # The features of attention would outweigh noise of a few dims.
+        critics = MLPCritics(
+            num_critics=self.num_critics, hidden_dims=config.hidden_dims, q_aggregation="mean", pooling="mean"
+        )
         reader = ObservationReader(critics, feature_dim=policy.feature_dim, image_keys=(), rngs=rngs)
         self.critics = critics.create(reader=reader, state_dim=policy.state_dim, chunk_dim=noise_dim, rngs=rngs)
         self.temperature = TemperatureModule(algorithm.acrlpd.initial_temperature)
