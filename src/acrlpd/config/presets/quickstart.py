@@ -30,7 +30,8 @@ CONFIG = RLTrainConfig(
         image_keys=(),
         remat_policy="none",
     ),
-    critic=MLPCritics(num_critics=2, hidden_dims=(256, 256, 256), q_aggregation="mean"),
+    # All prefixes are the same prompt, so there is nothing to look for in their tokens.
+    critic=MLPCritics(num_critics=2, hidden_dims=(256, 256, 256), q_aggregation="mean", pooling="mean"),
     acrlpd=ACRLPDHyperparams(
         loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
         num_action_samples=4,
