@@ -120,5 +120,5 @@ def test_the_plan_counts_them():
 
 
 def test_critics_cannot_read_the_cameras_of_a_policy_without_cameras():
-    with pytest.raises(ValueError, match=r"critic.image_encoder small reads the cameras .* model.image_keys"):
+    with pytest.raises(ValueError, match=r"critic.image_encoder small reads the cameras .* give the policy cameras"):
         create_agent(make_config(critic={"image_encoder": "small"}), jax.random.key(0))

@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_dsrl(batch):
     log_prob, value, distillation, target = map(np.asarray, quick_jit(by_hand)(build("one")))
     loss, info = quick_jit(lambda agent: compute_part(agent, "actor", batch, KEY))(build("one"))
     alpha = float(np.exp(build("one").improvement.params["temperature"]["log_alpha"].get_value()))
-    excess = -log_prob - -0.25 * 2  # entropy of one row over its target, for 2 real dims
+    excess = -log_prob - -0.25 * 3  # entropy of one row over its target, for the 3 dims of the noise
     np.testing.assert_allclose(loss, np.mean(alpha * log_prob - value + alpha * excess) + distillation, rtol=1e-5)
     np.testing.assert_allclose(info["entropy_estimate"], -np.mean(log_prob), rtol=1e-5)
     np.testing.assert_allclose(info["noise_gain"], np.mean(target[:, 0] - target[:, 1]), rtol=1e-4)

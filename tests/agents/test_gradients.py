@@ -112,7 +112,7 @@ def test_joint_gradient_is_the_weighted_sum_of_the_parts():
 def test_awr_with_equal_advantages_is_cloning():
     """Critics that value every chunk alike: weights are equal, and so are the losses and gradients."""
     config = make_config(improvement="awr")
-    agent, batch = build(config), make_batch(config, 8)
+    agent, batch = build(config), make_batch(config, 8, all_valid=True)
     constant = jax.tree.map(jnp.zeros_like, agent.critics.online)
     agent = agent.replace(critics=agent.critics.replace(online=constant))
     actor, bc = (evaluate(agent, batch, name)[0] for name in ("actor", "bc"))
@@ -147,7 +147,7 @@ def test_awr_is_cloning_weighted_by_exponentiated_advantage(clip_scale):
     own_alpha = 1.7 if clip_scale == "spread" else None
     awr = AWR(effective_share=None, temperature=own_alpha, weight_clip=1.5)
     config = make_config(improvement=awr)
-    agent, batch = build(config), make_batch(config, 16)
+    agent, batch = build(config), make_batch(config, 16, all_valid=True)
     louder = jax.tree.map(lambda x: 3 * x, agent.critics.online)  # so that advantages matter
     agent = agent.replace(critics=agent.critics.replace(online=louder))
     alpha = float(np.exp(jax.tree.leaves(agent.temperature_params)[0]))
@@ -172,7 +172,7 @@ def test_awr_is_cloning_weighted_by_exponentiated_advantage(clip_scale):
 def test_the_weights_of_awr_leave_the_share_that_was_asked_for(scale):
     """Whatever the scale of the rewards: the last layer of the critics is the scale of their values."""
     config = make_config(improvement=AWR(effective_share=0.4))
-    agent, batch = build(config), make_batch(config, 32)
+    agent, batch = build(config), make_batch(config, 32, all_valid=True)
     online = agent.critics.online
     out = jax.tree.map(lambda x: scale * x, online["out"])
     online = nnx.merge_state(online, nnx.State({"out": out}))
@@ -322,6 +322,18 @@ def test_dropout_disturbs_the_critics_that_learn(rate):
     agent, batch = build(config), make_batch(config, 8)
     value = quick_jit(lambda agent, key: compute_part(agent, "critic", batch, key)[1]["q_mean"])
     assert (float(value(agent, KEY)) != float(value(agent, jax.random.key(4)))) == (rate > 0)
+
+
+def test_awr_leaves_out_what_the_critics_may_not_judge():
+    """An advantage of 0 would be high where the policy is better than its data."""
+    config = make_config(improvement=AWR(effective_share=0.4))
+    agent, batch = build(config), make_batch(config, 32)
+    unknown = np.asarray(batch.sequence_mask) == 0
+    assert 0 < unknown.sum() < 32
+    garbage = jnp.where(unknown[:, None, None], batch.actions + 1.0, batch.actions)
+    (one, info), (other, _) = (evaluate(agent, batch.replace(actions=x), "actor") for x in (batch.actions, garbage))
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+    np.testing.assert_allclose(info["awr_effective_ratio"], 0.4, rtol=1e-3)  # of the windows that count
 
 
 def test_samples_without_a_known_target_do_not_train_the_critic():

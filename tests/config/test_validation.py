@@ -116,6 +116,14 @@ def validate(changes, base=DEBUG, **kwargs):
         ),
         ({"improvement": "dsrl", "acrlpd.learnable_temperature": True}, "dsrl learns a temperature of its own"),
         (
+            {"improvement": "dsrl", "improvement.noise_bound": 0.4, "acrlpd.target_entropy": 0.0},
+            "dsrl cannot reach its target entropy of 0 for each dim: numbers between -0.4 and 0.4 have at most -0.223",
+        ),
+        (
+            {"improvement": "policy_gradient", "loss_weights.bc_weight": 0.0, "acrlpd.policy_data": "success"},
+            "acrlpd.policy_data success chooses what the policy is cloned from, and nothing is cloned",
+        ),
+        (
             {"improvement": "dsrl"},
             "dsrl keeps the weights that the policy starts with: set weight_loader.kind checkpoint",
         ),

@@ -99,10 +99,15 @@ def test_an_own_family_is_planned_from_its_network(config):
 
 
 def test_a_family_without_backbone_and_weights_says_so(config):
-    messages = [message for _, message in config.model.check(freeze_pi0_backbone=True, weights="gs://some/weights")]
+    messages = [
+        message
+        for _, message in config.model.check(
+            freeze_pi0_backbone=True, weights="gs://openpi-assets/checkpoints/pi0_base"
+        )
+    ]
     assert len(messages) == 2
     assert f"{__name__}:OwnPolicyConfig policy has no backbone" in messages[0]
-    assert "weights do not fit" in messages[1]
+    assert "do not fit" in messages[1] and "a checkpoint of a run" in messages[1]
     assert not list(config.model.check(freeze_pi0_backbone=False, weights=None))
     with pytest.raises(ValueError, match="no adapters to merge"):
         config.model.merge_adapters(nnx.State({}))

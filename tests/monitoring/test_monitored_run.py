@@ -207,6 +207,12 @@ NOT_IN_THIS_RUN = {
     "backup_grad_norm",
     "improvement_grad_norm",
     "entropy_estimate",
+    "edit_norm",
+    "edit_gain",
+    "edit_wins",
+    "noise_size",
+    "noise_gain",
+    "noise_critic_error",
 }
 
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_config, state_config
@@ -22,6 +23,7 @@ from acrlpd.monitoring.writers import Writers
 from acrlpd.runs.directory import CONFIG_FILE, run_directory, saved_steps
 from acrlpd.training import drive
 from acrlpd.training.experiment import run_experiment
+from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.members import create_members
 from acrlpd.training.options import RunOptions
@@ -316,6 +318,16 @@ def test_tasks_that_only_clone_compute_one_policy(
         assert run_experiment(again, RunOptions(tasks=("left", "right"), resume=True)) == 0
         for task, run in zip(newest, runs, strict=True):
             assert_equal_arrays(arrays_of(run_directory(again).with_name(f"run-{task}") / "6"), arrays_of(run / "6"))
+
+
+def test_a_run_with_another_policy_has_no_leader(tmp_path: pathlib.Path, labels: str) -> None:
+    """As after settings were changed under which the policies of two tasks became different."""
+    config = cloning_config(tmp_path, labels.replace("{task}", "left"))
+    learner = Learner(create_sharding(config))
+    for seed in (0, 0, 1):
+        learner.add(create_initial_agent(config, learner.sharding, jax.random.key(seed)))
+    learner.share_policies([0, 0, 0])
+    assert [learner.leader(run) for run in range(3)] == [0, 0, 2]
 
 
 def watch_flops(monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -174,12 +174,13 @@ def train_steps(
     """`num_updates` updates of each agent in one call: the same result, to the last bit, as calls of one update each.
 
     The number is an argument of the compiled program, so calls of any length up to the feeds' capacity share one
-    program. The agents of several runs do not depend on each other. The updates of all runs stand side by side in the
-    loop, because matrix products of stacked agents are slower (benchmarks/small_policies-2026-11-16.md).
+    program. The agents of several runs without a common leader do not depend on each other. The updates of all runs
+    stand side by side in the loop, because matrix products of stacked agents are slower
+    (benchmarks/small_policies-2026-11-16.md).
 
     `leaders` names for each run the run whose policy and transitions are equal to its own; None: its own. An update
     then reads both from the leader. So the compiler finds the same samples, losses and gradients of the policy in
-    several runs, and keeps one of each.
+    several runs, and keeps one of each. An update that the leader skips is skipped by the policy of all of them.
     """
     leaders = range(len(agents)) if leaders is None else leaders
 

@@ -213,13 +213,11 @@ class JointLoss:
 
     def balance(self, inputs: tuple[Batch, Draws], weights: Weights) -> Weights:
         """What depends on the other samples: which windows the policy learns from, and how sharp weights are."""
-        cloning, improvement = weights.cloning, weights.improvement
-        if cloning is None:
-            return weights
-        chosen, method = select_policy_data(self.algorithm.acrlpd, inputs[0], cloning), self.algorithm.improvement
-        if chosen is not None:
-            cloning = cloning.only(chosen)
-            if improvement is not None and method.clones_logged_actions:
+        cloning, improvement, method = weights.cloning, weights.improvement, self.algorithm.improvement
+        if cloning is not None:
+            chosen = select_policy_data(self.algorithm.acrlpd, inputs[0], cloning)
+            cloning = cloning if chosen is None else cloning.only(chosen)
+            if improvement is not None and chosen is not None and method.clones_logged_actions:
                 improvement = improvement.only(chosen)
         return Weights(cloning, None if improvement is None else method.balance(improvement))
 
@@ -324,6 +322,8 @@ def update(agent: "Agent", prepared: Prepared, *, update_policy: bool = True) ->
     def of_critics(agent: "Agent", prepared: Prepared) -> tuple["Agent", Info]:
         agent, info = _update(agent, prepared, update_policy=False)
         of_policy = {"policy_grad_norm", "improvement_grad_norm"}
+        if agent.algorithm.has_improvement and agent.improvement.learns:
+            of_policy |= {"alpha_value"}  # that of the improvement, if it has one
         known = {name: value for name, value in info.items() if name not in of_policy}
         return agent, {name: known.get(name, jnp.asarray(NOT_COMPUTED, jnp.float32)) for name in names}
 

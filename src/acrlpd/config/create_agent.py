@@ -16,7 +16,7 @@ from acrlpd.agents.optimizers.base import Optimizer, create_optimizer
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
-from acrlpd.findings import Finding
+from acrlpd.findings import Finding, error
 from acrlpd.models.policy import FlowPolicy
 
 
@@ -147,6 +147,12 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
     if acrlpd.loss_weights.actor_weight > 0:
         yield from rl_config.improvement.check(
             acrlpd, model=model, critic=rl_config.critic, frozen_backbone=rl_config.freeze_pi0_backbone
+        )
+    improves_by_cloning = acrlpd.loss_weights.actor_weight > 0 and rl_config.improvement.clones_logged_actions
+    if acrlpd.policy_data != "all" and acrlpd.loss_weights.bc_weight == 0 and not improves_by_cloning:
+        yield error(
+            f"acrlpd.policy_data {acrlpd.policy_data} chooses what the policy is cloned from, and nothing is cloned: "
+            "raise acrlpd.loss_weights.bc_weight above 0, or set acrlpd.policy_data all"
         )
 
 

@@ -32,14 +32,16 @@ class ImageEncoder(nnx.Module):
 
     def __call__(self, observation: Observation) -> jax.Array:  # float32 [b, width]
         """`observation` is preprocessed: all images have one size."""
-        x = jnp.concatenate([jnp.asarray(to_float_image(observation.images[key])) for key in self.image_keys])
-        x = jax.image.resize(x, (x.shape[0], _RESOLUTION, _RESOLUTION, 3), method="linear")
+        # Samples come first, so that samples that lie on several devices stay where they are.
+        x = jnp.stack([to_float_image(jnp.asarray(observation.images[key])) for key in self.image_keys], axis=1)
+        b, cameras, *shape = x.shape
+        x = x.reshape(b * cameras, *shape)
+        x = jax.image.resize(x, (b * cameras, _RESOLUTION, _RESOLUTION, 3), method="linear")
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = jax.nn.relu(norm(convolution(x)))
-        cameras = jnp.split(x.reshape(x.shape[0], -1), len(self.image_keys))
-        masks = [jnp.asarray(observation.image_masks[key])[:, None] for key in self.image_keys]
-        seen = [jnp.where(mask, camera, 0.0) for mask, camera in zip(masks, cameras, strict=True)]
-        return self.out(jnp.concatenate(seen, axis=-1))
+        masks = jnp.stack([jnp.asarray(observation.image_masks[key]) for key in self.image_keys], axis=1)
+        seen = jnp.where(masks[..., None], x.reshape(b, cameras, -1), 0.0)
+        return self.out(seen.reshape(b, -1))
 
     @property
     def working_bytes(self) -> int:

@@ -170,7 +170,7 @@ def _find(path: epath.PathLike, expected: str) -> epath.Path:
 
 def find_params_directory(path: epath.PathLike) -> epath.Path:
     """The `params` directory of an openpi checkpoint; `path` is this directory or the directory around it."""
-    given = _find(path, "an openpi checkpoint directory")
+    given = _find(path, "the directory of a checkpoint, written by openpi or by a run; weight_loader.path names it")
     for candidate in (given, given / "params"):
         if (candidate / "_METADATA").exists():
             return candidate.absolute()

@@ -17,8 +17,7 @@ import rich.table
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.console import Console
-from acrlpd.data.pipeline.dataset import check_outcomes
-from acrlpd.data.sources.source import DatasetError
+from acrlpd.data.pipeline.dataset import OutcomeError, check_outcomes
 from acrlpd.envs.create import EnvPools
 from acrlpd.monitoring.report import generate_training_report
 from acrlpd.process import enable_compilation_cache, keep_freed_memory, setup_logging
@@ -140,9 +139,8 @@ def _check_outcomes(rl_config: RLTrainConfig) -> None:
     check_outcomes(rl_config)
     for name in rl_config.evaluation.baselines:
         try:
-            if name != OFFLINE_CONTINUED:
-                check_outcomes(baseline_config(rl_config, name, {}))
-        except DatasetError as error:
+            check_outcomes(baseline_config(rl_config, name, {"final_step": rl_config.num_train_steps}))
+        except OutcomeError as error:
             raise ConfigError(
                 f"the baseline {name} cannot be trained: {error}. Or leave it out of evaluation.baselines"
             ) from error
@@ -200,6 +198,7 @@ def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, A
     changes |= {
         "acrlpd.policy_data": "all",
         "qchunking.success_ratio": None,
+        "data.rewards.failure_reward": None,
         "acrlpd.loss_weights.critic_weight": 0.0,
         "acrlpd.loss_weights.actor_weight": 0.0,
         "acrlpd.loss_weights.bc_weight": 1.0,

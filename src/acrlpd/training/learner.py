@@ -23,10 +23,9 @@ class Learner:
     All runs need configs of one shape: the same networks, batch size and optimizers.
     """
 
-    def __init__(self, sharding: FSDPSharding, leaders: Sequence[int] | None = None) -> None:
-        """`leaders` has the leader of each run: itself, or an earlier run with the same policy. None: itself."""
+    def __init__(self, sharding: FSDPSharding) -> None:
         self.sharding = sharding
-        self._leaders = None if leaders is None else tuple(leaders)
+        self._leaders: tuple[int, ...] | None = None
         self.agents: list[Agent] = []
         # The compiled programs, by whether the policy is updated. They are empty before the first call.
         self.programs: dict[bool, jax.stages.Compiled] = {}
@@ -35,6 +34,17 @@ class Learner:
     def add(self, agent: Agent) -> None:
         """Adds a run."""
         self.agents.append(agent)
+
+    def share_policies(self, leaders: Sequence[int]) -> None:
+        """Lets runs share a policy: `leaders` has the leader of each run, itself or an earlier run.
+
+        A run keeps its own policy if that of its leader is another one at the same step, as after a change of settings.
+        """
+        agents = self.agents
+        self._leaders = tuple(
+            leader if leader == run or _have_one_policy(agents[leader], agents[run]) else run
+            for run, leader in enumerate(leaders)
+        )
 
     def leader(self, run: int) -> int:
         """The run that has the same policy, at the same step, as this run; the run itself if it has no other leader."""
@@ -75,6 +85,14 @@ class Learner:
 @jax.jit
 def _copy(agent: Agent) -> Agent:
     return jax.tree.map(jnp.copy, agent)
+
+
+def _have_one_policy(one: Agent, other: Agent) -> bool:
+    """Whether two policies are equal. Nothing is known of policies at different steps: then they may become equal."""
+    if int(one.step) != int(other.step):
+        return True
+    pairs = zip(jax.tree.leaves(one.policy_params), jax.tree.leaves(other.policy_params), strict=True)
+    return all(bool(jnp.array_equal(a, b)) for a, b in pairs)
 
 
 def _shapes(calls: Sequence[Call]) -> list[tuple[int, ...]]:

@@ -60,7 +60,7 @@ def train_runs(
     with contextlib.ExitStack() as stack:
         written = _make_directories(configs, directories, options, stack)
         loaders = _create_loaders(configs, sharding, stack)
-        learner = Learner(sharding, _find_leaders(configs, loaders))
+        learner = Learner(sharding)
         env_pools = env_pools or stack.enter_context(EnvPools())
         arenas = [
             Arena(group, _create_protocol(configs[group[0]], loaders[group[0]], len(group), env_pools), eval_fn)
@@ -86,6 +86,7 @@ def train_runs(
             stack.callback(trainer.close)
             _load(trainer, starts[run].step, directories[run])
             trainers.append(trainer)
+        learner.share_policies(range(len(configs)) if options.allow_changed else _find_leaders(configs, loaders))
         state = validate_fsdp_sharding(trainers[0].agent, learner.sharding)
         logger.info("%s", state if len(trainers) == 1 else f"{len(trainers)} runs, each with {state}")
         if options.dry_run:

@@ -59,8 +59,7 @@ class CriticConfig(Choice, abc.ABC):
         if self.image_encoder != "none" and not model.image_keys:
             yield error(
                 f"critic.image_encoder {self.image_encoder} reads the cameras of the policy, and the "
-                f"{kind_name(model)} policy has no camera: set critic.image_encoder none, or name cameras in "
-                "model.image_keys"
+                f"{kind_name(model)} policy has no camera: set critic.image_encoder none, or give the policy cameras"
             )
 
 

@@ -37,8 +37,11 @@ class AWR(Improvement):
     weight_clip: Annotated[float, Gt(0)] = 100.0
 
     def weigh(self, view: View) -> SampleWeights:
+        # Windows that the critics may not judge do not count: an advantage of 0 would be high where most are negative.
+        judged = jnp.asarray(view.batch.sequence_mask) > 0
+        log_weight = log_awr_weight(view.advantage, view.temperature, self.weight_clip)
         return SampleWeights(
-            log_weight=log_awr_weight(view.advantage, view.temperature, self.weight_clip),
+            log_weight=jnp.where(judged, log_weight, -jnp.inf),
             size=jnp.sum(view.batch.valid, axis=1),
             kept={"advantage": view.advantage},
         )

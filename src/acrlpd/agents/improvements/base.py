@@ -7,6 +7,7 @@ update. `docs/extending.md` writes one from scratch.
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -221,6 +222,20 @@ def check_temperature(improvement: Improvement, hyperparams: ACRLPDHyperparams) 
         yield error(
             f"improvement {kind_name(improvement)} learns a temperature of its own, which takes the place of the "
             "temperature that the values of candidates steer: set acrlpd.learnable_temperature false"
+        )
+
+
+def check_entropy(
+    improvement: Improvement, hyperparams: ACRLPDHyperparams, model: PolicyConfig, bound: float
+) -> Iterator[Finding]:
+    """An error where not even uniform numbers in [-bound, bound] have the target entropy: alpha would grow for ever."""
+    highest, given = math.log(2 * bound), hyperparams.target_entropy
+    target = -hyperparams.target_entropy_multiplier if given is None else given / model.action_dim
+    if target >= highest:
+        name = "target_entropy_multiplier" if given is None else "target_entropy"
+        yield error(
+            f"improvement {kind_name(improvement)} cannot reach its target entropy of {target:.3g} for each dim: "
+            f"numbers between {-bound:g} and {bound:g} have at most {highest:.3g}; change acrlpd.{name}"
         )
 
 

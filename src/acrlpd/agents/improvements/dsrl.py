@@ -17,6 +17,7 @@ from acrlpd.agents.improvements.base import (
     Info,
     SampleWeights,
     View,
+    check_entropy,
     check_features,
     check_temperature,
     equal_weights,
@@ -103,7 +104,11 @@ class DSRL(Improvement):
         networks, fixed, kept = _networks(view.networks), _networks(view.fixed), weights.kept
         context, observations = view.fixed_context, view.batch.observations
         chosen, log_prob = self._choose_noise(view, view.networks)
-        alpha_loss = networks.temperature.alpha_loss(-log_prob, view.algorithm.target_entropy * chosen.shape[2])
+        hyperparams, (_, _, rows, dims) = view.algorithm.acrlpd, chosen.shape
+        target_entropy = hyperparams.target_entropy
+        if target_entropy is None:  # noise has the dims of the policy, not those of the robot
+            target_entropy = -hyperparams.target_entropy_multiplier * dims
+        alpha_loss = networks.temperature.alpha_loss(-log_prob, target_entropy * rows)
         actor_loss = fixed.temperature() * log_prob - fixed.values(context, observations, chosen)[:, 0]
         error = networks.member_values(context, observations, kept["noise"]) - kept["value"][..., None]
         return actor_loss + alpha_loss + jnp.mean(jnp.square(error), axis=(1, 2))
@@ -138,6 +143,7 @@ class DSRL(Improvement):
             )
         yield from check_features(self, model, critic)
         yield from check_temperature(self, hyperparams)
+        yield from check_entropy(self, hyperparams, model, self.noise_bound)
 
     def _choose_noise(self, view: View, networks: Networks) -> tuple[jax.Array, jax.Array]:
         """Noise of the actor [b, 1, rows, a] and its log probability [b]."""

@@ -16,6 +16,7 @@ from acrlpd.agents.improvements.base import (
     Info,
     SampleWeights,
     View,
+    check_entropy,
     check_features,
     check_temperature,
     equal_weights,
@@ -121,6 +122,7 @@ class EXPO(Improvement):
             )
         yield from check_features(self, model, critic)
         yield from check_temperature(self, hyperparams)
+        yield from check_entropy(self, hyperparams, model, 1.0)
 
     def _edit_logged(self, view: View, networks: Networks) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Edited logged chunks [b, 1, T, a], the edits [b, 1, C, real dims] and their log probabilities [b]."""

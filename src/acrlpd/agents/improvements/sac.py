@@ -15,6 +15,7 @@ from acrlpd.agents.improvements.base import (
     Info,
     SampleWeights,
     View,
+    check_entropy,
     check_temperature,
     equal_weights,
 )
@@ -68,6 +69,7 @@ class SAC(Improvement):
                 "set model gaussian, or choose another improvement"
             )
         yield from check_temperature(self, hyperparams)
+        yield from check_entropy(self, hyperparams, model, 1.0)
 
 
 def _temperature(networks: Networks) -> TemperatureModule:

@@ -177,7 +177,7 @@ class WindowSampler:
 
 
 def _spread(share: float, size: int) -> np.ndarray:
-    """bool [size], true for this share, evenly spread, so that every shard and micro-batch gets its share."""
+    """bool [size], true for this share, evenly spread, so that every shard gets its share."""
     return np.diff(np.floor(np.arange(size + 1) * share + 0.5)) > 0
 
 

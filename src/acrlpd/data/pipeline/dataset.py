@@ -90,6 +90,10 @@ def open_dataset(rl_config: RLTrainConfig) -> Dataset:
     return dataset
 
 
+class OutcomeError(DatasetError):
+    """Settings that need successes or failures which the data does not have."""
+
+
 def check_outcomes(rl_config: RLTrainConfig) -> None:
     """Refuses a config whose settings need successes or failures that its dataset does not have; reads no frame."""
     if _needs_outcomes(rl_config) or rl_config.data.episode_filter == "success":
@@ -107,18 +111,18 @@ def _check_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
     if rl_config.acrlpd.policy_data == "success":
         found = f"acrlpd.policy_data success: the {len(rewards.success)} episodes of the data"
         if not rewards.success.any():
-            raise DatasetError(
+            raise OutcomeError(
                 f"{found} have no success that the policy could be cloned from. {label}, or set acrlpd.policy_data all "
                 "or advantage"
             )
         # An online phase may add failures to a dataset of successes.
         if rewards.leads_to_success.all() and not rl_config.training.online_steps:
-            raise DatasetError(
+            raise OutcomeError(
                 f"{found} are all successes from beginning to end, so the setting changes nothing. Set "
                 "acrlpd.policy_data all, or add episodes that failed"
             )
     if rl_config.qchunking.success_ratio is not None and not rewards.success.any():
-        raise DatasetError(
+        raise OutcomeError(
             f"qchunking.success_ratio {rl_config.qchunking.success_ratio}: none of the {len(rewards.success)} episodes "
             f"of the data is a success to draw windows from. {label}, or set qchunking.success_ratio null"
         )
@@ -139,7 +143,7 @@ def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource
         _, rewards = _read(source, config)
         failed = [index for index, ok in zip(source.indices, rewards.success, strict=True) if not ok]
         if len(failed) == len(source):
-            raise DatasetError(f"{source.root}: data.episode_filter=success leaves none of {len(source)} episodes")
+            raise OutcomeError(f"{source.root}: data.episode_filter=success leaves none of {len(source)} episodes")
         source = source.without(dict.fromkeys(failed, "no success (data.episode_filter)"))
     return source
 
