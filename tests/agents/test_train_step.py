@@ -16,7 +16,6 @@ from agent_helpers import (
     quick_call,
     quick_jit,
     random_like,
-    replace_acrlpd,
 )
 from jax.extend.core import jaxpr_as_fun
 
@@ -376,34 +375,6 @@ def test_openpi_is_served_the_moving_average(agent):
 def replace_without_average(agent):
     algorithm = dataclasses.replace(agent.algorithm, acrlpd=dataclasses.replace(agent.algorithm.acrlpd, ema_decay=None))
     return agent.replace(ema_params=None, algorithm=algorithm)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_action_samples": 1}, "learned temperature needs the values"),
-        ({"num_action_samples": 0, "learnable_temperature": False}, "num_action_samples must be at least 1"),
-    ],
-)
-def test_impossible_hyperparameters_are_refused(changes, message):
-    config = replace_acrlpd(make_config(), **changes)
-    with pytest.raises(ValueError, match=message):
-        create_agent(config, KEY)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"horizon_length": 5}, "the critics see 5 actions, more than the policy's action_horizon 4"),
-        ({"action_dim": 4}, "action_dim 4"),
-        ({"critic_action_horizon": 4}, "critic_action_horizon 4 exceeds"),
-    ],
-)
-def test_impossible_chunks_are_refused(changes, message):
-    config = make_config()
-    config = dataclasses.replace(config, qchunking=dataclasses.replace(config.qchunking, **changes))
-    with pytest.raises(ValueError, match=message):
-        create_agent(config, KEY)
 
 
 def test_the_mean_reward_is_that_of_a_step_also_with_n_step_returns():
