@@ -70,7 +70,7 @@ def test_its_steps_lead_from_a_dataset_to_batches(dataset: Path, tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     given = apply_config_overrides(load_config(EXAMPLE), {"data.data_dir": str(dataset)})
     [missing] = validate_config(given, num_devices=1, ready_to_train=True).errors
-    assert "assets/my_aloha/norm_stats.json" in missing and "acrlpd data stats --config" in missing
+    assert "assets/aloha_hdf5_sim_raw/norm_stats.json" in missing and "acrlpd data stats --config" in missing
     assert main(["data", "label", str(dataset), "--success", "0", "--failure", "1"]) == 0
     assert main(["data", "stats", "--config", str(EXAMPLE), "--data-dir", str(dataset)]) == 0
     assert validate_config(given, num_devices=1, ready_to_train=True).errors == ()

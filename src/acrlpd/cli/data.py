@@ -5,6 +5,7 @@ A command imports its work when it runs, so that help does not wait for the impo
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,38 +47,11 @@ def inspect(
         make_contact_sheet(source).save(contact_sheet)
 
 
-def stats(
-    config: str,
-    data_dir: str | None = None,
-    repo_id: str | None = None,
-    asset_id: str | None = None,
-    on_bad_episode: OnBadEpisode | None = None,
-) -> None:
-    """Compute the norm statistics of a config's dataset, from its columns alone.
+def stats(args: Sequence[str]) -> int:
+    """Compute the norm statistics of a config's dataset, from its columns alone."""
+    from acrlpd.cli import data_stats
 
-    Args:
-        config: A preset (`acrlpd configs list`) or a YAML file.
-        data_dir: Dataset directory; wins over the config's.
-        repo_id: Dataset on the hub; wins over the config's.
-        asset_id: Name under which the statistics are kept; wins over the config's.
-        on_bad_episode: Stop at a broken episode, or leave it out; wins over the config's.
-    """
-    from acrlpd.config.command_line import find_config
-    from acrlpd.config.data import NORM_STATS_FILE
-    from acrlpd.config.overrides import apply_config_overrides
-    from acrlpd.data.pipeline.dataset import write_norm_stats
-
-    given = {
-        "data.data_dir": data_dir,
-        "data.repo_id": repo_id,
-        "data.asset_id": asset_id,
-        "data.on_bad_episode": on_bad_episode,
-    }
-    overrides = {key: value for key, value in given.items() if value is not None}
-    directory, norm_stats = write_norm_stats(apply_config_overrides(find_config(config), overrides))
-    for name, values in norm_stats.items():
-        print(f"{name}: {values.dim} dims")
-    print(f"wrote {directory / NORM_STATS_FILE}")
+    return data_stats.main(args)
 
 
 def cache(
@@ -262,3 +236,5 @@ def _print_summary(summary: str, reasons: list[str], word: tuple[str, str] = ("s
 
 
 COMMANDS = {command.__name__: command for command in (inspect, stats, cache, label, convert, ogbench, validate)}
+# Commands that read their arguments themselves, because every field of a config is a flag of theirs.
+CONFIG_COMMANDS = ("stats",)

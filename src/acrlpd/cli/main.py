@@ -10,6 +10,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from acrlpd.choice import hint
@@ -24,7 +25,8 @@ USER_ERRORS = (ValueError, OSError, ImportError)
 _GARBAGE_THRESHOLD = 50_000
 
 # Name -> what the command does. The module of this name in acrlpd.cli holds either a function
-# `main(args) -> exit code or None`, or a dict COMMANDS of typed functions, which become subcommands of their own.
+# `main(args) -> exit code or None`, or a dict COMMANDS of typed functions, which become subcommands of their own. Those
+# that CONFIG_COMMANDS of the module names get their arguments as they are, as a `main` does.
 COMMANDS = {
     "train": "train a policy: offline, then online",
     "configs": "list, show and compare configs",
@@ -75,17 +77,20 @@ def _run(args: list[str], debug: bool) -> int:
     module = importlib.import_module(f"acrlpd.cli.{name}")
     rest = args[1:] + (["--logging.debug"] if debug and name == "train" else [])
     if hasattr(module, "COMMANDS"):
-        return _run_group(f"acrlpd {name}", COMMANDS[name].capitalize() + ".", module.COMMANDS, rest)
+        return _run_group(f"acrlpd {name}", COMMANDS[name].capitalize() + ".", module, rest)
     return module.main(rest) or 0
 
 
-def _run_group(prog: str, description: str, functions: Mapping[str, Callable[..., Any]], args: list[str]) -> int:
+def _run_group(prog: str, description: str, module: ModuleType, args: list[str]) -> int:
     """Runs one of several typed functions; the signature of the function is its command line."""
+    functions: Mapping[str, Callable[..., Any]] = module.COMMANDS
     summaries = {name: (function.__doc__ or "").strip().partition("\n")[0] for name, function in functions.items()}
     name = _choose(prog, description, summaries, args)
     if name is None:
         return 0 if args else 2
     function = functions[name]
+    if name in getattr(module, "CONFIG_COMMANDS", ()):
+        return int(function(args[1:]))
 
     @functools.wraps(function)  # with the signature, which becomes the command line
     def bind(*values: Any, **named: Any) -> Callable[[], Any]:

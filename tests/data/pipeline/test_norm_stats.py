@@ -13,13 +13,12 @@ from acrlpd.data.pipeline.norm_stats import (
     NormStatsError,
     NormStatsOrigin,
     RunningStats,
-    check_norm_stats,
     compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
-    near_constant_dims,
     save_norm_stats,
 )
+from acrlpd.data.pipeline.norm_stats_checks import check_norm_stats, near_constant_dims
 from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions, Normalize, Unnormalize
 
 ORIGIN = NormStatsOrigin(

@@ -39,7 +39,6 @@ CONFIG = RLTrainConfig(
     qchunking=QChunkingConfig(horizon_length=20, action_dim=14, sequence_ratio=0.8),
     data=DataConfig(
         robot=Aloha(adapt_to_pi=True),
-        asset_id="trossen",
         repack=RepackConfig(
             base_0_rgb="observation.images.cam_high",
             left_wrist_0_rgb="observation.images.cam_left_wrist",

@@ -29,7 +29,6 @@ CONFIG = RLTrainConfig(
     qchunking=QChunkingConfig(horizon_length=20, action_dim=14, sequence_ratio=0.8),
     data=DataConfig(
         robot=Aloha(),
-        asset_id="aloha_fold",
         repack=aloha.CONFIG.data.repack,
         rewards=RewardConfig(source="reward_column", reward_column="reward"),
         use_delta_joint_actions=True,

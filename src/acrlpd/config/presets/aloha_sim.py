@@ -51,7 +51,6 @@ CONFIG = RLTrainConfig(
     data=DataConfig(
         data_dir="./data/aloha_sim",
         robot=Aloha(),
-        asset_id="aloha_sim",
         repack=RepackConfig(
             base_0_rgb="observation.images.top",
             left_wrist_0_rgb="observation.images.left_wrist",

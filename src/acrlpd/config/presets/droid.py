@@ -37,7 +37,6 @@ CONFIG = RLTrainConfig(
     qchunking=QChunkingConfig(horizon_length=10, action_dim=8, sequence_ratio=0.7),
     data=DataConfig(
         robot=Droid(),
-        asset_id="droid",
         repack=RepackConfig(
             base_0_rgb="exterior_image_1_left",
             left_wrist_0_rgb="wrist_image_left",

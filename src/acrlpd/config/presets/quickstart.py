@@ -44,7 +44,6 @@ CONFIG = RLTrainConfig(
     qchunking=QChunkingConfig(horizon_length=5, action_dim=5, sequence_ratio=0.7),
     data=DataConfig(
         data_dir="./data/quickstart",
-        asset_id="quickstart",
         rewards=RewardConfig(kind="minus_one_zero"),
         demonstrations=DemonstrationsConfig(num_episodes=80, max_episode_steps=100),
         # The prompt is the same everywhere, so it is short.

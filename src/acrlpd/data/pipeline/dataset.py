@@ -16,12 +16,13 @@ from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
     NormStatsOrigin,
-    check_norm_stats,
     compute_norm_stats,
     load_norm_stats,
     load_norm_stats_origin,
+    require_replaceable,
     save_norm_stats,
 )
+from acrlpd.data.pipeline.norm_stats_checks import check_norm_stats
 from acrlpd.data.pipeline.rewards import StepRewards, read_rewards
 from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
@@ -171,15 +172,21 @@ def norm_stats_dir(config: DataConfig) -> Path:
     return path.parent
 
 
-def write_norm_stats(rl_config: RLTrainConfig) -> tuple[Path, dict[str, NormStats]]:
-    """Computes the norm statistics of a config's dataset and writes them where training looks for them."""
+def write_norm_stats(rl_config: RLTrainConfig, *, overwrite: bool = False) -> tuple[Path, dict[str, NormStats]]:
+    """Computes the norm statistics of a config's dataset and writes them where training looks for them.
+
+    Statistics of another dataset are replaced only with `overwrite`.
+    """
+    directory = norm_stats_dir(rl_config.data)
     source = open_config_source(rl_config)
+    origin = _origin(source, rl_config)
+    if not overwrite:
+        require_replaceable(directory, origin)
     table = read_columns(source, rl_config.data, rewards=False)
     read = functools.partial(read_windows, table, rl_config)
     norm_stats = compute_norm_stats(int(table.offsets[-1]), read, rl_config.data.normalize)
     _check_dims(read(np.arange(1)), rl_config)
-    directory = norm_stats_dir(rl_config.data)
-    save_norm_stats(directory, norm_stats, _origin(source, rl_config))
+    save_norm_stats(directory, norm_stats, origin)
     return directory, norm_stats
 
 
@@ -248,6 +255,7 @@ def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) 
         use_quantiles=dataset.transforms.use_quantile_norm,
         padded_dim=model.action_dim,
         normalized=config.normalize,
+        follow_dataset=config.asset_id is None,
     )
     for warning in warnings:
         logger.warning("%s: %s", norm_stats_dir(config), warning)
@@ -294,6 +302,7 @@ def _origin(source: EpisodeSource, rl_config: RLTrainConfig) -> NormStatsOrigin:
         num_frames=int(source.lengths.sum()),
         action_horizon=rl_config.model.action_horizon,
         transforms=describe_statistics_transform(rl_config.data),
+        path=str(source.root.resolve()),
     )
 
 

@@ -1,4 +1,4 @@
-"""Statistics that normalise state and actions: their computation and file, as openpi's, and whether they fit a run.
+"""Statistics that normalise state and actions: their computation and file, as openpi's.
 
 openpi's file has the numbers but does not say what they were made from, and statistics of absolute actions that are
 applied to relative actions fail silently. So a second file next to it keeps the origin.
@@ -22,12 +22,8 @@ _NUM_BINS = 5000
 # Windows per vectorised step: about 90 MB of float64 for 50 actions of 14 dims.
 _WINDOWS_PER_CHUNK = 16_384
 _VALUES_PER_BLOCK = 65_536
-# A dim whose scale is this much below the median scale hardly varies.
-_NEAR_CONSTANT = 1e-3
-# Normalised values are of order 1. A dim with many values beyond this was measured in other units.
-_FAR = 10.0
-_FAR_SHARE = 0.01
-_FIX = "make statistics for this config with `acrlpd data stats`"
+# How statistics that do not fit are made anew.
+FIX = "make statistics for this config with `acrlpd data stats`"
 
 
 class NormStatsError(ValueError):
@@ -80,6 +76,11 @@ class NormStatsOrigin:
     num_frames: int
     action_horizon: int
     transforms: Mapping[str, Any]  # plain JSON: robot, units, columns, relative dims
+    path: str | None = None  # of the dataset when the statistics were made; None: the file is older than this field
+
+    def is_of_dataset(self, other: "NormStatsOrigin") -> bool:
+        """Whether both were made from one dataset, which may have moved or grown in the meantime."""
+        return self.dataset == other.dataset or (self.path is not None and self.path == other.path)
 
 
 class RunningStats:
@@ -212,6 +213,23 @@ def save_norm_stats(
         write_text_atomically(directory / ORIGIN_FILE, json.dumps(dataclasses.asdict(origin), indent=2))
 
 
+def require_replaceable(directory: Path, origin: NormStatsOrigin) -> None:
+    """Refuses to put statistics of one dataset in the place of those of another dataset, or of released ones."""
+    path = directory / NORM_STATS_FILE
+    if not path.is_file():
+        return
+    found = load_norm_stats_origin(directory)
+    if found is not None and found.is_of_dataset(origin):
+        return
+    whose = "that `acrlpd data stats` did not make, for example those of released weights"
+    if found is not None:
+        whose = f"of another dataset ({found.path or 'somewhere else'}, {found.num_frames} frames)"
+    raise NormStatsError(
+        f"{path} holds norm statistics {whose}. Give the new statistics a name of their own with --data.asset_id NAME, "
+        "and the same to `acrlpd train`; or replace the old ones with --overwrite"
+    )
+
+
 def load_norm_stats(directory: str | Path) -> dict[str, NormStats]:
     """Reads `norm_stats.json` as openpi or `save_norm_stats` wrote it."""
     path = Path(directory) / NORM_STATS_FILE
@@ -233,11 +251,11 @@ def require_complete(norm_stats: Mapping[str, NormStats], action_dim: int, direc
     path = directory / NORM_STATS_FILE
     for key in STATISTICS_KEYS:
         if key not in norm_stats:
-            raise NormStatsError(f"{path} has no statistics of {key!r}, only {sorted(norm_stats)}; {_FIX}")
+            raise NormStatsError(f"{path} has no statistics of {key!r}, only {sorted(norm_stats)}; {FIX}")
     if norm_stats["actions"].dim < action_dim:
         raise NormStatsError(
             f"{path}: the statistics of 'actions' have {norm_stats['actions'].dim} dims, the policy's actions have "
-            f"{action_dim}; {_FIX}"
+            f"{action_dim}; {FIX}"
         )
 
 
@@ -270,130 +288,3 @@ def load_norm_stats_origin(directory: str | Path) -> NormStatsOrigin | None:
         return NormStatsOrigin(**json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise NormStatsError(f"{path} is damaged ({error}); make it again with `acrlpd data stats`") from error
-
-
-def check_norm_stats(
-    norm_stats: Mapping[str, NormStats],
-    origin: NormStatsOrigin | None,
-    expected: NormStatsOrigin,
-    sample: Mapping[str, np.ndarray],
-    *,
-    counterpart: np.ndarray | None,
-    use_quantiles: bool,
-    padded_dim: int,
-    normalized: Collection[str] = STATISTICS_KEYS,
-) -> list[str]:
-    """Raises NormStatsError when the statistics are wrong for this run; returns warnings.
-
-    `sample` holds states [n, s] and actions [n, T, a] after repack and data transforms, as the statistics should have
-    seen them. `counterpart` holds the same actions, absolute if the run has relative actions and the reverse.
-    Statistics that are padded to the model's width are accepted: released statistics are. What is not `normalized` must
-    have the statistics of the identity.
-    """
-    for key in STATISTICS_KEYS:
-        if key not in norm_stats:
-            raise NormStatsError(f"the norm statistics have no {key!r}, only {sorted(norm_stats)}; {_FIX}")
-        dim, found = sample[key].shape[-1], norm_stats[key].dim
-        if found not in (dim, max(dim, padded_dim)):
-            raise NormStatsError(
-                f"the norm statistics of {key!r} have {found} dims, the data has {dim}: they belong to "
-                f"another robot or other columns; {_FIX}"
-            )
-    for key in set(STATISTICS_KEYS) - set(normalized):
-        if not norm_stats[key].is_identity(use_quantiles=use_quantiles):
-            raise NormStatsError(f"data.normalize leaves out {key!r}, but the norm statistics would scale it; {_FIX}")
-    warnings: list[str] = []
-    if origin is not None and normalized:
-        warnings += _compare_origin(origin, expected)
-    elif counterpart is not None and "actions" in normalized:
-        relative = expected.transforms.get("delta_action_mask") is not None
-        _check_relative(norm_stats["actions"], sample["actions"], counterpart, relative=relative)
-    for key in normalized:
-        warnings += _check_values(key, norm_stats[key], sample[key], use_quantiles=use_quantiles)
-    return warnings
-
-
-def _compare_origin(origin: NormStatsOrigin, expected: NormStatsOrigin) -> list[str]:
-    differences = [
-        f"{name}: statistics {_show(origin.transforms.get(name))}, this run {_show(value)}"
-        for name, value in expected.transforms.items()
-        if origin.transforms.get(name) != value
-    ]
-    if differences:
-        raise NormStatsError(f"the norm statistics were made with other transforms ({'; '.join(differences)}); {_FIX}")
-    warnings = []
-    if origin.action_horizon != expected.action_horizon:
-        warnings.append(
-            f"the norm statistics were made with action_horizon {origin.action_horizon}, this run has "
-            f"{expected.action_horizon}; {_FIX}"
-        )
-    if origin.dataset != expected.dataset:
-        warnings.append(
-            f"the norm statistics were made from another dataset or another state of this one "
-            f"({origin.num_frames} frames, now {expected.num_frames}); keep them for weights that were "
-            f"trained with them, otherwise {_FIX}"
-        )
-    return warnings
-
-
-def _show(value: Any) -> str:
-    return "absolute actions" if value is None else str(value)
-
-
-def _check_relative(stats: NormStats, actions: np.ndarray, counterpart: np.ndarray, *, relative: bool) -> None:
-    """Decides whether statistics without an origin are of relative or of absolute actions."""
-    this, other = _distance(stats, actions), _distance(stats, counterpart)
-    if this > 0.5 and this > 2 * other:
-        names = ("relative", "absolute") if relative else ("absolute", "relative")
-        raise NormStatsError(
-            f"this run has {names[0]} actions (data.use_delta_joint_actions={str(relative).lower()}), but "
-            f"the norm statistics look like those of {names[1]} ones: distance {this:.2f} to the first, "
-            f"{other:.2f} to the second; {_FIX}"
-        )
-
-
-def _distance(stats: NormStats, actions: np.ndarray) -> float:
-    """How much the place and the scale of two distributions differ, on average over dims."""
-    dim = actions.shape[-1]
-    values = actions.reshape(-1, dim).astype(np.float64)
-    mean, std = values.mean(axis=0), values.std(axis=0) + 1e-6
-    stats_mean, stats_std = stats.mean[:dim], stats.std[:dim] + 1e-6
-    shift = np.abs(mean - stats_mean) / (std + stats_std)
-    return float(np.mean(np.abs(np.log(std / stats_std)) + shift))
-
-
-def _check_values(key: str, stats: NormStats, sample: np.ndarray, *, use_quantiles: bool) -> list[str]:
-    """Whether the sample, normalised, is of order 1 in every dim."""
-    dim = sample.shape[-1]
-    values = sample.reshape(-1, dim).astype(np.float64)
-    # What normalisation subtracts, and its divisor: the deviation, or half the distance of the quantiles.
-    centre, scale = stats.mean[:dim], stats.std[:dim]
-    if use_quantiles:
-        q01, q99 = (quantile[:dim] for quantile in stats.quantiles())
-        centre, scale = (q01 + q99) / 2, (q99 - q01) / 2
-    constant = near_constant_dims(scale)
-    far_share = np.mean(np.abs(values - centre) > _FAR * (scale + EPSILON), axis=0)
-    far = np.flatnonzero(far_share > _FAR_SHARE)
-    if far.size:
-        worst = int(far[np.argmax(far_share[far])])
-        raise NormStatsError(
-            f"the norm statistics do not fit the data: in dims {far.tolist()} of {key!r} many values lie "
-            f"more than {_FAR:g} scales from the centre (dim {worst}: statistics centre {centre[worst]:.4g} "
-            f"scale {scale[worst]:.4g}, data mean {values[:, worst].mean():.4g} std {values[:, worst].std():.4g}). "
-            f"Usual reasons: statistics of relative actions used for absolute ones or the reverse "
-            f"(data.use_delta_joint_actions), other units, or another robot (data.robot); {_FIX}"
-        )
-    if constant.size:
-        return [
-            f"dims {constant.tolist()} of {key!r} hardly vary in the norm statistics (scale "
-            f"{scale[constant].max():.2g}): a small deviation at run time becomes a large input. If they are "
-            f"unused, leave their columns out of data.repack"
-        ]
-    return []
-
-
-def near_constant_dims(scale: np.ndarray) -> np.ndarray:
-    """Dims that vary at least a thousand times less than the median dim."""
-    varying = scale[scale > 0]
-    reference = np.median(varying) if varying.size else 0.0
-    return np.flatnonzero(scale <= max(_NEAR_CONSTANT * reference, 1e-6))
