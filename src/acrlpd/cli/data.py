@@ -94,6 +94,7 @@ def label(
     interactive: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     camera: str | None = None,
     labels_file: Path | None = None,
+    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     on_bad_episode: OnBadEpisode = "error",
 ) -> None:
     """Write down which episodes succeeded, in a file next to the dataset.
@@ -106,6 +107,7 @@ def label(
         interactive: Show first and last frame of each episode without a label, and ask.
         camera: The camera to show; the first by default.
         labels_file: Where to write; `<dataset>.labels.json` by default.
+        overwrite: Change labels that episodes have already.
     """
     from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
     from acrlpd.data.sources.source import DatasetError, open_source
@@ -115,11 +117,13 @@ def label(
     if not (success or failure or reward or rule or interactive):
         raise DatasetError("say how to label: --success, --failure, --reward, --rule or --interactive")
     path = labels_file or labels_path(source.root)
-    labels = load_labels(path, source) or Labels(path, {})
+    before = labels = load_labels(path, source) or Labels(path, {})
     if rule:
         labels = labels.updated(tools.label_rule(source, rule))
     labels = labels.updated(tools.label_list(source, tools.parse_indices(success), tools.parse_indices(failure)))
     labels = labels.updated(tools.label_rewards(labels.episodes, tools.parse_rewards(reward)))
+    if not overwrite:
+        tools.require_kept(before, labels)
     shown = camera or (source.cameras[0] if source.cameras else None)
     if interactive and (shown is None or shown not in source.cameras):
         raise DatasetError(f"{source.root}: no camera {shown!r}; it has {list(source.cameras)}")

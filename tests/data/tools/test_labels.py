@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
+from acrlpd.cli.data import label
 from acrlpd.console import Console
 from acrlpd.data.pipeline.rewards import Label, Labels, labels_path, load_labels
 from acrlpd.data.sources.source import DatasetError, open_source
@@ -161,3 +162,31 @@ def test_rewards_of_episodes():
     assert label_rewards(known, {0: 0.5, 1: -1.0}) == {0: Label(True, 50, 0.5), 1: Label(False, 60, -1.0)}
     with pytest.raises(ValueError, match=r"episodes \[9\] have no label yet"):
         label_rewards(known, {0: 1.0, 9: 1.0})
+
+
+def test_labels_are_changed_only_when_told_to(source, tmp_path):
+    def run(**options):
+        label(str(source.root), labels_file=tmp_path / "labels.json", **options)
+        return load_labels(tmp_path / "labels.json", source).episodes
+
+    by_hand = run(success="0-2", failure="3")
+    with pytest.raises(ValueError, match=r"has 4 labels, and 3 of them would change \(episodes 0, 1, 2\); nothing was"):
+        run(rule="length < 0")
+    assert load_labels(tmp_path / "labels.json", source).episodes == by_hand
+    assert len(run(success="0,4", failure="5")) == 6  # the same label again, and new ones
+    assert run(reward="0=0.5")[0].reward == 0.5  # added to a label that had none
+    with pytest.raises(ValueError, match=r"1 of them would change \(episodes 0\)"):
+        run(success="0")  # which would forget the reward
+    assert not any(label.success for label in run(rule="length < 0", overwrite=True).values())
+
+
+@pytest.mark.parametrize("width", [20, 79, 200])
+def test_previews_fit_the_terminal(source, width):
+    """Also where the output is no terminal, whose width is then the number of columns that the environment names."""
+    shown = io.StringIO()
+    console = Console(file=shown, width=width, force_terminal=False)
+    console.input = lambda *_: "q"
+    assert not list(label_interactively(source, {}, "image", console))
+    rows = [line for line in shown.getvalue().splitlines() if "▀" in line]
+    assert {len(row) for row in rows} == {min(128, width // 2 * 2)}
+    assert len(rows) == pytest.approx(min(64, width // 2) / 2, abs=1)  # square frames; a character is two pixels high

@@ -11,10 +11,10 @@ from PIL import Image
 from rich.text import Text
 
 from acrlpd.console import Console
-from acrlpd.data.pipeline.rewards import Label
+from acrlpd.data.pipeline.rewards import Label, Labels
 from acrlpd.data.sources.source import EpisodeSource
 
-_PREVIEW_WIDTH = 64  # characters per camera
+_PREVIEW_WIDTH = 64  # characters per frame, where the terminal has so many
 
 _REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "first": lambda column: column[0],
@@ -127,6 +127,21 @@ def _reduce(source: EpisodeSource, match: re.Match[str]) -> np.ndarray:
     return np.array([reduce(column[table.rows(i)].astype(np.float64)) for i in range(len(source))])
 
 
+def require_kept(before: Labels, after: Labels) -> None:
+    """Refuses to change labels that exist, because they may be the work of hours. A reward may be added to a label."""
+
+    def is_changed(old: Label, new: Label) -> bool:
+        return old.success != new.success or old.reward not in (None, new.reward)
+
+    changed = [index for index, label in before.episodes.items() if is_changed(label, after.episodes[index])]
+    if changed:
+        shown = ", ".join(map(str, changed[:10])) + (", ..." if len(changed) > 10 else "")
+        raise ValueError(
+            f"{before.path} has {len(before.episodes)} labels, and {len(changed)} of them would change (episodes "
+            f"{shown}); nothing was written. --overwrite changes them"
+        )
+
+
 def label_interactively(
     source: EpisodeSource, labelled: Container[int], camera: str, console: Console
 ) -> Iterator[tuple[int, Label]]:
@@ -137,7 +152,7 @@ def label_interactively(
     todo = [i for i, index in enumerate(source.indices) if index not in labelled]
     for count, i in enumerate(todo):
         episode = source.episode(i)
-        console.print(_preview(episode.frames(camera, [0, episode.length - 1])))
+        console.print(_preview(episode.frames(camera, [0, episode.length - 1]), console.width))
         seconds = episode.length / source.fps
         console.print(
             f"episode {episode.index} ({count + 1} of {len(todo)}): {episode.length} steps, {seconds:.1f} s, "
@@ -160,10 +175,11 @@ def _answer(console: Console) -> str:
             return answer
 
 
-def _preview(images: np.ndarray) -> Text:
+def _preview(images: np.ndarray, terminal_width: int) -> Text:
     """Images [n, h, w, 3] side by side in the terminal: each character shows two pixels, one above the other."""
-    height = max(2, round(images.shape[1] / images.shape[2] * _PREVIEW_WIDTH) // 2 * 2)
-    small = [np.asarray(Image.fromarray(image).resize((_PREVIEW_WIDTH, height))) for image in images]
+    width = max(1, min(_PREVIEW_WIDTH, terminal_width // len(images)))
+    height = max(2, round(images.shape[1] / images.shape[2] * width) // 2 * 2)
+    small = [np.asarray(Image.fromarray(image).resize((width, height))) for image in images]
     pixels = np.concatenate(small, axis=1)
     lines = []
     for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
