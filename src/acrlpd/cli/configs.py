@@ -1,20 +1,26 @@
-"""`acrlpd configs`: list, show and compare."""
+"""`acrlpd configs`: list, show and compare, and write one for a dataset."""
 
 import json
-from typing import Annotated
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.table import Table
 
-from acrlpd.choice import kind_names
-from acrlpd.cli.data import JsonFlag
-from acrlpd.config.command_line import find_config
+from acrlpd.choice import kind_name, kind_names
+from acrlpd.cli.data import Dataset, JsonFlag
+from acrlpd.config.command_line import Flag, find_config
 from acrlpd.config.registry import describe_config, list_configs
-from acrlpd.config.tree import config_hash, diff_configs, families, to_dict
+from acrlpd.config.tree import ConfigError, config_hash, diff_configs, families, to_dict
 from acrlpd.config.validation import validate_config
 from acrlpd.config.yaml_files import config_to_yaml
 from acrlpd.console import Console
+from acrlpd.files import write_text_atomically
 from acrlpd.text import print
+
+if TYPE_CHECKING:
+    from acrlpd.data.tools.new_config import Accelerator, NewConfig
 
 Name = Annotated[str, tyro.conf.Positional]
 
@@ -79,4 +85,62 @@ def diff(first: Name, second: Name, as_json: JsonFlag = False) -> None:
     Console().print(table)
 
 
-COMMANDS = {"list": list_, "show": show, "diff": diff}
+def new(dataset: Dataset, output: Path | None = None, accelerator: str | None = None, overwrite: Flag = False) -> None:
+    """Look at a dataset, and write a config file that trains on it.
+
+    Args:
+        output: The file; by default `<name of the dataset>.yaml` in the present directory.
+        accelerator: The accelerator that will train, for example RTX-4090, or cpu; by default that of this machine.
+        overwrite: Replace the file if there is one.
+    """
+    from acrlpd.data.sources.source import open_source
+    from acrlpd.data.tools.new_config import new_config
+
+    chip = _find_accelerator(accelerator)
+    made = new_config(open_source(dataset, on_bad_episode="skip"), dataset, chip)
+    file = output or Path(f"{made.config.name}.yaml")
+    if file.exists() and not overwrite:
+        raise ConfigError(f"{file} exists: replace it with --overwrite, or name another file with --output")
+    validate_config(made.config, num_devices=chip.num_devices if chip else None).raise_for_errors()
+    write_text_atomically(file, made.text)
+    _print_next(made, file, chip)
+
+
+def _print_next(made: "NewConfig", file: Path, chip: "Accelerator | None") -> None:
+    """What was written, and the commands that lead from there to the first update."""
+    from acrlpd.config.plan.chips import CHIPS
+
+    data, given = made.config.data, shlex.quote(str(file))
+    print(f"wrote {file}: robot {kind_name(data.robot)}, {made.config.qchunking.action_dim} action dims")
+    for slot, camera in data.repack.cameras.items():
+        print(f"  {slot}: {camera}")
+    print(f"  state: {', '.join(data.repack.state)}\n  actions: {', '.join(data.repack.actions)}")
+    print(f"{made.note}\n\nNext:")
+    if made.label_command is not None:
+        print(f"  {made.label_command}    # or --success 0-41,43 --failure 42: say how every episode ended")
+    print(f"  acrlpd data stats --config {given}")
+    if chip is not None:
+        where = f"--accelerator {chip.name}" if chip.name in CHIPS else f"--device-memory {chip.memory_gib:.0f}"
+        print(f"  acrlpd plan --config {given} {where}    # if you like: memory and time of an update")
+    print(f"  acrlpd train --config {given} --exp_name first")
+
+
+def _find_accelerator(name: str | None) -> "Accelerator | None":
+    """The accelerators of this name, or of this machine; None for a CPU."""
+    import jax
+
+    from acrlpd.config.plan.chips import MEMORY_FRACTION, find_chip, find_device_chip, usable_device_bytes
+    from acrlpd.data.tools.new_config import Accelerator
+
+    if name is not None:
+        chip = None if name.lower() == "cpu" else find_chip(name)
+        return None if chip is None else Accelerator(chip.name, chip.memory_gib)
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return None
+    found = find_device_chip(device.device_kind)
+    memory_gib = usable_device_bytes() / MEMORY_FRACTION / 2**30
+    return Accelerator(found.name if found else device.device_kind, memory_gib, jax.local_device_count())
+
+
+COMMANDS = {"list": list_, "show": show, "diff": diff, "new": new}

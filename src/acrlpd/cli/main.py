@@ -29,7 +29,7 @@ _GARBAGE_THRESHOLD = 50_000
 # that CONFIG_COMMANDS of the module names get their arguments as they are, as a `main` does.
 COMMANDS = {
     "train": "train a policy: offline, then online",
-    "configs": "list, show and compare configs",
+    "configs": "list, show and compare configs, or make one for a dataset",
     "data": "look at, label, convert and prepare datasets",
     "demos": "collect demonstrations with scripted experts",
     "eval": "judge checkpoints in their environment",

@@ -9,16 +9,23 @@
 Mistakes are reported with file and line.
 """
 
+import dataclasses
 import pathlib
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import yaml
+from flax.traverse_util import unflatten_dict
 
 from acrlpd.config.overrides import Assignment, assign, resolve_alias
 from acrlpd.config.registry import list_configs, load_training_config
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, to_dict
+from acrlpd.text import printable
+
+_COMMENT_WIDTH = 110
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,6 +46,43 @@ def config_to_yaml(config: RLTrainConfig) -> str:
 
 def save_config(config: RLTrainConfig, path: str | pathlib.Path) -> None:
     pathlib.Path(path).write_text(config_to_yaml(config), encoding="utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A value in an experiment file, and what the file says about it."""
+
+    value: Any
+    comment: str = ""
+
+
+def settings_to_yaml(settings: Mapping[str, Setting], header: Sequence[str]) -> str:
+    """An experiment file that sets fields by dotted name; each text of the header is a paragraph of comments."""
+    paragraphs = [_comment(text, "") for text in header]
+    tree = unflatten_dict(dict(settings), sep=".")
+    return "\n#\n".join(paragraphs) + "\n" + "\n".join(_setting_lines(tree)) + "\n"
+
+
+def _setting_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """Values first, then sections, each in its order; a section at the top stands apart."""
+    for name, content in sorted(tree.items(), key=lambda item: not isinstance(item[1], Setting)):
+        if isinstance(content, Setting):
+            if content.comment:
+                yield _comment(content.comment, indent)
+            value = yaml.safe_dump(content.value, default_flow_style=True, allow_unicode=True, width=10_000)
+            yield f"{indent}{name}: {value.splitlines()[0]}"  # A line "..." may follow, the end of a document.
+        else:
+            if not indent:
+                yield ""
+            yield f"{indent}{name}:"
+            yield from _setting_lines(content, indent + "  ")
+
+
+def _comment(text: str, indent: str) -> str:
+    """The text as lines of comment. It may repeat names of a dataset, which must not end the comment."""
+    return textwrap.fill(
+        " ".join(printable(text).split()), _COMMENT_WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+    )
 
 
 def load_config(path: str | pathlib.Path) -> RLTrainConfig:

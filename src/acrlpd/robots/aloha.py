@@ -36,6 +36,13 @@ class Aloha(Robot):
         "left_wrist_0_rgb": "cam_left_wrist",
         "right_wrist_0_rgb": "cam_right_wrist",
     }
+    dataset_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "base_0_rgb": ("cam_high", "top"),
+        "left_wrist_0_rgb": ("cam_left_wrist", "left_wrist"),
+        "right_wrist_0_rgb": ("cam_right_wrist", "right_wrist"),
+        "state": ("state", "qpos"),
+        "actions": ("action", "actions"),
+    }
     ignored_cameras = ("cam_low",)  # openpi's clients may send it
     # Joints relative, grippers absolute.
     delta_action_mask = make_bool_mask(6, -1, 6, -1)

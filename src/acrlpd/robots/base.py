@@ -18,8 +18,8 @@ the same code.
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,14 @@ class ServingLevel:
     num_critics: int
 
 
+class DatasetColumns(NamedTuple):
+    """What a dataset has for a policy, as `data.repack` names it."""
+
+    state: tuple[str, ...]
+    actions: tuple[str, ...]
+    cameras: Mapping[str, str]  # the model's slot -> camera of the dataset
+
+
 class Robot(Choice, abc.ABC):
     """A robot as plain data and pure functions. The fields of a member are options that a config may set."""
 
@@ -55,6 +63,9 @@ class Robot(Choice, abc.ABC):
     image_group: ClassVar[Literal["images"] | None] = "images"
     # Cameras that clients may send and that no policy looks at.
     ignored_cameras: ClassVar[tuple[str, ...]] = ()
+    # Names that datasets of this robot use, the usual name first, without what stands before the last dot: of each slot
+    # in `cameras`, of each key of `state_dims`, and of "actions". Empty: no dataset is recognised as this robot's.
+    dataset_names: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # Action dims that `data.use_delta_joint_actions` makes relative to the state, unless the config names others.
     delta_action_mask: ClassVar[tuple[bool, ...] | None] = None
     # What the level "standard" of a served policy costs; None: as much as in training.
@@ -63,6 +74,29 @@ class Robot(Choice, abc.ABC):
     openpi_data_config: ClassVar[str | None] = None
     # The argument of openpi's class that makes actions relative; None: the class has no such argument.
     openpi_delta_argument: ClassVar[str | None] = None
+
+    # -- datasets
+
+    @classmethod
+    def recognize(cls, dims: Mapping[str, int], cameras: Collection[str]) -> DatasetColumns | None:
+        """The columns of this robot in a dataset; None if the dataset seems to be of another robot.
+
+        `dims` has the dims of every column of numbers. State and actions must be there under one of their
+        `dataset_names` and have the dims of the robot, and so must one of the cameras.
+        """
+
+        def find(key: str, dim: int | None, among: Collection[str]) -> str | None:
+            fitting = [column for column in among if dim is None or dims[column] == dim]
+            named = ((name, column) for name in cls.dataset_names.get(key, ()) for column in fitting)
+            return next((column for name, column in named if column.rpartition(".")[2] == name), None)
+
+        state = [find(key, dim, dims) for key, dim in cls.state_dims.items()]
+        actions = find("actions", cls.action_dim, dims)
+        slots = {slot: find(slot, None, cameras) for slot in cls.cameras}
+        found = {slot: camera for slot, camera in slots.items() if camera is not None}
+        if actions is None or not found or None in state:
+            return None
+        return DatasetColumns(tuple(column for column in state if column is not None), (actions,), found)
 
     # -- units: a robot whose units differ from those that its policy learns overrides these three
 

@@ -20,6 +20,13 @@ class Droid(Robot):
         "base_0_rgb": "observation/exterior_image_1_left",
         "left_wrist_0_rgb": "observation/wrist_image_left",
     }
+    dataset_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "base_0_rgb": ("exterior_image_1_left", "exterior_1_left"),
+        "left_wrist_0_rgb": ("wrist_image_left", "wrist_left"),
+        "observation/joint_position": ("joint_position",),
+        "observation/gripper_position": ("gripper_position",),
+        "actions": ("actions", "action"),
+    }
     image_group = None
     # For joint positions as actions. Joint velocities, which are DROID's usual actions, are relative already.
     delta_action_mask = make_bool_mask(7, -1)

@@ -17,6 +17,12 @@ class Libero(Robot):
         "base_0_rgb": "observation/image",
         "left_wrist_0_rgb": "observation/wrist_image",
     }
+    dataset_names: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "base_0_rgb": ("image",),
+        "left_wrist_0_rgb": ("wrist_image", "image2"),
+        "observation/state": ("state",),
+        "actions": ("actions", "action"),
+    }
     image_group = None
     # openpi's pi0_libero subtracts the state from the relative actions of LIBERO; its pi05_libero does not.
     delta_action_mask = make_bool_mask(6, -1)
