@@ -10,19 +10,21 @@ import functools
 import pathlib
 import shlex
 
-from acrlpd.config import RewardConfig, RLTrainConfig, apply_config_overrides, get_config
+from acrlpd.config import RewardConfig, RLTrainConfig, apply_config_overrides, get_config, to_dict
 from acrlpd.config.plan.plan import make_plan
 from acrlpd.config.registry import list_configs
+from acrlpd.config.run import WeightLoaderConfig
 from acrlpd.config.yaml_files import Setting, parse_config, settings_to_yaml
 from acrlpd.data.pipeline.rewards import Outcomes, read_rewards
 from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource
 from acrlpd.data.tools.layout import Layout, find_layout
 from acrlpd.models.families.pi0 import Pi0Config
+from acrlpd.robots.base import SLOTS
 from acrlpd.units import format_bytes
 
 Settings = dict[str, Setting]
 
-_BASE_WEIGHTS = "gs://openpi-assets/checkpoints/pi0_base/params"
+_BASE_WEIGHTS = WeightLoaderConfig("checkpoint", "gs://openpi-assets/checkpoints/pi0_base/params")
 _OTHER_FIELDS = (
     "All other fields are as in the preset or by default; `acrlpd configs show FILE` lists them, docs/configuration.md "
     "describes them. Comments name the alternatives where the dataset leaves a choice."
@@ -105,7 +107,8 @@ def _policy(
     """The preset to start from, the settings of the policy and its training, and a sentence about both."""
     reason = _too_small_for_pi0(layout, accelerator)
     if accelerator is not None and reason is None:
-        base, settings = _pretrained(layout, fps, accelerator.num_devices)
+        base = layout.robot if layout.robot in list_configs() else None
+        settings = _pretrained(layout, fps, base, accelerator.num_devices)
         fitting = _fit(RLTrainConfig(name=name) if base is None else get_config(base), settings, accelerator)
         if fitting is not None:
             return base, *fitting
@@ -148,25 +151,22 @@ def _tiny(layout: Layout, table: ColumnTable, name: str) -> Settings:
     return settings
 
 
-def _pretrained(layout: Layout, fps: float, num_devices: int) -> tuple[str | None, Settings]:
-    """pi0 with released weights: the preset that is called like the robot, or the defaults of a config."""
+def _pretrained(layout: Layout, fps: float, base: str | None, num_devices: int) -> Settings:
+    """pi0 with released weights, as in the preset `base`; None: by default."""
+    preset = RLTrainConfig(name="", weight_loader=_BASE_WEIGHTS) if base is None else get_config(base)
     settings = _sizes(layout)
-    base = layout.robot if layout.robot in list_configs() else None
-    if base is None:
-        horizon, weights, env = min(max(round(fps / 2), 5), 50), _BASE_WEIGHTS, None
-        settings["weight_loader.kind"] = Setting("checkpoint")
-    else:
-        preset = get_config(base)
-        horizon, weights, env = preset.model.action_horizon, preset.weight_loader.path, preset.env.id
+    settings["weight_loader.kind"] = Setting(preset.weight_loader.kind)
     settings["weight_loader.path"] = Setting(
-        weights, 'Name your copy of the weights here, or with --weight_loader.path: docs/model.md, "Released weights".'
+        preset.weight_loader.path,
+        'Name your copy of the weights here, or with --weight_loader.path: docs/model.md, "Released weights".',
     )
+    horizon = min(max(round(fps / 2), 5), 50) if base is None else preset.model.action_horizon
     settings["model.action_horizon"] = Setting(horizon, f"Steps of a chunk: {horizon / fps:.2g} s.")
     settings["qchunking.horizon_length"] = Setting(horizon, "Steps that the critics judge, at most those of a chunk.")
     settings["batch_size"] = Setting(max(_BATCH_SIZE // num_devices, 1) * num_devices)
-    if env is not None:
-        settings["env.id"] = Setting(None, f"The run is offline; the preset acts in {env}.")
-    return base, settings | _RECIPE
+    if preset.env.id is not None:
+        settings["env.id"] = Setting(None, f"The run is offline; the preset acts in {preset.env.id}.")
+    return settings | _RECIPE
 
 
 def _fit(start: RLTrainConfig, settings: Settings, accelerator: Accelerator) -> tuple[Settings, str] | None:
@@ -204,11 +204,10 @@ def _data(layout: Layout) -> Settings:
     settings = {"data.robot.type": Setting(layout.robot, about)}
     if layout.robot in list_configs():
         preset, comment = get_config(layout.robot).data, f"As in the preset {layout.robot} (docs/data_batches.md)."
-        options = (field.name for field in dataclasses.fields(preset.robot))
-        settings |= {f"data.robot.{name}": Setting(getattr(preset.robot, name), comment) for name in options}
+        settings |= {f"data.robot.{name}": Setting(value, comment) for name, value in to_dict(preset.robot).items()}
         settings["data.use_delta_joint_actions"] = Setting(preset.use_delta_joint_actions, comment)
     columns = layout.columns
-    settings |= {f"data.repack.{slot}": Setting(camera) for slot, camera in columns.cameras.items()}
+    settings |= {f"data.repack.{slot}": Setting(columns.cameras.get(slot)) for slot in SLOTS}
     left_out = f" Not used: {', '.join(layout.other_columns)}." if layout.other_columns else ""
     if layout.other_cameras:
         left_out += f" Cameras that are not used: {', '.join(layout.other_cameras)}."
