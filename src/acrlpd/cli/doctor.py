@@ -23,6 +23,7 @@ from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.chips import claim_device_memory, usable_device_bytes
 from acrlpd.console import Console
 from acrlpd.envs.simulators import SYSTEM_PACKAGES
+from acrlpd.installation import install_command
 from acrlpd.process import compile_fast
 from acrlpd.text import parse_arguments, print
 from acrlpd.units import format_bytes
@@ -92,7 +93,7 @@ def check_extras() -> Check:
     if not absent:
         return Check("ok", "all installed", found)
     extras = ", ".join(sorted(set(absent.values())))
-    message = f"not installed: {', '.join(absent)}; pip install 'acrlpd[...]' with {extras}, if you need them"
+    message = f"not installed: {', '.join(absent)}; {install_command('...')} with {extras}, if you need them"
     return Check("ok", message, found | {"absent": absent})
 
 
@@ -102,7 +103,7 @@ def check_devices() -> Check:
     kinds = ", ".join(sorted({d.device_kind for d in devices}))
     message = f"{len(devices)} x {kinds}, {format_bytes(usable)} usable each"
     if devices[0].platform == "cpu":
-        return Check("warning", f"{message}: small models only; GPUs need acrlpd[cuda]", {"devices": found})
+        return Check("warning", f"{message}: small models only; for GPUs {install_command('cuda')}", {"devices": found})
     return Check("ok", message, {"devices": found})
 
 

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from acrlpd.choice import hint
+from acrlpd.installation import install_command
 from acrlpd.text import guard_terminal, parse_arguments, print
 
 # A wrong value, a wrong path or a missing package is the user's error. Any other exception is a bug of ours and shows
@@ -120,7 +121,7 @@ def _message(error: Exception) -> str:
     notes = (note for note in getattr(error, "__notes__", ()) if not note.startswith("---"))
     text = "\n".join([str(error) or type(error).__name__, *notes])
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("acrlpd"):
-        return f"{text}. The package may belong to an extra: pip install 'acrlpd[sim]', [hub], [wandb] or [serve]"
+        return f"{text}. The package may belong to an extra: {install_command('sim')}, [hub], [wandb] or [serve]"
     return text
 
 

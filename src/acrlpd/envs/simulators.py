@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from acrlpd.envs.env import EnvError
+from acrlpd.installation import install_command
 
 SYSTEM_PACKAGES = "libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri"
 
@@ -20,7 +21,7 @@ def require(package: str, *, env: str) -> ModuleType:
         if error.name is None or error.name.partition(".")[0] != package.partition(".")[0]:
             raise  # the package is installed, but something that the package imports is missing
         raise ModuleNotFoundError(
-            f"environment {env!r} needs the package {package!r}: pip install 'acrlpd[sim]'", name=package
+            f"environment {env!r} needs the package {package!r}: {install_command('sim')}", name=package
         ) from error
 
 

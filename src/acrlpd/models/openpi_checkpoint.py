@@ -23,6 +23,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from acrlpd.checksums import CHECKSUMS_FILE, verified
+from acrlpd.installation import install_command
 from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ def _find(path: epath.PathLike, expected: str) -> epath.Path:
         exists = found.exists()
     except ImportError as error:  # gs:// and s3:// need a library of their own
         raise OpenPICheckpointError(
-            f"{found} cannot be read from here: {error}. Install the package (for gs:// pip install 'acrlpd[gcs]'), or "
+            f"{found} cannot be read from here: {error}. Install the package (for gs:// {install_command('gcs')}), or "
             "copy the checkpoint to this machine and set weight_loader.path to the copy"
         ) from error
     if not exists:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, to_dict
+from acrlpd.installation import install_command
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,7 @@ class Writers:
         }
         for package, (is_wanted, setting, extra) in wanted.items():
             if is_wanted and importlib.util.find_spec(package) is None:
-                raise ConfigError(
-                    f"{setting} needs the package {package}: pip install 'acrlpd[{extra}]', or turn it off"
-                )
+                raise ConfigError(f"{setting} needs the package {package}: {install_command(extra)}, or turn it off")
         self._failed: set[str] = set()
         self._writers: dict[str, TensorBoardWriter | WandbWriter] = {}
         self._waiting: dict[str, Callable[[int], TensorBoardWriter | WandbWriter]] = {}

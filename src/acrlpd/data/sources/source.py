@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from acrlpd.files import are_plain_names
+from acrlpd.installation import install_command
 
 OnBadEpisode = Literal["error", "skip"]
 
@@ -315,7 +316,7 @@ def _download(repo_id: str) -> Path:
     except ModuleNotFoundError:
         raise DatasetError(
             f"{repo_id!r} is neither a directory here nor in {_lerobot_home()}; to fetch it from the hub "
-            "install the extra: pip install 'acrlpd[hub]'"
+            f"install the extra: {install_command('hub')}"
         ) from None
     try:
         return Path(huggingface_hub.snapshot_download(repo_id, repo_type="dataset"))
