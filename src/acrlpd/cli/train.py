@@ -8,7 +8,7 @@ from acrlpd.config.command_line import Flag, parse_config_args
 from acrlpd.config.plan.chips import MEMORY_FRACTION, claim_device_memory, find_device_chip, usable_device_bytes
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
-from acrlpd.config.validation import validate_config
+from acrlpd.config.validation import Validation, validate_config
 from acrlpd.text import print
 from acrlpd.training.distributed import (
     DistributedOptions,
@@ -45,7 +45,7 @@ def main(args: Sequence[str]) -> int:
         members = create_members(config, options)
         for member in members:
             collect_missing_demonstrations(member, dry_run=options.dry_run)
-        check(members, ignore_plan=options.ignore_plan)
+        check(members, resume=options.resume, ignore_plan=options.ignore_plan)
         return run_experiment(config, options)
     except BaseException as error:  # Ctrl-C too
         if (lost := peer_error(error)) is not None:  # This process is not at fault: a message, no traceback.
@@ -54,22 +54,26 @@ def main(args: Sequence[str]) -> int:
         raise
 
 
-def check(members: Sequence[RLTrainConfig], *, ignore_plan: bool = False) -> None:
-    """Checks everything that can be known before a compile: the configs, the files, the memory.
+def check(members: Sequence[RLTrainConfig], *, resume: bool = False, ignore_plan: bool = False) -> None:
+    """Checks everything that can be known before a compile: the configs and the files, then the memory.
 
-    The plan is that of the first run; several runs share the memory of the devices.
+    All that is wrong with configs and files is in one error. The plan is that of the first run; several runs share the
+    memory of the devices.
     """
     import jax
 
     from acrlpd.cli.plan import print_plan
     from acrlpd.config.plan.plan import make_plan
+    from acrlpd.training.readiness import find_missing_parts
 
     num_devices = jax.device_count()
+    errors: list[str] = []
     warnings: list[str] = []
     for member in members:
         validation = validate_config(member, num_devices=num_devices, ready_to_train=True)
-        validation.raise_for_errors()
+        errors += (*validation.errors, *find_missing_parts(member, resume=resume))
         warnings += validation.warnings
+    Validation(tuple(dict.fromkeys(errors)), ()).raise_for_errors()
     for warning in dict.fromkeys(warnings) if is_primary() else ():
         print(f"warning: {warning}", file=sys.stderr)
     chip = find_device_chip(jax.devices()[0].device_kind)

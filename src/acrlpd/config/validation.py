@@ -20,7 +20,7 @@ class Validation:
     def raise_for_errors(self) -> None:
         """Raises one `ConfigError` that lists all errors."""
         if self.errors:
-            lines = "\n".join(f"  - {error}" for error in self.errors)
+            lines = "\n".join("  - " + error.replace("\n", "\n    ") for error in self.errors)
             count = "1 error" if len(self.errors) == 1 else f"{len(self.errors)} errors"
             raise ConfigError(f"this config cannot run ({count}):\n{lines}")
 

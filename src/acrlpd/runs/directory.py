@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_to_yaml
@@ -44,6 +44,23 @@ def prepare_run_directories(directories: Sequence[pathlib.Path], *, resume: bool
         _check_run_directory(directory, resume=resume, overwrite=overwrite)
     for directory in directories:
         _make_run_directory(directory, overwrite=overwrite)
+
+
+@contextlib.contextmanager
+def run_directories(directories: Sequence[pathlib.Path], *, resume: bool, overwrite: bool) -> Iterator[None]:
+    """As `prepare_run_directories`, for the time of the runs: of runs that fail before they begin nothing is left."""
+    new = [path for directory in directories for path in directory.parents if not path.exists()]
+    prepare_run_directories(directories, resume=resume, overwrite=overwrite)
+    try:
+        yield
+    except BaseException:
+        for directory in directories:
+            if not resume and _is_failed_start(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+        for path in new:
+            with contextlib.suppress(OSError):  # Others may have put something there.
+                path.rmdir()
+        raise
 
 
 def _check_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bool) -> None:

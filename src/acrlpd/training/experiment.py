@@ -56,7 +56,7 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
     directories = [runs.run_directory(member) for member in members]
     with contextlib.ExitStack() as stack:
         if is_primary() and not options.dry_run:
-            runs.prepare_run_directories(directories, resume=options.resume, overwrite=options.overwrite)
+            stack.enter_context(runs.run_directories(directories, resume=options.resume, overwrite=options.overwrite))
             for directory in directories:
                 stack.enter_context(runs.only_trainer(directory))
         barrier("run directory")

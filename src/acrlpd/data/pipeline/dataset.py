@@ -32,6 +32,7 @@ from acrlpd.data.pipeline.transforms import (
     create_statistics_transform,
     describe_statistics_transform,
     known_delta_mask,
+    uses_quantiles,
 )
 from acrlpd.data.sources.fake import create_fake_source
 from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, open_source
@@ -61,9 +62,9 @@ def open_dataset(rl_config: RLTrainConfig) -> Dataset:
     config = rl_config.data
     transforms = create_policy_transforms(rl_config)
     source = open_config_source(rl_config)
-    _check_cameras(source, transforms.cameras, rl_config.model)
-    origin = _origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
-    source = _filter_episodes(source, config)
+    require_cameras(source, transforms.cameras, rl_config.model)
+    origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
+    source = filter_episodes(source, config)
     frames = None
     if transforms.cameras:
         height, width = rl_config.model.image_resolution
@@ -98,7 +99,7 @@ class OutcomeError(DatasetError):
 def check_outcomes(rl_config: RLTrainConfig) -> None:
     """Refuses a config whose settings need successes or failures that its dataset does not have; reads no frame."""
     if _needs_outcomes(rl_config) or rl_config.data.episode_filter == "success":
-        _, rewards = _read(_filter_episodes(open_config_source(rl_config), rl_config.data), rl_config.data)
+        _, rewards = _read(filter_episodes(open_config_source(rl_config), rl_config.data), rl_config.data)
         _check_outcomes(rewards, rl_config)
 
 
@@ -107,7 +108,8 @@ def _needs_outcomes(rl_config: RLTrainConfig) -> bool:
     return rl_config.acrlpd.policy_data == "success" or has_share or rl_config.data.rewards.failure_reward is not None
 
 
-def _check_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
+def require_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
+    """Refuses settings that need successes which the rewards do not have."""
     label = "Label episodes with `acrlpd data label`"
     if rl_config.acrlpd.policy_data == "success":
         found = f"acrlpd.policy_data success: the {len(rewards.success)} episodes of the data"
@@ -127,6 +129,11 @@ def _check_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
             f"qchunking.success_ratio {rl_config.qchunking.success_ratio}: none of the {len(rewards.success)} episodes "
             f"of the data is a success to draw windows from. {label}, or set qchunking.success_ratio null"
         )
+
+
+def _check_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
+    """As `require_outcomes`, with a warning about a reward that no failure gets."""
+    require_outcomes(rewards, rl_config)
     if rl_config.data.rewards.failure_reward is not None and not rewards.failure.any():
         logger.warning(
             "data.rewards.failure_reward %g: no episode of the data is known to have failed (%s), so the reward is not "
@@ -136,7 +143,7 @@ def _check_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
         )
 
 
-def _filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource:
+def filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource:
     if config.max_episodes is not None:
         late = source.indices[config.max_episodes :]
         source = source.without(dict.fromkeys(late, f"beyond data.max_episodes={config.max_episodes}"))
@@ -179,13 +186,13 @@ def write_norm_stats(rl_config: RLTrainConfig, *, overwrite: bool = False) -> tu
     """
     directory = norm_stats_dir(rl_config.data)
     source = open_config_source(rl_config)
-    origin = _origin(source, rl_config)
+    origin = describe_origin(source, rl_config)
     if not overwrite:
         require_replaceable(directory, origin)
     table = read_columns(source, rl_config.data, rewards=False)
     read = functools.partial(read_windows, table, rl_config)
     norm_stats = compute_norm_stats(int(table.offsets[-1]), read, rl_config.data.normalize)
-    _check_dims(read(np.arange(1)), rl_config)
+    require_dims(read(np.arange(1)), rl_config)
     save_norm_stats(directory, norm_stats, origin)
     return directory, norm_stats
 
@@ -199,18 +206,22 @@ def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepR
 def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:
     """The columns of a config; state and actions as float32 [N, d], scalars included."""
     values = (*config.repack.state, *config.repack.actions)
-    names = list(values)
-    if rewards:
-        wanted = config.rewards
-        named = (wanted.reward_column, wanted.success_column, wanted.done_column, wanted.truncated_column)
-        names += [name for name in named if name in source.column_names]
-        if wanted.source in ("reward_column", "success_column"):
-            names.append(getattr(wanted, wanted.source))  # The source names its columns if this column is missing.
+    names = (*values, *reward_columns(source, config)) if rewards else values
     table = source.read_columns(list(dict.fromkeys(names)))
     columns = dict(table.columns)
     for name in values:
         columns[name] = np.ascontiguousarray(columns[name].reshape(len(columns[name]), -1), np.float32)
     return dataclasses.replace(table, columns=columns)
+
+
+def reward_columns(source: EpisodeSource, config: DataConfig) -> list[str]:
+    """The columns of a source that its rewards are made from; labels need none."""
+    wanted = config.rewards
+    named = (wanted.reward_column, wanted.success_column, wanted.done_column, wanted.truncated_column)
+    names = [name for name in named if name in source.column_names]
+    if wanted.source in ("reward_column", "success_column"):
+        names.append(getattr(wanted, wanted.source))  # The source names its columns if this column is missing.
+    return names
 
 
 def fill_prompts(source: EpisodeSource, table: ColumnTable, config: DataConfig) -> np.ndarray:
@@ -235,33 +246,43 @@ def load_config_norm_stats(config: DataConfig) -> dict[str, NormStats] | None:
 
 def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) -> None:
     """Refuses data that would lead to a shape error or to a policy that does not learn."""
-    config, model = rl_config.data, rl_config.model
-    rows = np.linspace(0, int(dataset.table.offsets[-1]) - 1, _CHECKED_WINDOWS).astype(np.int64)
-    sample = read_windows(dataset.table, rl_config, np.unique(rows))
-    _check_dims(sample, rl_config)
-    if dataset.norm_stats is None:
-        return
+    sample = sample_windows(dataset.table, rl_config)
+    require_dims(sample, rl_config)
+    if dataset.norm_stats is not None:
+        for warning in check_statistics(dataset.norm_stats, sample, rl_config, origin):
+            logger.warning("%s: %s", norm_stats_dir(rl_config.data), warning)
+
+
+def sample_windows(table: ColumnTable, rl_config: RLTrainConfig) -> dict[str, Any]:
+    """State [n, s] and actions [n, T, a] of windows that are spread over the table, before normalisation."""
+    rows = np.linspace(0, int(table.offsets[-1]) - 1, _CHECKED_WINDOWS).astype(np.int64)
+    return read_windows(table, rl_config, np.unique(rows))
+
+
+def check_statistics(
+    norm_stats: Mapping[str, NormStats], sample: dict[str, Any], rl_config: RLTrainConfig, origin: NormStatsOrigin
+) -> list[str]:
+    """Raises NormStatsError where the statistics are wrong for a sample of the data; returns warnings."""
+    config = rl_config.data
     # The actions of the sample, absolute if the run has relative actions and the reverse; None without a mask.
     counterpart, mask = None, known_delta_mask(config)
     if mask is not None:
         toggle = AbsoluteActions(mask) if config.use_delta_joint_actions else DeltaActions(mask)
         counterpart = toggle(sample)["actions"]
-    warnings = check_norm_stats(
-        dataset.norm_stats,
+    return check_norm_stats(
+        norm_stats,
         load_norm_stats_origin(norm_stats_dir(config)),
         origin,
         sample,
         counterpart=counterpart,
-        use_quantiles=dataset.transforms.use_quantile_norm,
-        padded_dim=model.action_dim,
+        use_quantiles=uses_quantiles(rl_config),
+        padded_dim=rl_config.model.action_dim,
         normalized=config.normalize,
         follow_dataset=config.asset_id is None,
     )
-    for warning in warnings:
-        logger.warning("%s: %s", norm_stats_dir(config), warning)
 
 
-def _check_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> None:
+def require_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> None:
     action_dim, found = rl_config.qchunking.action_dim, sample["actions"].shape[-1]
     if found != action_dim:
         raise DatasetError(
@@ -274,12 +295,10 @@ def _check_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> N
         )
 
 
-def _check_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: PolicyConfig) -> None:
-    for slot, camera in cameras.items():
-        if camera not in source.cameras:
-            raise DatasetError(
-                f"data.repack.{slot} names the camera {camera!r}; {source.root} has {list(source.cameras)}"
-            )
+def require_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: PolicyConfig) -> None:
+    unknown = [f"data.repack.{slot} names the camera {c!r}" for slot, c in cameras.items() if c not in source.cameras]
+    if unknown:
+        raise DatasetError(f"{', '.join(unknown)}; {source.root} has {list(source.cameras)}")
     if model.image_keys and not cameras:
         raise DatasetError(
             f"the policy is given {model.image_keys}, but data.repack names no camera for any of them; "
@@ -295,7 +314,7 @@ def _check_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: Pol
         )
 
 
-def _origin(source: EpisodeSource, rl_config: RLTrainConfig) -> NormStatsOrigin:
+def describe_origin(source: EpisodeSource, rl_config: RLTrainConfig) -> NormStatsOrigin:
     return NormStatsOrigin(
         dataset=source.identity,
         num_episodes=len(source),

@@ -238,6 +238,12 @@ class PolicyTransforms:
         return compose([unnormalize, *self.data_outputs])
 
 
+def uses_quantiles(rl_config: RLTrainConfig) -> bool:
+    """Whether values are normalised by quantiles: as the config says, or else as the policy wants it."""
+    wanted = rl_config.data.use_quantile_norm
+    return rl_config.model.use_quantile_norm if wanted is None else wanted
+
+
 def create_policy_transforms(rl_config: RLTrainConfig, *, long_prompts: LongPrompts = "cut") -> PolicyTransforms:
     """The chain for a config: the robot's transforms, relative actions, and what the model needs.
 
@@ -245,14 +251,13 @@ def create_policy_transforms(rl_config: RLTrainConfig, *, long_prompts: LongProm
     """
     config, model = rl_config.data, rl_config.model
     cameras = {slot: name for slot, name in config.repack.cameras.items() if slot in model.image_keys}
-    quantiles = model.use_quantile_norm if config.use_quantile_norm is None else config.use_quantile_norm
     data_inputs, data_outputs = _data_transforms(rl_config)
     return PolicyTransforms(
         repack=RepackTransform(config.robot.repack(config.repack.state, config.repack.actions, cameras)),
         data_inputs=data_inputs,
         data_outputs=data_outputs,
         model_inputs=_model_inputs(rl_config, long_prompts),
-        use_quantile_norm=quantiles,
+        use_quantile_norm=uses_quantiles(rl_config),
         cameras=cameras,
     )
 

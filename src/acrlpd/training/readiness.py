@@ -1,0 +1,20 @@
+"""Whether a run could begin: all of its files, beside the checks of the config itself."""
+
+import pathlib
+
+from acrlpd.config import RLTrainConfig
+from acrlpd.data.pipeline.dataset_checks import Attempts, find_dataset_errors
+from acrlpd.training.initial_weights import check_initial_weights
+
+
+def find_missing_parts(rl_config: RLTrainConfig, *, resume: bool) -> list[str]:
+    """What is wrong with the dataset, the tokenizer and the initial weights, which a resumed run does not need.
+
+    A dataset that does not exist is an error of the config, which has been found already.
+    """
+    data, attempt = rl_config.data, Attempts()
+    is_there = data.repo_id not in (None, "fake") if data.data_dir is None else pathlib.Path(data.data_dir).exists()
+    errors = find_dataset_errors(rl_config) if is_there else []
+    if not resume:
+        attempt(check_initial_weights, rl_config)
+    return errors + attempt.errors
