@@ -20,7 +20,7 @@ from acrlpd.files import write_text_atomically
 from acrlpd.text import print
 
 if TYPE_CHECKING:
-    from acrlpd.data.tools.new_config import Accelerator, NewConfig
+    from acrlpd.data.tools.new_config import Devices, NewConfig
 
 Name = Annotated[str, tyro.conf.Positional]
 
@@ -96,17 +96,17 @@ def new(dataset: Dataset, output: Path | None = None, accelerator: str | None = 
     from acrlpd.data.sources.source import open_source
     from acrlpd.data.tools.new_config import new_config
 
-    chip = _find_accelerator(accelerator)
-    made = new_config(open_source(dataset, on_bad_episode="skip"), dataset, chip)
+    devices = _find_devices(accelerator)
+    made = new_config(open_source(dataset, on_bad_episode="skip"), dataset, devices)
     file = output or Path(f"{made.config.name}.yaml")
     if file.exists() and not overwrite:
         raise ConfigError(f"{file} exists: replace it with --overwrite, or name another file with --output")
-    validate_config(made.config, num_devices=chip.num_devices if chip else None).raise_for_errors()
+    validate_config(made.config, num_devices=devices.num_devices if devices else None).raise_for_errors()
     write_text_atomically(file, made.text)
-    _print_next(made, file, chip)
+    _print_next(made, file, devices)
 
 
-def _print_next(made: "NewConfig", file: Path, chip: "Accelerator | None") -> None:
+def _print_next(made: "NewConfig", file: Path, devices: "Devices | None") -> None:
     """What was written, and the commands that lead from there to the first update."""
     from acrlpd.config.plan.chips import CHIPS
 
@@ -119,28 +119,30 @@ def _print_next(made: "NewConfig", file: Path, chip: "Accelerator | None") -> No
     if made.label_command is not None:
         print(f"  {made.label_command}    # or --success 0-41,43 --failure 42: say how every episode ended")
     print(f"  acrlpd data stats --config {given}")
-    if chip is not None:
-        where = f"--accelerator {chip.name}" if chip.name in CHIPS else f"--device-memory {chip.memory_gib:.0f}"
+    if devices is not None:
+        where = (
+            f"--accelerator {devices.name}" if devices.name in CHIPS else f"--device-memory {devices.memory_gib:.0f}"
+        )
         print(f"  acrlpd plan --config {given} {where}    # if you like: memory and time of an update")
     print(f"  acrlpd train --config {given} --exp_name first")
 
 
-def _find_accelerator(name: str | None) -> "Accelerator | None":
+def _find_devices(name: str | None) -> "Devices | None":
     """The accelerators of this name, or of this machine; None for a CPU."""
     import jax
 
     from acrlpd.config.plan.chips import MEMORY_FRACTION, find_chip, find_device_chip, usable_device_bytes
-    from acrlpd.data.tools.new_config import Accelerator
+    from acrlpd.data.tools.new_config import Devices
 
     if name is not None:
         chip = None if name.lower() == "cpu" else find_chip(name)
-        return None if chip is None else Accelerator(chip.name, chip.memory_gib)
+        return None if chip is None else Devices(chip.name, chip.memory_gib)
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return None
     found = find_device_chip(device.device_kind)
     memory_gib = usable_device_bytes() / MEMORY_FRACTION / 2**30
-    return Accelerator(found.name if found else device.device_kind, memory_gib, jax.local_device_count())
+    return Devices(found.name if found else device.device_kind, memory_gib, jax.local_device_count())
 
 
 COMMANDS = {"list": list_, "show": show, "diff": diff, "new": new}

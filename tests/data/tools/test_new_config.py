@@ -13,7 +13,7 @@ from acrlpd.cli.main import main
 from acrlpd.config import RLTrainConfig, load_config, validate_config
 from acrlpd.data.sources.source import Feature, open_source
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
-from acrlpd.data.tools.new_config import Accelerator, new_config
+from acrlpd.data.tools.new_config import Devices, new_config
 from acrlpd.runs.directory import saved_steps
 
 # Dataset -> robot, cameras by slot, columns of the state, action dims, and whether it has to be labelled.
@@ -34,7 +34,7 @@ KNOWN = {
     "libero_v30": ("libero", LIBERO_CAMERAS, ("state",), 7, True),
     "droid_like": ("droid", DROID_CAMERAS, ("joint_position", "gripper_position"), 8, False),
 }
-SMALL_GPU, LARGE_GPU = Accelerator("RTX-4090", 24), Accelerator("H200", 140, num_devices=8)
+SMALL_GPU, LARGE_GPU = Devices("RTX-4090", 24), Devices("H200", 140, num_devices=8)
 
 
 @pytest.fixture(autouse=True)
@@ -67,14 +67,14 @@ def own_arm(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("accelerator", [None, SMALL_GPU, LARGE_GPU], ids=["cpu", "small", "large"])
-def test_the_config_of_each_dataset_is_valid(datasets: Path, name: str, accelerator: Accelerator | None) -> None:
+@pytest.mark.parametrize("devices", [None, SMALL_GPU, LARGE_GPU], ids=["cpu", "small", "large"])
+def test_the_config_of_each_dataset_is_valid(datasets: Path, name: str, devices: Devices | None) -> None:
     robot, cameras, state, action_dim, needs_labels = KNOWN[name]
-    made = new_config(open_source(datasets / name), str(datasets / name), accelerator)
+    made = new_config(open_source(datasets / name), str(datasets / name), devices)
     Path("new.yaml").write_text(made.text)
     config = load_config("new.yaml")
     assert config == made.config
-    found = validate_config(config, num_devices=accelerator.num_devices if accelerator else 1)
+    found = validate_config(config, num_devices=devices.num_devices if devices else 1)
     assert found.errors == ()
     assert kind_name(config.data.robot) == robot
     assert (config.data.repack.cameras, config.model.image_keys) == (cameras, tuple(cameras))
@@ -82,14 +82,12 @@ def test_the_config_of_each_dataset_is_valid(datasets: Path, name: str, accelera
     assert config.data.norm_stats_path == Path("assets") / name / "norm_stats.json"
     assert (made.label_command is not None) == needs_labels
     assert config.training.online_steps == 0 and config.env.id is None
-    assert (config.weight_loader.kind == "none") == (accelerator is None)
+    assert (config.weight_loader.kind == "none") == (devices is None)
 
 
 def test_the_policy_is_what_the_accelerator_holds(datasets: Path) -> None:
     def policy(memory_gib: float) -> tuple[RLTrainConfig, str]:
-        made = new_config(
-            open_source(datasets / "libero_v30"), str(datasets / "libero_v30"), Accelerator("x", memory_gib)
-        )
+        made = new_config(open_source(datasets / "libero_v30"), str(datasets / "libero_v30"), Devices("x", memory_gib))
         return made.config, made.note
 
     full, adapters, frozen, tiny = (policy(gib) for gib in (140, 45, 24, 4))

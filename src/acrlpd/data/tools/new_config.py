@@ -54,8 +54,8 @@ _TINY_RECIPE: Settings = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Accelerator:
-    """The devices that the policy should fit."""
+class Devices:
+    """The accelerators that the policy should fit."""
 
     name: str
     memory_gib: float
@@ -72,15 +72,15 @@ class NewConfig:
     label_command: str | None  # None: the dataset says how its episodes ended
 
 
-def new_config(source: EpisodeSource, dataset: str, accelerator: Accelerator | None) -> NewConfig:
-    """Describes a dataset, which the user calls `dataset`, for a policy that fits the accelerator (None: a CPU)."""
+def new_config(source: EpisodeSource, dataset: str, devices: Devices | None) -> NewConfig:
+    """Describes a dataset, which the user calls `dataset`, for a policy that fits the devices (None: a CPU)."""
     source.require_episodes()
     layout, table = find_layout(source), source.read_columns()
     is_local = pathlib.Path(dataset).expanduser().is_dir()
     dataset = str(pathlib.Path(dataset).expanduser().resolve()) if is_local else dataset
     name = pathlib.PurePath(dataset).name
     rewards, label_command = _rewards(source, table, dataset)
-    base, policy, note = _policy(layout, table, name, source.fps, accelerator)
+    base, policy, note = _policy(layout, table, name, source.fps, devices)
     settings = {
         **({} if base is None else {"base_config": Setting(base)}),
         "name": Setting(name, "Runs are kept in checkpoints/<name>/<exp_name>."),
@@ -102,17 +102,17 @@ def new_config(source: EpisodeSource, dataset: str, accelerator: Accelerator | N
 
 
 def _policy(
-    layout: Layout, table: ColumnTable, name: str, fps: float, accelerator: Accelerator | None
+    layout: Layout, table: ColumnTable, name: str, fps: float, devices: Devices | None
 ) -> tuple[str | None, Settings, str]:
     """The preset to start from, the settings of the policy and its training, and a sentence about both."""
-    reason = _too_small_for_pi0(layout, accelerator)
-    if accelerator is not None and reason is None:
+    reason = _too_small_for_pi0(layout, devices)
+    if devices is not None and reason is None:
         base = layout.robot if layout.robot in list_configs() else None
-        settings = _pretrained(layout, fps, base, accelerator.num_devices)
-        fitting = _fit(RLTrainConfig(name=name) if base is None else get_config(base), settings, accelerator)
+        settings = _pretrained(layout, fps, base, devices.num_devices)
+        fitting = _fit(RLTrainConfig(name=name) if base is None else get_config(base), settings, devices)
         if fitting is not None:
             return base, *fitting
-        reason = f"No pi0 fits {accelerator.name} ({accelerator.memory_gib:g} GiB)"
+        reason = f"No pi0 fits {devices.name} ({devices.memory_gib:g} GiB)"
     note = (
         f"{reason}, so this is a tiny policy from scratch, which a CPU trains in minutes. It shows whether data, names "
         "and rewards fit, and learns little. `acrlpd configs new DATASET --accelerator NAME` writes one for a GPU."
@@ -120,10 +120,10 @@ def _policy(
     return "debug", _sizes(layout) | _tiny(layout, table, name) | _TINY_RECIPE, note
 
 
-def _too_small_for_pi0(layout: Layout, accelerator: Accelerator | None) -> str | None:
+def _too_small_for_pi0(layout: Layout, devices: Devices | None) -> str | None:
     widest = max(layout.state_dim, layout.action_dim)
-    if accelerator is None:
-        return "There is no GPU here"
+    if devices is None:
+        return "No GPU was found or named"
     if not layout.columns.cameras:
         return "The dataset has no cameras, and the released pi0 acts on images"
     if widest > Pi0Config.action_dim:
@@ -169,21 +169,21 @@ def _pretrained(layout: Layout, fps: float, base: str | None, num_devices: int) 
     return settings | _RECIPE
 
 
-def _fit(start: RLTrainConfig, settings: Settings, accelerator: Accelerator) -> tuple[Settings, str] | None:
+def _fit(start: RLTrainConfig, settings: Settings, devices: Devices) -> tuple[Settings, str] | None:
     """The settings with the plan's smallest change that fits, and a sentence about the plan; None if no change does."""
     plan_for = functools.partial(
-        make_plan, num_devices=accelerator.num_devices, device_memory_gib=accelerator.memory_gib, accelerator=None
+        make_plan, num_devices=devices.num_devices, device_memory_gib=devices.memory_gib, accelerator=None
     )
     config = apply_config_overrides(start, {key: setting.value for key, setting in settings.items()})
     changes = plan_for(config).suggestion
     if changes is None:
         return None
-    reason = f"Without this setting an update does not fit {accelerator.name}."
+    reason = f"Without this setting an update does not fit {devices.name}."
     plan = plan_for(apply_config_overrides(config, changes))
     note = (
         f"The policy is pi0 with released weights, {_what_learns(plan.config)}. An update takes "
         f"{format_bytes(plan.memory.peak)} of the {format_bytes(plan.usable_bytes)} that it may use on each "
-        f"{accelerator.name}."
+        f"{devices.name}."
     )
     return settings | {key: Setting(value, reason) for key, value in changes.items()}, note
 
