@@ -82,11 +82,12 @@ def test_flags_that_do_not_exist_or_do_not_parse(args, message, capsys):
 
 
 def test_a_config_that_cannot_run_is_refused_with_all_reasons_before_any_compile(capsys):
-    assert main(["train", "--config", "aloha", "--batch_size", "31", "--qchunking.horizon_length", "30"]) == 2
+    files = ["--data.tokenizer", "no.model", "--weight_loader.path", "no_weights"]
+    assert main(["train", "--config", "aloha", "--batch_size", "31", "--qchunking.horizon_length", "30", *files]) == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error
-    assert "cannot run (4 errors)" in error
-    for part in ("batch_size 31", "the critics see 30 actions", "--lerobot_repo_id or --data_dir"):
+    assert "cannot run (6 errors)" in error
+    for part in ("batch_size 31", "the critics see 30 actions", "--lerobot_repo_id or --data_dir", *files[1::2]):
         assert part in error
 
 
@@ -96,14 +97,11 @@ def test_debug_shows_the_traceback():
     assert "Traceback" in result.stderr
 
 
-def test_a_plan_that_does_not_fit_stops_training(tmp_path, capsys):
+def test_a_plan_that_does_not_fit_stops_training(capsys):
     """A full fine-tune of pi0 does not fit into this machine's memory, unless it is a very large one."""
-    memory = ["--batch_size", "4096", "--training.gradient_accumulation_steps", "1"]
-    stats = tmp_path / "assets" / "trossen" / "norm_stats.json"
-    stats.parent.mkdir(parents=True)
-    stats.write_text("{}")
-    data = ["--data_dir", str(tmp_path), "--data.assets_dir", str(tmp_path / "assets")]
-    args = ["train", "--config", "aloha", "--no-freeze_pi0_backbone", "--online_steps", "0", *memory, *data]
+    sizes = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m", "siglip_variant": "So400m/14"}
+    model = [part for name, size in sizes.items() for part in (f"--model.{name}", size)]
+    args = ["train", "--config", "debug", *model, "--model.image_resolution", "224", "224", "--batch_size", "4096"]
     assert main(args) == 2
     error = capsys.readouterr().err
     assert "does not fit" in error

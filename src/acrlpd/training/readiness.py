@@ -4,6 +4,7 @@ import pathlib
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.dataset_checks import Attempts, find_dataset_errors
+from acrlpd.data.pipeline.tokenizer import create_tokenizer
 from acrlpd.training.initial_weights import check_initial_weights
 
 
@@ -15,6 +16,8 @@ def find_missing_parts(rl_config: RLTrainConfig, *, resume: bool) -> list[str]:
     data, attempt = rl_config.data, Attempts()
     is_there = data.repo_id not in (None, "fake") if data.data_dir is None else pathlib.Path(data.data_dir).exists()
     errors = find_dataset_errors(rl_config) if is_there else []
+    if rl_config.model.prompt_len:
+        attempt(create_tokenizer, data.tokenizer, rl_config.model.prompt_len)
     if not resume:
         attempt(check_initial_weights, rl_config)
     return errors + attempt.errors

@@ -22,7 +22,6 @@ from acrlpd.data.pipeline.dataset import (
     sample_windows,
 )
 from acrlpd.data.pipeline.rewards import read_rewards
-from acrlpd.data.pipeline.tokenizer import create_tokenizer
 from acrlpd.data.sources.source import EpisodeSource
 
 # Episodes whose states and actions are looked at; the run itself looks at all of them.
@@ -48,13 +47,11 @@ class Attempts:
 
 
 def find_dataset_errors(rl_config: RLTrainConfig) -> list[str]:
-    """What is wrong with dataset, cameras, columns, labels, prompts, norm statistics, frame cache and tokenizer.
+    """What is wrong with dataset, cameras, frame cache, prompts, labels, columns and norm statistics.
 
     Files that are missing altogether are found by the checks of the config. No frame is decoded.
     """
     attempt, data, model = Attempts(), rl_config.data, rl_config.model
-    if model.prompt_len:
-        attempt(create_tokenizer, data.tokenizer, model.prompt_len)
     source = attempt(_open, rl_config)
     if source is None:
         return attempt.errors
