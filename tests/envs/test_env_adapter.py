@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from sim_marks import needs_gymnasium, needs_ogbench
-from toy_env import FAULT_STEP, MAX_STEPS, Toy, ToyEnv
+from toy_env import FAULT_STEP, MAX_STEPS, Toy, ToyEnv, make_toy
 
-from acrlpd.envs import EnvError, make_env, make_gymnasium
+from acrlpd.envs import EnvError, make_env, make_gymnasium, register_env, registry
 from acrlpd.envs.env import Env, flatten_observation
 from acrlpd.envs.simulators import choose_backend
 
@@ -192,6 +192,37 @@ def test_a_module_that_registers_is_imported_by_name(tmp_path: Path, monkeypatch
         make_env("no_such_robot:mine")
     with pytest.raises(EnvError, match=r"'\.\.robots:mine' is not of the form module:Name"):
         make_env("..robots:mine")
+
+
+def make_under_another_name(name: str, **options: object) -> Env:
+    return make_toy("toy-raise-1", **options)
+
+
+def test_errors_have_the_name_that_the_user_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered function may know its environment by another name, and may be wrong itself."""
+    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
+    register_env("kitchen", make_under_another_name)
+    register_env("no-options", lambda name: make_toy("toy"))
+    register_env("no-adapter", lambda name, **options: Toy("toy"))
+    register_env("no-camera", lambda name, **options: make_toy("toy", **(options | {"cameras": ["top"]})))
+    env = make_env("kitchen")
+    env.reset(1)
+    assert (env.name, env.spec.name) == ("kitchen", "kitchen")
+    with pytest.raises(EnvError, match="environment 'kitchen', seed 1, step 2: it raised ZeroDivisionError"):
+        play(env, 1, np.zeros(2, np.float32))
+    for name, words in {
+        "no-options": "'no-options' cannot be made: TypeError: .* unexpected keyword argument",
+        "no-adapter": r"'no-adapter': the function given to register_env must return an acrlpd\.envs\.Env; found Toy",
+        "no-camera": "'no-camera' cannot be made: environment 'toy' has no camera 'top'",
+    }.items():
+        with pytest.raises(EnvError, match=words):
+            make_env(name)
+
+
+@needs_gymnasium
+def test_an_unknown_name_is_refused_with_the_nearest_one_as_users_type_it() -> None:
+    with pytest.raises(EnvError, match=r"unknown environment 'toy_env:tox'.*did you mean 'toy_env:toy'"):
+        make_env("toy_env:tox")
 
 
 def test_a_missing_simulator_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

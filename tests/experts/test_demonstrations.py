@@ -184,21 +184,29 @@ def test_the_expert_of_a_users_own_environment(tmp_path: Path, monkeypatch: pyte
     """The module of the environment registers both, and the processes of the pool import what they need."""
     (tmp_path / "my_bench.py").write_text(
         "import numpy as np\nimport toy_env\nfrom acrlpd.envs import register_env\n"
-        "from acrlpd.experts.expert import Expert, register_expert\n\n\n"
+        "from acrlpd.experts import Expert, register_expert\n\n\n"
         "def make_bench(name, **options):\n    return toy_env.make_toy('toy', **options)\n\n\n"
         "class BenchExpert(Expert):\n    qualities = {'expert': 'goes right'}\n\n"
         "    def __init__(self, env, quality, rng):\n        pass\n\n"
         "    def act(self):\n        return np.array([1.0, 0.0], np.float32)\n\n\n"
-        "register_env('bench', make_bench)\nregister_expert('bench', 'my_bench:BenchExpert')\n"
+        "register_env('bench', make_bench)\nregister_expert('bench', BenchExpert)\n"
         "register_env('lost', make_bench)\nregister_expert('lost', 'my_bench:make_bench')\n"
+        "register_env('alone', make_bench)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(expert, "_EXPERTS", dict(expert._EXPERTS))  # what this test registers is forgotten again
     settings = DemonstrationSettings("my_bench:bench", 2)
     collection = collect_demonstrations(settings, tmp_path / "demos", num_workers=1, show_progress=False)
     assert (collection.episodes, collection.successes) == (2, 2)
-    with pytest.raises(EnvError, match="my_bench:make_bench must be a class that inherits from"):
+    with pytest.raises(EnvError, match=r"of 'my_bench:lost' must be a class .*\.Expert; found 'my_bench:make_bench'"):
         collect(tmp_path / "others", env="my_bench:lost")
+    missing = (
+        r"'my_bench:alone' has no scripted expert.*register_env\(.*register_expert\(.*LeRobotWriter.*my_bench:bench"
+    )
+    with pytest.raises(EnvError, match=missing):
+        collect(tmp_path / "others", env="my_bench:alone")
+    with pytest.raises(EnvError, match=r"'my_bench:bensh' has no scripted expert.*did you mean 'my_bench:bench'"):
+        collect(tmp_path / "others", env="my_bench:bensh")
 
 
 def test_an_existing_dataset_is_never_overwritten(tmp_path: Path) -> None:

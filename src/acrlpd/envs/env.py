@@ -104,6 +104,10 @@ class Env:
         self._check_cameras()
         self._raw = None  # the user starts the first episode
 
+    def rename(self, name: str) -> None:
+        """Gives the environment the name by which a user asked for it; errors and the spec use this name."""
+        self.name, self.spec = name, dataclasses.replace(self.spec, name=name)
+
     def reset(self, seed: int) -> None:
         """Starts the episode that belongs to the seed."""
         self._seed, self._steps = int(seed), 0

@@ -2,10 +2,10 @@
 
 import fnmatch
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from acrlpd.choice import import_module, import_name
+from acrlpd.choice import hint, import_module, import_name
 from acrlpd.envs.env import Env, EnvError
 from acrlpd.envs.simulators import require
 
@@ -60,7 +60,30 @@ def bind_env(name: str, **options: Unpack[EnvOptions]) -> Callable[[], Env]:
     make = find_by_pattern(_REGISTERED, import_registration(name)) or make_gymnasium
     if isinstance(make, str):
         make = import_name(make)
-    return functools.partial(make, name, **options)
+    return functools.partial(_make_named, make, name, options)
+
+
+def _make_named(make: MakeFn, name: str, options: EnvOptions) -> Env:
+    """Makes an environment under the name that the user typed, and puts that name into errors.
+
+    A registered function may know its environment by another name, such as the gymnasium id behind it.
+    """
+    try:
+        env = make(name, **options)
+    except ImportError:
+        raise  # these errors say what has to be installed
+    except Exception as error:  # whatever the function of a user or a simulator raises
+        if isinstance(error, EnvError) and repr(name) in str(error):
+            raise
+        reason = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
+        raise EnvError(f"environment {name!r} cannot be made: {reason}") from error
+    if not isinstance(env, Env):
+        raise EnvError(
+            f"environment {name!r}: the function given to register_env must return an acrlpd.envs.Env; found "
+            f"{type(env).__name__}. Env(my_environment, name=name, prompt=..., fps=...) makes one"
+        )
+    env.rename(name)
+    return env
 
 
 def import_registration(name: str) -> str:
@@ -79,6 +102,11 @@ def find_by_pattern(registered: dict[str, Any], name: str) -> Any:
     return registered.get(name, registered[patterns[-1]] if patterns else None)
 
 
+def typed_names(registered: Mapping[str, Any]) -> list[str]:
+    """Registered names as users type them: what a module of theirs has registered is module:name."""
+    return [name if isinstance(member, str) else f"{member.__module__}:{name}" for name, member in registered.items()]
+
+
 def make_gymnasium(name: str, *, image_size: tuple[int, int] = IMAGE_SIZE, **options: Any) -> Env:
     """Any gymnasium id; `options` go to `Env`. Images keep the size that the environment gives them."""
     gymnasium = require("gymnasium", env=name)
@@ -86,9 +114,10 @@ def make_gymnasium(name: str, *, image_size: tuple[int, int] = IMAGE_SIZE, **opt
     try:
         spec = gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
+        known = typed_names(_REGISTERED)
         raise EnvError(
-            f"unknown environment {name!r} ({error}). Registered are {', '.join(_REGISTERED)}, and every "
-            "gymnasium id; a module that registers more is imported with 'module:name'"
+            f"unknown environment {name!r} ({error}). Registered are {', '.join(known)}, and every gymnasium id; a "
+            f"module that registers more is imported with 'module:name'{hint(name, known)}"
         ) from error
     create = spec.entry_point
     if isinstance(create, str):

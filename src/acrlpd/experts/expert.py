@@ -5,14 +5,14 @@ Environments know nothing of experts: the table in this module finds the expert 
 
 import abc
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from acrlpd.choice import import_name
+from acrlpd.choice import hint, import_name
 from acrlpd.envs.env import Env, EnvError, Step
 from acrlpd.envs.episodes import Rollout, stack
-from acrlpd.envs.registry import OGBENCH_NAMES, find_by_pattern, import_registration
+from acrlpd.envs.registry import OGBENCH_NAMES, find_by_pattern, import_registration, typed_names
 
 
 class Expert(abc.ABC):
@@ -30,32 +30,41 @@ class Expert(abc.ABC):
         """The action [a] for the present state."""
 
 
-# Name or pattern of environments -> their expert as "module:Name", which is imported only when needed.
-_EXPERTS = {
+# Name or pattern of environments -> their expert; as "module:Name" where its module is imported only when needed.
+_EXPERTS: dict[str, type[Expert] | str] = {
     **dict.fromkeys(OGBENCH_NAMES, "acrlpd.experts.ogbench:OGBenchExpert"),
     "gym_aloha/AlohaTransferCube-v0": "acrlpd.experts.aloha:TransferExpert",
 }
 
 
-def register_expert(env: str, expert: str) -> None:
-    """Gives environments of a name, or of a pattern such as "kitchen-*", an expert: "module:Name" of an `Expert`.
+def register_expert(env: str, expert: type[Expert] | str) -> None:
+    """Gives environments of a name, or of a pattern such as "kitchen-*", an expert.
 
-    Call this where the environment is registered: "module:name" of the environment then imports both.
+    `expert` is a class that inherits from `Expert`, or its "module:Name", which is imported when it is needed. Define
+    the class at the top level of a module, because the processes of parallel environments import it. Call this where
+    the environment is registered: "module:name" of the environment then imports both.
     """
     _EXPERTS[env] = expert
 
 
 def find_expert(env: str, qualities: Iterable[str] = ()) -> type[Expert]:
     """The expert of the environment with this name, which must know all of the `qualities`."""
-    name = find_by_pattern(_EXPERTS, import_registration(env))
-    if name is None:
+    found = find_by_pattern(_EXPERTS, import_registration(env))
+    if found is None:
+        known = typed_names(_EXPERTS)
         raise EnvError(
-            f"environment {env!r} has no scripted expert. These environments have one: {', '.join(_EXPERTS)}. "
-            "docs/demonstrations.md says how to write one for your own environment"
+            f"environment {env!r} has no scripted expert. For your own environment write a module that calls "
+            "register_env(name, make) of acrlpd.envs and register_expert(name, MyExpert) of acrlpd.experts, and name "
+            "the environment as module:name (docs/demonstrations.md). Episodes that were recorded elsewhere become a "
+            "dataset through acrlpd.data.tools.lerobot_writer.LeRobotWriter (docs/data.md). These environments have an "
+            f"expert: {', '.join(known)}{hint(env, known)}"
         )
-    expert = import_name(name)
+    expert = _imported(found)
     if not (isinstance(expert, type) and issubclass(expert, Expert)):
-        raise EnvError(f"{name} must be a class that inherits from {Expert.__module__}.{Expert.__name__}")
+        raise EnvError(
+            f"the expert of {env!r} must be a class that inherits from {Expert.__module__}.{Expert.__name__}; found "
+            f"{found!r}"
+        )
     for quality in qualities:
         if quality not in expert.qualities:
             raise EnvError(f"the expert of {env!r} has the qualities {', '.join(expert.qualities)}; found {quality!r}")
@@ -64,10 +73,14 @@ def find_expert(env: str, qualities: Iterable[str] = ()) -> type[Expert]:
 
 def list_experts() -> dict[str, Mapping[str, str]]:
     """The environments of every expert, as text -> the expert's qualities and what they show."""
-    by_expert: dict[str, list[str]] = {}
+    by_expert: dict[type[Expert] | str, list[str]] = {}
     for env, expert in _EXPERTS.items():
         by_expert.setdefault(expert, []).append(env)
-    return {", ".join(envs): import_name(expert).qualities for expert, envs in by_expert.items()}
+    return {", ".join(envs): _imported(expert).qualities for expert, envs in by_expert.items()}
+
+
+def _imported(expert: type[Expert] | str) -> Any:
+    return import_name(expert) if isinstance(expert, str) else expert
 
 
 def demonstrate(env: Env, expert: type[Expert], seed: int, quality: str) -> Rollout:
