@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, get_args
@@ -123,6 +124,10 @@ def test_merged_adapters_act_as_adapters(tmp_path: Path) -> None:
     names = flat(read_openpi_params(tmp_path / "merged"))
     assert not [name for name in names if "lora" in name]
     assert [name for name in flat(read_openpi_params(tmp_path / "kept")) if "lora" in name]
+    configs = [
+        set(re.findall(r"acrlpd_\w+", (tmp_path / name / "README.md").read_text())) for name in ("kept", "merged")
+    ]
+    assert configs == [{"acrlpd_small"}, {"acrlpd_small_merged"}]  # openpi's list can have both
     plain = nnx.merge_state(agent.ema_params, agent.frozen_params)
     merged_model, merged_params = config.model.merge_adapters(plain)
     assert merged_model == dataclasses.replace(model, paligemma_variant="dummy", action_expert_variant="dummy")
@@ -360,6 +365,23 @@ def test_the_readme_says_what_openpi_has_no_setting_for(tmp_path: Path) -> None:
     assert "normalises by quantiles, openpi by mean and deviation" in readme
     assert f"the mask {(True,) * 6 + (False,) * 8}" in readme
     assert "never seen `cam_left_wrist`, `cam_right_wrist`" in readme
+
+
+def test_what_a_user_of_droid_must_know_stands_before_the_command(tmp_path: Path) -> None:
+    config = get_config("droid")
+    data = dataclasses.replace(config.data, use_delta_joint_actions=True)
+    readme = readme_of(dataclasses.replace(config, data=data), tmp_path)
+    before = readme[: readme.index("TrainConfig(")]
+    assert "executes the first 7 action dims as joint velocities" in before
+    assert f"needs `DeltaActions` and `AbsoluteActions` with the mask {(True,) * 7 + (False,)}" in before
+    assert "rounds all weights" not in readme
+
+
+def test_the_readme_says_that_openpi_rounds_a_float32_model(tmp_path: Path) -> None:
+    config = get_config("aloha")
+    exact = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="float32"))
+    readme = readme_of(exact, tmp_path)
+    assert "openpi rounds all weights to bfloat16" in readme[: readme.index("TrainConfig(")]
 
 
 def test_the_readme_says_where_the_arms_start(tmp_path: Path) -> None:

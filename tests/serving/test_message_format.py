@@ -63,6 +63,14 @@ def test_what_msgpack_reads_is_read_alike_or_refused(value: object) -> None:
         assert "more than 8 deep" in str(error)
 
 
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.sampled_from("<>"))
+def test_a_text_survives_in_each_of_numpys_forms(text: str, order: str) -> None:
+    """As in openpi, whose clients may send a prompt as np.str_ or as an array of one element."""
+    array = np.array(text)
+    for sent in (np.str_(text), array, array[None], array.astype(array.dtype.newbyteorder(order))):
+        assert unpackb(packb({"prompt": sent})) == {"prompt": text}
+
+
 def array_message(**changes: object) -> bytes:
     fields = {"__ndarray__": True, "data": bytes(8), "dtype": "<f4", "shape": [2]} | changes
     return msgpack.packb({key.encode(): value for key, value in fields.items()})
@@ -92,6 +100,14 @@ def array_message(**changes: object) -> bytes:
         array_message(data="text"),
         array_message(dtype="<f3", data=bytes(6)),
         array_message(dtype="U1000000", data=bytes(4), shape=[1]),
+        array_message(dtype="<U99999", data=bytes(4), shape=[]),
+        array_message(dtype="<U99999", data=bytes(4 * 99999), shape=[]),
+        array_message(dtype="<U1", shape=[2]),  # two texts
+        array_message(dtype="<U2", shape=[1] * 33),
+        array_message(dtype="<U2", shape=[1], data=b"\xff" * 8),  # no such characters
+        array_message(dtype="<U2", shape=[1], data=b"\x00\xd8\x00\x00" * 2),  # half of a character
+        array_message(dtype="<U2", shape=[1], data="text"),
+        array_message(dtype="|S8", shape=[]),
         array_message(shape=[0, 2**62], data=b""),
         msgpack.packb({b"__npgeneric__": True, b"data": "x", b"dtype": "<f4"}),
         msgpack.packb({b"__npgeneric__": True, b"data": 300, b"dtype": "|u1"}),

@@ -17,7 +17,7 @@ from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.policies.acting_model import ActingModel, choose_actions
 from acrlpd.robots.aloha import Aloha
-from acrlpd.serving.requests import RequestError
+from acrlpd.serving.requests import RequestError, create_observation_spec
 from acrlpd.serving.serving_policy import ServingPolicy
 
 
@@ -171,13 +171,21 @@ def without(observation: dict[str, Any], *path: str) -> dict[str, Any]:
 
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
+DARK = pi0_observation(seed=1, images={"base_0_rgb": IMAGE})
 BAD = {
     "not a dict": (["x"], "a request must be a dict"),
     "no state": (without(pi0_observation(), "state"), "lacks 'state'; the observation has: images, prompt"),
-    "no camera": (without(pi0_observation(), "images", "base_0_rgb"), "lacks 'images/base_0_rgb'"),
+    "no camera": (
+        without(pi0_observation(), "images", "base_0_rgb"),
+        "lacks 'images/base_0_rgb' or 'images/observation.images.top'; images has: nothing",
+    ),
     "no images": (without(pi0_observation(), "images"), "lacks 'images/base_0_rgb'"),
     "images is no dict": (pi0_observation(images=3), "lacks 'images/base_0_rgb'"),
     "unknown camera": (pi0_observation(images={"base_0_rgb": IMAGE, "x": IMAGE}), "found also \\['x'\\]"),
+    "camera twice": (
+        pi0_observation(images={"base_0_rgb": IMAGE, "observation.images.top": IMAGE}),
+        "one camera came twice, as 'base_0_rgb' and as 'observation.images.top'",
+    ),
     "state dims": (pi0_observation(state=np.zeros(5)), "state must be 3 numbers; found shape \\[5\\]"),
     "state shape": (pi0_observation(state=np.zeros((1, 3))), "state must be 3 numbers"),
     "state text": (pi0_observation(state="abc"), "state must be numbers: an array or a flat list; found str"),
@@ -197,6 +205,7 @@ BAD = {
     "prompt long": (pi0_observation(prompt="a" * 15), "prompt is too long: the policy reads 16 tokens"),
     "prompt huge": (pi0_observation(prompt="a" * 100_000), "prompt is too long: 100000 characters"),
     "prompt number": (pi0_observation(prompt=3), "prompt must be text"),
+    "prompt bytes": (pi0_observation(prompt=b"go"), "prompt must be text; found bytes"),
     "prompt none": (pi0_observation(prompt=None), "there is no prompt"),
     "best_of_n 0": (pi0_observation(best_of_n=0), "best_of_n must be from 1 to 6"),
     "best_of_n 7": (pi0_observation(best_of_n=7), "best_of_n must be from 1 to 6"),
@@ -222,6 +231,34 @@ def test_what_is_just_right_is_not_refused(policy: ServingPolicy) -> None:
     messages = (longest, chw, default_prompt, big_endian, pi0_observation(unknown=[["a"], None]))
     replies = [infer(policy, message)[0] for message in messages]
     assert all(reply["actions"].shape == (4, 2) for reply in replies)
+
+
+def test_the_datasets_name_of_a_camera_means_the_same_camera(policy: ServingPolicy) -> None:
+    message = pi0_observation(seed=1) | {"seed": 3}
+    renamed = message | {"images": {"observation.images.top": message["images"]["base_0_rgb"]}}
+    own, datasets, black = infer(policy, message)[0], infer(policy, renamed)[0], infer(policy, DARK | {"seed": 3})[0]
+    np.testing.assert_array_equal(datasets["actions"], own["actions"])
+    assert np.abs(black["actions"] - own["actions"]).max() > 1e-3  # the policy does look at the image
+
+
+@pytest.mark.parametrize("robot", ["droid", "libero"])
+def test_images_beside_the_state_have_the_datasets_names_too(robot: str) -> None:
+    config = get_config(robot)
+    spec = create_observation_spec(config, None)
+    states = {key: np.zeros(dims[0]) for key, dims in spec.states.items()}
+    sent = states | dict.fromkeys(config.data.repack.cameras.values(), IMAGE) | {"prompt": np.str_("go")}
+    images = set(config.data.robot.cameras.values())
+    assert spec.check(sent).keys() == {*states, *images, "prompt"}
+    assert not images & sent.keys()
+
+
+def test_a_robots_own_name_of_a_camera_is_never_read_as_the_datasets() -> None:
+    """A dataset may call its first camera as the robot calls the second one."""
+    config = get_config("debug")
+    repack = RepackConfig(base_0_rgb="left_wrist_0_rgb", left_wrist_0_rgb="front")
+    swapped = dataclasses.replace(config, data=dataclasses.replace(config.data, repack=repack))
+    spec = create_observation_spec(swapped, None)
+    assert spec.dataset_cameras == {"front": "left_wrist_0_rgb"}
 
 
 @pytest.mark.parametrize(("part", "what"), [("params", "actions"), ("critics", "critics' values")])

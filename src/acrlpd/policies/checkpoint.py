@@ -131,8 +131,9 @@ class Checkpoint:
 
 
 def load_policy(checkpoint: Checkpoint, *, best_of_n: int | None = None, long_prompts: LongPrompts = "cut") -> Policy:
-    """The policy of a checkpoint, with parameters in the model's compute precision, as openpi serves them.
+    """The policy of a checkpoint, with parameters in the model's compute precision.
 
+    openpi serves every model with bfloat16 parameters; this differs for models that compute in float32 alone.
     Denoising steps, and candidates unless `best_of_n` says otherwise, are those of the checkpoint's level.
     """
     policy = create_policy(  # of shapes, so that an impossible policy is refused before gigabytes are read

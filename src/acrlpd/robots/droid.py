@@ -1,7 +1,7 @@
 """DROID: seven joints and a gripper, 8 dims of state and actions, one exterior and one wrist camera."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from acrlpd.robots.base import Robot, ServingLevel, make_bool_mask
@@ -32,3 +32,11 @@ class Droid(Robot):
     delta_action_mask = make_bool_mask(7, -1)
     standard_level = ServingLevel(num_steps=20, best_of_n=8, num_critics=5)
     openpi_data_config = "LeRobotDROIDDataConfig"
+
+    def openpi_differences(self, *, action_dim: int) -> Iterator[str]:
+        yield from super().openpi_differences(action_dim=action_dim)
+        yield (
+            "openpi's DROID client executes the first 7 action dims as joint velocities "
+            "(`RobotEnv(action_space='joint_velocity')`). A policy that has learned joint positions needs a client "
+            "with `action_space='joint_position'`: positions that are executed as velocities can do harm."
+        )

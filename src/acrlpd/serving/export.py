@@ -166,7 +166,8 @@ def _write(
     }
     (directory / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
     write_checksums(directory, [directory / EXPORT_FILE])  # the README may be changed; the others have their own
-    write_readme(directory, open_checkpoint(directory, no_norm_stats=checkpoint.no_norm_stats), level)
+    exported = open_checkpoint(directory, no_norm_stats=checkpoint.no_norm_stats)
+    write_readme(directory, exported, level, merged_adapters=merge_adapters)
     if rl_config.model.in_openpi:
         problems = verify_openpi_checkpoint_compatibility(directory, rl_config.model)
         if problems:

@@ -31,7 +31,7 @@ acrlpd serve THIS_DIRECTORY
 {openpi}
 """
 _OPENPI = """\
-Add this config to `_CONFIGS` in openpi's `src/openpi/training/config.py`:
+{warnings}Add this config to `_CONFIGS` in openpi's `src/openpi/training/config.py`:
 
 ```python
 {train_config}
@@ -47,8 +47,10 @@ openpi does not notice settings that are not those of the training, such as anot
 without an error."""
 
 
-def write_readme(directory: pathlib.Path, checkpoint: Checkpoint, level: Level) -> None:
-    """Describes the export of `checkpoint` in `directory`."""
+def write_readme(
+    directory: pathlib.Path, checkpoint: Checkpoint, level: Level, *, merged_adapters: bool = False
+) -> None:
+    """Describes the export of `checkpoint` in `directory`; `merged_adapters`: its LoRA adapters are in the weights."""
     serving, stats = checkpoint.level, checkpoint.norm_stats_directory
     files = {"params/": "the policy's parameters in openpi's layout"}
     files[EXPORT_FILE] = "the complete config, for `acrlpd serve`"
@@ -66,25 +68,27 @@ def write_readme(directory: pathlib.Path, checkpoint: Checkpoint, level: Level) 
         if checkpoint.has_critics
         else "no critics",
         files="\n".join(f"- `{file}`: {content}" for file, content in files.items()),
-        openpi=_openpi_section(checkpoint),
+        openpi=_openpi_section(checkpoint, merged_adapters),
     )
     (directory / "README.md").write_text(text)
 
 
-def _openpi_section(checkpoint: Checkpoint) -> str:
+def _openpi_section(checkpoint: Checkpoint, merged_adapters: bool) -> str:
     rl_config = checkpoint.rl_config
     if not rl_config.model.in_openpi:
         return f"openpi has no policy of the family `{kind_name(rl_config.model)}`: serve this one with acrlpd."
-    name, prompt = f"acrlpd_{rl_config.name}", rl_config.data.default_prompt
+    # openpi's list of configs may have both: the model of a merged export is another one.
+    name = f"acrlpd_{rl_config.name}{'_merged' if merged_adapters else ''}"
+    prompt, like = rl_config.data.default_prompt, rl_config.openpi_compatibility.config_name
+    # Before the command, because whoever reads on only after the command has moved a robot already.
+    warnings = "".join(f"- {difference}\n" for difference in _differences(rl_config))
     text = _OPENPI.format(
+        warnings=warnings and f"Read this first:\n\n{warnings}\n",
         train_config="\n".join(_train_config(checkpoint, name)),
         prompt="" if prompt is None else shlex.quote(f"--default_prompt={prompt}") + " ",
         name=name,
     )
-    like = rl_config.openpi_compatibility.config_name
-    if like is not None:
-        text += f" Its own `{like}` will do only if it has every setting above."
-    return "\n\n".join([text, *_differences(rl_config)])
+    return text if like is None else f"{text} Its own `{like}` will do only if it has every setting above."
 
 
 def _train_config(checkpoint: Checkpoint, name: str) -> list[str]:

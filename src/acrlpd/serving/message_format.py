@@ -1,8 +1,9 @@
 """openpi's wire format: msgpack, in which a NumPy array is a map with bytes keys.
 
 Messages come from the network, so decoding checks everything. An array is made only of plain numbers, and only if
-dtype, shape and number of bytes agree. The number of elements of a message is bounded, and an element is counted before
-it is made: a byte of a message can become a hundred bytes in Python, and no client gets an answer while they are made.
+dtype, shape and number of bytes agree. An array that holds one text, such as a prompt may be, becomes that text. The
+number of elements of a message is bounded, and an element is counted before it is made: a byte of a message can become
+a hundred bytes in Python, and no client gets an answer while they are made.
 """
 
 import io
@@ -14,6 +15,8 @@ import msgpack
 import numpy as np
 
 _PLAIN_DTYPE = re.compile(r"[<>|=]?[biuf][0-9]{1,2}")
+# NumPy keeps a text as UTF-32, filled up with zeros.
+_TEXT_DTYPE = re.compile(r"[<>]U[0-9]{1,6}")
 _MAX_DIMS = 32
 _MAX_SIZE = 2**31  # of one axis; an array without elements may state any
 # An array has about ten elements: keys, values, and its sizes. The longest list of numbers is a little shorter than
@@ -131,7 +134,7 @@ def _encode(value: Any) -> Any:
 
 def _decode(value: dict[Any, Any]) -> Any:
     if b"__ndarray__" in value:
-        return _decode_array(value)
+        return _decode_text(value) if _is_text(value.get(b"dtype")) else _decode_array(value)
     if b"__npgeneric__" in value:
         return _decode_scalar(value)
     return value
@@ -145,6 +148,21 @@ def _decode_array(value: dict[Any, Any]) -> np.ndarray:
         size = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
         raise MessageError(f"an array of {dtype} {shape} does not fit its data of {size}")
     return np.ndarray(shape, dtype, data)
+
+
+def _is_text(dtype: Any) -> bool:
+    return isinstance(dtype, str) and _TEXT_DTYPE.fullmatch(dtype) is not None
+
+
+def _decode_text(value: dict[Any, Any]) -> str:
+    """The text of an array of one element, as in openpi, whose policy asks a prompt for its `item()`."""
+    dtype, data, shape = value[b"dtype"], value.get(b"data"), value.get(b"shape")
+    if not isinstance(shape, list) or any(size != 1 for size in shape) or len(shape) > _MAX_DIMS:
+        raise MessageError("an array of texts must hold one text")
+    size = 4 * int(dtype[2:])  # bytes
+    if not isinstance(data, bytes) or len(data) != size or size > _MAX_TEXT_BYTES:
+        raise MessageError(f"an array of {dtype} must have {size} bytes of data, and at most {_MAX_TEXT_BYTES}")
+    return data.decode("utf-32-le" if dtype[0] == "<" else "utf-32-be").rstrip("\0")
 
 
 def _is_size(value: Any) -> bool:
@@ -162,5 +180,5 @@ def _decode_dtype(value: dict[Any, Any]) -> np.dtype:
     name = value.get(b"dtype")
     if not isinstance(name, str) or not _PLAIN_DTYPE.fullmatch(name):
         found = shortened(name) if isinstance(name, str) else type(name).__name__
-        raise MessageError(f"arrays must be of plain numbers such as '<f4' or '|u1'; found dtype {found}")
+        raise MessageError(f"arrays must be of plain numbers such as '<f4' or '|u1', or one text; found dtype {found}")
     return np.dtype(name)

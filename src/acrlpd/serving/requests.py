@@ -80,6 +80,7 @@ class ObservationSpec:
     states: Mapping[str, range | None]  # key -> how many dims it may have; None: not known
     cameras: tuple[tuple[str, ...], ...]  # paths of the images that the policy was trained with
     images_beside: tuple[str, ...]  # keys of images that lie beside the state, those that no policy needs included
+    dataset_cameras: Mapping[str, str]  # the dataset's name of a camera, which clients may use -> the robot's name
     max_prompt_characters: int | None  # None: the policy does not read prompts
     prompt_required: bool
 
@@ -88,11 +89,12 @@ class ObservationSpec:
 
         Whatever else a client sends is left out, so that nothing unchecked is ever converted.
         """
+        observation = self._with_robot_names(observation)
         checked: dict[str, Any] = {
             key: _checked_state(key, _lookup(observation, (key,)), dims) for key, dims in self.states.items()
         }
         for path in self.cameras:
-            _lookup(observation, path)
+            _lookup(observation, path, other_names=self._other_names(path))
         images = observation.get("images", {})
         if not isinstance(images, dict):
             raise RequestError(f"images must be a dict of cameras; found {type(images).__name__}")
@@ -106,28 +108,55 @@ class ObservationSpec:
             raise RequestError(_NO_PROMPT)
         return checked
 
+    def _with_robot_names(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """The observation with the robot's names of cameras in place of the dataset's."""
+        if self.images_beside:
+            return _renamed(observation, self.dataset_cameras)
+        images = observation.get("images")
+        renamed = _renamed(images, self.dataset_cameras) if isinstance(images, dict) else images
+        return {**observation, "images": renamed} if "images" in observation else dict(observation)
+
+    def _other_names(self, path: tuple[str, ...]) -> list[str]:
+        """The paths under which a client may send this image as well."""
+        return ["/".join((*path[:-1], name)) for name, own in self.dataset_cameras.items() if own == path[-1]]
+
 
 def create_observation_spec(rl_config: RLTrainConfig, norm_stats: Mapping[str, NormStats] | None) -> ObservationSpec:
     """What the robot and the policy of a config ask of an observation."""
     config, model = rl_config.data, rl_config.model
     trained = norm_stats["state"].trained_dims(model.action_dim) if norm_stats else None
     any_dims = trained if model.pads_actions else range(model.state_dim, model.state_dim + 1)
+    robot_names = {*config.robot.cameras.values(), *config.robot.ignored_cameras}
     return ObservationSpec(
         {key: any_dims if dim is None else range(dim, dim + 1) for key, dim in config.robot.state_dims.items()},
         tuple(config.robot.image_path(slot) for slot in config.repack.cameras if slot in model.image_keys),
         () if config.robot.image_group else (*config.robot.cameras.values(), *config.robot.ignored_cameras),
+        {
+            name: config.robot.cameras[slot]
+            for slot, name in config.repack.cameras.items()
+            if name not in robot_names and name not in config.robot.state_dims
+        },
         max_prompt_characters=_MAX_CHARACTERS_PER_TOKEN * model.prompt_len or None,
         prompt_required=model.prompt_len > 0 and config.default_prompt is None,
     )
 
 
-def _lookup(observation: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+def _renamed(images: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The images under the names that `names` gives to some of them; a camera must not come twice."""
+    for name, own in names.items():
+        if name in images and own in images:
+            raise RequestError(f"one camera came twice, as {own!r} and as {name!r}; send one of the two")
+    return {names.get(name, name): image for name, image in images.items()}
+
+
+def _lookup(observation: Mapping[str, Any], path: tuple[str, ...], other_names: Sequence[str] = ()) -> Any:
     value: Any = observation
     for depth, key in enumerate(path):
         if not isinstance(value, dict) or key not in value:
             found = ", ".join(sorted(map(str, value))[:20]) if isinstance(value, dict) else type(value).__name__
             where = "/".join(path[:depth]) or "the observation"
-            raise RequestError(f"the observation lacks {'/'.join(path)!r}; {where} has: {found or 'nothing'}")
+            wanted = " or ".join(map(repr, ("/".join(path), *other_names)))
+            raise RequestError(f"the observation lacks {wanted}; {where} has: {found or 'nothing'}")
         value = value[key]
     return value
 

@@ -306,7 +306,7 @@ class Pi0Config(PolicyConfig):
         return f"pi0_config.Pi0Config({arguments})"
 
     def openpi_differences(self) -> Iterator[str]:
-        """Sizes that openpi fixes, and a state in the prompt of pi0."""
+        """Sizes that openpi fixes, a state in the prompt of pi0, and openpi's rounding."""
         foreign = [field for field in _NOT_IN_OPENPI if getattr(self, field) != getattr(Pi0Config, field)]
         foreign += [field for field in _EXPERTS if getattr(self, field) not in _OPENPI_VARIANTS]
         if foreign:
@@ -314,6 +314,11 @@ class Pi0Config(PolicyConfig):
             yield f"openpi has no setting for {settings}: stock openpi cannot build this model."
         if self.discrete_state_input and not self.pi05:
             yield "This policy reads the state in its prompt, which openpi writes there for pi0.5 only."
+        if self.dtype == "float32":
+            yield (
+                "openpi rounds all weights to bfloat16 when it loads them; `acrlpd serve` keeps the float32 weights of "
+                "this policy, so the actions differ a little."
+            )
 
 
 def _named(pattern: str) -> nnx.filterlib.Predicate:
