@@ -1,6 +1,8 @@
 """Observations in, action chunks out: openpi's numbers, the agent's choices, and clear refusals."""
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,13 +14,17 @@ from small_checkpoints import GOLDENS, make_agent, pi0_config, serve, served_mod
 from toy_agent import NORM_STATS
 
 from acrlpd.agents import Agent, Algorithm
+from acrlpd.choice import find_kind, kind_names
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, get_config
 from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.policies.acting_model import ActingModel, choose_actions
 from acrlpd.robots.aloha import Aloha
+from acrlpd.robots.base import Robot
 from acrlpd.serving.requests import RequestError, create_observation_spec
 from acrlpd.serving.serving_policy import ServingPolicy
+
+DOCS = Path(__file__).parents[2] / "docs" / "serving.md"
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +256,17 @@ def test_images_beside_the_state_have_the_datasets_names_too(robot: str) -> None
     images = set(config.data.robot.cameras.values())
     assert spec.check(sent).keys() == {*states, *images, "prompt"}
     assert not images & sent.keys()
+
+
+@pytest.mark.parametrize("name", kind_names(Robot))
+def test_the_docs_have_the_keys_of_every_robot(name: str) -> None:
+    [row] = [line for line in DOCS.read_text().splitlines() if line.startswith(f"| `{name}` | `")]
+    _, _, states, images, _ = row.split("|")
+    robot = find_kind(Robot, name)()
+    expected = {key: dims and str(dims) for key, dims in robot.state_dims.items()}
+    assert {key: dims or None for key, dims in re.findall(r"`([^`]+)`(?: (\d+))?", states)} == expected
+    cameras = ["/".join(robot.image_path(slot)) for slot in robot.cameras]
+    assert re.findall(r"`([^`]+)`", images) == cameras + [f"images/{camera}" for camera in robot.ignored_cameras]
 
 
 def test_a_robots_own_name_of_a_camera_is_never_read_as_the_datasets() -> None:
