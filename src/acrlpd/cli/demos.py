@@ -26,7 +26,8 @@ def collect(
     """Collect a LeRobot v3.0 dataset with rewards. A collection that was interrupted continues.
 
     Args:
-        env: Name of the environment, such as cube-single-play-singletask-v0.
+        env: Name of the environment, such as cube-single-play-singletask-v0, or module:name of your own; the module
+            registers the environment and its expert.
         output: Directory of the new dataset.
         episodes: Episodes in the dataset.
         mix: Qualities of the expert and their shares, as in `--mix expert 0.2 mixed 0.8`. `acrlpd demos list`

@@ -1,0 +1,60 @@
+"""examples/my_env as a reader would try it: the commands of its README, with fewer episodes and updates."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acrlpd.cli.main import main
+from acrlpd.envs import make_env
+from acrlpd.experts.expert import demonstrate, find_expert
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "my_env"
+# What is added to each command.
+FEWER = {
+    "demos": "--episodes 6",
+    "train": "--offline_steps 2 --evaluation.num_episodes 3 --evaluation.baselines --env.num_envs 3 --batch_size 8",
+    "eval": "--episodes 3 --num-envs 3 --json",
+}
+
+pytest.importorskip("gymnasium", reason="gymnasium is missing: pip install 'acrlpd[sim]'")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the example, in which the commands are run."""
+    shutil.copytree(
+        EXAMPLE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "checkpoints", "assets")
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_the_commands_lead_from_nothing_to_an_evaluated_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = re.findall(r"```bash\n(.*?)```", (here / "README.md").read_text(), re.DOTALL)
+    commands = [line.split() for line in block.splitlines()]
+    assert [words[2] for words in commands] == ["demos", "train", "eval"]
+    for words in commands:
+        assert words[:2] == ["PYTHONPATH=.", "acrlpd"]
+        capsys.readouterr()
+        assert main([*words[2:], *FEWER[words[2]].split()]) == 0
+    [result] = json.loads(capsys.readouterr().out).values()
+    assert (result["env"], result["episodes"], result["lost_episodes"]) == ("my_env:reach", 3, 0)
+    info = json.loads((here / "data" / "my_env" / "meta" / "info.json").read_text())
+    assert info["total_episodes"] == 6 and "observation.images.top" in info["features"]
+
+
+def test_the_expert_goes_where_only_the_image_tells(here: Path) -> None:
+    env, expert = make_env("my_env:reach", image_size=(28, 28)), find_expert("my_env:reach", ["expert", "mixed"])
+    right = [demonstrate(env, expert, seed, "expert") for seed in range(20)]
+    mixed = [demonstrate(env, expert, seed, "mixed") for seed in range(20)]
+    assert all(episode.succeeded for episode in right)
+    assert 4 <= sum(episode.succeeded for episode in mixed) <= 16
+    for episode in right:
+        image, places = (episode.observations[name] for name in ("observation.images.top", "observation.state"))
+        [_, red] = np.argwhere((image[0] == [255, 0, 0]).all(axis=-1)).mean(axis=0)  # row and column of 28
+        assert places.shape[1] == 2 and abs(places[-1, 0] - (red / 27 * 2 - 1)) < 0.5
