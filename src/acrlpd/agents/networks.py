@@ -13,7 +13,7 @@ from flax import nnx
 from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble, ObservationReader
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.batch import Batch
-from acrlpd.models.observation import Observation
+from acrlpd.models.observation import Array, Observation
 from acrlpd.models.policy import Context, FlowPolicy, draw_noise
 
 _Module = TypeVar("_Module", bound=nnx.Module)
@@ -155,11 +155,7 @@ def draw(rng: jax.Array, batch: Batch, hyperparams: ACRLPDHyperparams) -> Draws:
     candidates_shape = (b, hyperparams.num_action_samples, *chunk_shape)
     noise_rng, time_rng, next_rng, candidate_rng, dropout_rng = jax.random.split(rng, 5)
     noise = draw_noise(noise_rng, (b, 2, *chunk_shape))
-    time = jax.random.uniform(time_rng, (b, 2))
-    if hyperparams.flow_times == "beta":
-        # openpi's Beta(1.5, 1) by its inverse distribution function. `jax.random.beta` is a rejection loop, which takes
-        # longer than the whole update of a small policy.
-        time = time ** (1 / 1.5) * 0.999 + 0.001
+    time = flow_times(jax.random.uniform(time_rng, (b, 2)), hyperparams)
     return Draws(
         flow_noise=noise[:, 0],
         flow_time=time[:, 0],
@@ -169,6 +165,15 @@ def draw(rng: jax.Array, batch: Batch, hyperparams: ACRLPDHyperparams) -> Draws:
         candidate_noise=draw_noise(candidate_rng, candidates_shape),
         dropout_keys=jax.random.split(dropout_rng, b),
     )
+
+
+def flow_times(uniform: Array, hyperparams: ACRLPDHyperparams) -> Array:
+    """Times at which flows are compared, from random numbers between 0 and 1."""
+    if hyperparams.flow_times == "uniform":
+        return uniform
+    # openpi's Beta(1.5, 1) by its inverse distribution function. `jax.random.beta` is a rejection loop, which takes
+    # longer than the whole update of a small policy.
+    return uniform ** (1 / 1.5) * 0.999 + 0.001
 
 
 class Prepared(NamedTuple):

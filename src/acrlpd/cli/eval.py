@@ -1,6 +1,7 @@
 """`acrlpd eval`: judges checkpoints of any kind in their environment, all with the same seeds."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,8 @@ from acrlpd.text import parse_arguments, print
 if TYPE_CHECKING:
     from acrlpd.evaluation.protocol import Evaluation
     from acrlpd.policies.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,5 +123,6 @@ def _evaluate(checkpoint: "Checkpoint", label: str, options: EvalOptions) -> "di
         with EvaluationProtocol(
             config, policy.norm_stats, reward_origin=checkpoint.reward_origin, num_workers=options.num_workers
         ) as evaluator:
+            logger.info("%s: %d episodes, after the policy is compiled", name, config.evaluation.num_episodes)
             named[name] = evaluator.evaluate(policy, robustness=options.robustness, directory=output)
     return named

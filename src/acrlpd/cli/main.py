@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,10 @@ USER_ERRORS = (ValueError, OSError, ImportError)
 # After how many new objects Python looks for garbage. Modules and traced programs are many objects that stay, and with
 # Python's own 700 the search takes more than a tenth of the time of imports and traces.
 _GARBAGE_THRESHOLD = 50_000
+
+# XLA writes to stderr from this level on: errors. Its remarks and warnings, with absl's remark about them, are for the
+# authors of XLA. JAX reads the variable when it is imported, and a value that the user sets stays.
+_XLA_LOG_LEVEL = "2"
 
 # Name -> what the command does. The module of this name in acrlpd.cli holds either a function
 # `main(args) -> exit code or None`, or a dict COMMANDS of typed functions, which become subcommands of their own. Those
@@ -48,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     guard_terminal()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _XLA_LOG_LEVEL)
     gc.set_threshold(_GARBAGE_THRESHOLD)
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Interval, MinLen
 
 from acrlpd.config.run import Seed
 from acrlpd.files import path_within
@@ -138,6 +138,9 @@ class DataConfig:
     episode_filter: EpisodeFilter = "all"
     # At most this many episodes, from the first; None: all.
     max_episodes: Annotated[int | None, Ge(1)] = None
+    # Share of the episodes that no batch is drawn from: evaluations compare the policy and the critics with them, also
+    # without an environment. Of 10 and more episodes at least one is held out. 0: train on all episodes.
+    validation_share: Annotated[float, Interval(ge=0, le=0.5)] = 0.05
     # Stop at a broken episode, or leave the episode out and list it.
     on_bad_episode: OnBadEpisode = "error"
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _TASK_IN_A_NAME = 60
 # Where the config asks for robustness, a run measures it at multiples of this many evaluation periods.
 _ROBUSTNESS_PERIOD = 5
+# Seconds between two lines about the progress of an evaluation.
+_PROGRESS_PERIOD_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +161,12 @@ class EvaluationProtocol:
         seeds = range(config.seed, config.seed + config.num_episodes)
         plans = [Plan(seeds, config.seed) if member in members else None for member in range(self._num_runs)]
         played: dict[int, list[Rollout]] = {member: [] for member in members}
+        told = time.monotonic()
         for member, rollout in joint_rollouts(self.envs, policy, plans, execution=self._execution, films=films):
             played[member].append(rollout)
+            if time.monotonic() - told >= _PROGRESS_PERIOD_S:
+                told = time.monotonic()
+                logger.info("%s", _describe_progress(self.envs.name, list(played.values()), len(seeds)))
         return {member: self._summarize(episodes, seeds) for member, episodes in played.items()}
 
     def evaluate_robustness(
@@ -251,6 +258,13 @@ class EvaluationProtocol:
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
+
+
+def _describe_progress(env: str, played: Sequence[Sequence[Rollout]], num_seeds: int) -> str:
+    """How far the episodes of all members are, in one line."""
+    over = [rollout for episodes in played for rollout in episodes]
+    successes = sum(rollout.succeeded for rollout in over)
+    return f"{env}: {len(over)} of {num_seeds * len(played)} episodes, {successes} of them successes"
 
 
 def write_evaluations(directory: Path, content: Mapping[str, Any]) -> None:

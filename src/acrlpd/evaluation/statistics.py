@@ -1,6 +1,7 @@
 """Numbers about a set of episodes: success with its interval, and how far the values of the critics can be trusted.
 
-`mean_over_seeds` is about several runs: what a training reaches on average, whatever its seed.
+`mean_over_seeds` is about several runs: what a training reaches on average, whatever its seed. `compare_values`,
+`probability_above` and `rank_correlation` are also about values of recorded episodes.
 """
 
 import dataclasses
@@ -149,6 +150,11 @@ def calibrate(rollouts: Sequence[Rollout], rewards: RewardConfig, discount: floa
     realised = np.concatenate(
         [discounted_returns(r, discount)[rollout.chunk_steps] for r, rollout in zip(steps, known, strict=True)]
     )
+    return compare_values(predicted, realised, _success_auc(rollouts))
+
+
+def compare_values(predicted: np.ndarray, realised: np.ndarray, success_auc: float | None) -> Calibration:
+    """The calibration of predicted values [n] of chunks against the returns [n] that followed them."""
     error = predicted - realised
     parts = np.array_split(np.argsort(predicted, kind="stable"), min(_BINS, len(predicted)))
     varies = len(error) > 1 and predicted.std() > 0 and realised.std() > 0
@@ -160,7 +166,7 @@ def calibrate(rollouts: Sequence[Rollout], rewards: RewardConfig, discount: floa
         bins=tuple(
             CalibrationBin(len(part), float(predicted[part].mean()), float(realised[part].mean())) for part in parts
         ),
-        success_auc=_success_auc(rollouts),
+        success_auc=success_auc,
     )
 
 
@@ -201,7 +207,25 @@ def discounted_returns(rewards: np.ndarray, discount: float) -> np.ndarray:
 def _success_auc(rollouts: Sequence[Rollout]) -> float | None:
     first = np.array([rollout.values["q"][0] for rollout in rollouts])
     success = np.array([rollout.succeeded for rollout in rollouts])
-    if success.all() or not success.any():
+    return probability_above(first[success], first[~success])
+
+
+def probability_above(values: np.ndarray, others: np.ndarray) -> float | None:
+    """The probability that one of `values` is above one of `others`; ties count half. None if one of both is empty."""
+    if not len(values) or not len(others):
         return None
-    difference = first[success][:, None] - first[~success][None]
+    difference = values[:, None] - others[None]
     return float(np.mean((difference > 0) + 0.5 * (difference == 0)))
+
+
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
+    """Spearman's correlation: 1 if both rank alike. None if there are fewer than two different values."""
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The rank of each value; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]

@@ -20,6 +20,7 @@ from acrlpd.files import JsonLinesFile
 # config alone, and are the same in every run of the config.
 TIMING = "timing/"
 EVALUATION = "eval/"
+VALIDATION = "validation/"
 ONLINE = "online/"
 # Counters grow over the run: a line holds the last value.
 _COUNTERS = ("skipped_updates",)

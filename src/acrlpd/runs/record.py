@@ -33,6 +33,7 @@ ANOMALIES_FILE = "anomalies.jsonl"
 PROFILE_FILE = "profile.json"
 EVALUATIONS = "evaluations"
 EVALUATION_FILE = "evaluation.json"
+VALIDATION_FILE = "validation.json"
 BASELINES = "baselines"  # the runs that a run is compared with
 
 # Stages of a run that are judged against each other, in the order of a table, with their titles.

@@ -1,6 +1,13 @@
 """How many updates the next call of the train step makes."""
 
+import logging
 import time
+
+import jax
+
+from acrlpd.config import RLTrainConfig
+
+logger = logging.getLogger(__name__)
 
 # The updates of one call take about a quarter of a second together. Two calls are under way at a time, and a signal has
 # to wait for both.
@@ -45,3 +52,14 @@ class CallLengths:
 def next_multiple(step: int, frequency: int) -> int:
     """The first multiple of `frequency` after `step`."""
     return (step // frequency + 1) * frequency
+
+
+def create_call_lengths(rl_config: RLTrainConfig, capacity: int, *, one_by_one: bool) -> CallLengths:
+    """The calls of a run whose feeds serve at most `capacity` updates."""
+    wanted, is_alone = rl_config.training.updates_per_call, jax.process_count() == 1
+    if wanted is not None and wanted > capacity:
+        logger.warning(
+            "training.updates_per_call is %d, but a call of this run makes at most %d updates", wanted, capacity
+        )
+    most = min(capacity, wanted or (capacity if is_alone else 1))
+    return CallLengths(1 if one_by_one else most, is_timed=is_alone and wanted is None)

@@ -215,6 +215,7 @@ class _Driver:
 
     def compile(self, calls: Sequence[Call]) -> None:
         """Compiles everything that the runs need."""
+        logger.info("compiling the train step: minutes for a large policy the first time, later it is in the cache")
         for trainer in self.trainers:
             trainer.prepare_to_compile()
         self.learner.compile(calls, {kind for trainer in self.trainers for kind in trainer.kinds_ahead()})

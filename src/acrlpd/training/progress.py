@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import jax
@@ -15,13 +15,23 @@ from acrlpd.config.plan.flops import step_flops
 from acrlpd.config.plan.memory import estimate_memory
 from acrlpd.config.plan.plan import predict_step_seconds
 from acrlpd.console import Console
-from acrlpd.runs.metrics_log import TIMING
+from acrlpd.evaluation.statistics import wilson_interval
+from acrlpd.runs.metrics_log import EVALUATION, ONLINE, TIMING, VALIDATION
+from acrlpd.units import format_interval, format_percent
 
 logger = logging.getLogger(__name__)
 
 # The bar is drawn so often per second: enough for the eye, and little work for the interpreter.
 _REFRESH_RATE = 2.0
 _ACTIVITIES = ("data_wait", "checkpoint", "evaluation", "rollouts")
+# Metrics of a validation in its line on the console, with their forms.
+_VALIDATION_FACTS: dict[str, Callable[[float], str]] = {
+    "flow_loss": lambda loss: f"flow loss {loss:.4g}",
+    "action_error_ratio": lambda share: f"action error {format_percent(share)} of the mean action's",
+    "best_of_n_error_ratio": lambda share: f"with best-of-N {format_percent(share)}",
+    "q_rank_correlation": lambda value: f"rank correlation of Q and return {value:.2f}",
+    "success_auc": lambda share: f"Q ranks success above failure in {format_percent(share)}",
+}
 
 
 class ProgressBars(rich.progress.Progress):
@@ -84,6 +94,46 @@ class Progress:
         self._bars.update(self._bar, completed=line["step"], text=text)
         if self._bars.logs:
             logger.info("%s %d/%d  %s", self._phase, line["step"], self._last_step, text)
+
+
+def describe_metrics(step: int, kind: str, metrics: Mapping[str, float]) -> str:
+    """One line about an evaluation, a validation or a round of episodes, for the console."""
+    found = ", ".join(_facts(kind, metrics))
+    if kind == ONLINE:
+        return f"online, after step {step:,}: {found}"
+    return f"{'evaluation' if kind == EVALUATION else 'validation'} at step {step:,}: {found}"
+
+
+def describe_outcome(result: Mapping[str, Any] | None) -> list[str]:
+    """What the last evaluation of a run found, in a few words; empty if there was no evaluation."""
+    if result is None:
+        return []
+    success, interval = result.get("success_rate"), result.get("interval")
+    if success is not None:
+        return [f"success {format_percent(success)}" + (f" ({format_interval(interval)})" if interval else "")]
+    ratio = result.get(f"{VALIDATION}action_error_ratio")
+    return [] if ratio is None else [f"held-out action error {format_percent(ratio)} of the mean action's"]
+
+
+def _facts(kind: str, metrics: Mapping[str, float]) -> Iterator[str]:
+    """The numbers that matter most, as far as they are known."""
+    episodes = metrics.get("episodes")
+    if (success := metrics.get("success_rate")) is not None:
+        interval = None
+        if "success_rate_low" in metrics:
+            interval = metrics["success_rate_low"], metrics["success_rate_high"]
+        elif kind == ONLINE and episodes:
+            interval = wilson_interval(round(success * episodes), round(episodes))
+        yield f"success {format_percent(success)}" + (f" ({format_interval(interval)})" if interval else "")
+    if episodes is not None:
+        yield f"{episodes:.0f} episodes"
+    if lost := metrics.get("lost_episodes"):
+        yield f"{lost:.0f} lost"
+    if kind == ONLINE:
+        yield f"{metrics['env_steps']:,.0f} environment steps in {metrics['total_episodes']:,.0f} episodes so far"
+    for name, form in _VALIDATION_FACTS.items() if kind == VALIDATION else ():
+        if name in metrics:
+            yield form(metrics[name])
 
 
 class Clock:

@@ -15,6 +15,7 @@ from acrlpd.config.data import NORM_STATS_FILE, RewardConfig
 from acrlpd.config.run import EnvConfig
 from acrlpd.config.tree import config_hash
 from acrlpd.data.pipeline.dataset import norm_stats_dir
+from acrlpd.data.pipeline.held_out import read_held_out_windows
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
 from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.data.pipeline.replay import ReplayDataset
@@ -22,6 +23,7 @@ from acrlpd.data.sources.source import Feature
 from acrlpd.envs.create import EnvPools
 from acrlpd.envs.env import EnvSpec
 from acrlpd.evaluation.protocol import EvaluationProtocol
+from acrlpd.evaluation.validation import Validator
 from acrlpd.monitoring.profiling import parse_profile_steps
 from acrlpd.runs import directory as runs
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
@@ -32,7 +34,7 @@ from acrlpd.training.learner import Learner
 from acrlpd.training.online.actor import ActorProcess
 from acrlpd.training.online.rounds import OnlinePhase, Player, RoundPlayer, SynchronousPlayer, open_replay
 from acrlpd.training.options import RunOptions
-from acrlpd.training.progress import ProgressBars, planned_costs
+from acrlpd.training.progress import ProgressBars, describe_outcome, planned_costs
 from acrlpd.training.sharding import FSDPSharding, create_sharding, validate_fsdp_sharding
 from acrlpd.training.stopping import StopRequest, exit_code
 from acrlpd.training.trainer import Trainer
@@ -79,6 +81,7 @@ def train_runs(
                 bars=bars,
                 assets=starts[run].assets,
                 is_evaluated=eval_fn is not None or (arena.protocol is not None and config.evaluation.num_episodes > 0),
+                validator=_create_validator(config, loaders[run], sharding),
                 online=_create_online_phase(config, written[run], loaders[run], arena.protocol),
                 offline_copy=None if offline_copies is None else offline_copies[run],
                 profile_steps=parse_profile_steps(options.profile_steps),
@@ -233,6 +236,12 @@ def _create_protocol(
     return protocol
 
 
+def _create_validator(rl_config: RLTrainConfig, loader: DataLoader, sharding: FSDPSharding) -> Validator | None:
+    """What judges the agent by the held-out episodes, if the data has any."""
+    windows = read_held_out_windows(loader.dataset, rl_config)
+    return None if windows is None else Validator(rl_config, windows, loader.dataset.norm_stats, sharding.data)
+
+
 def warn_about_image_size(recorded: Mapping[str, Feature], spec: EnvSpec) -> None:
     """Warns if the environment renders images of another size than the dataset has."""
     for camera in spec.cameras:
@@ -276,5 +285,7 @@ def _write_summary(trainer: Trainer) -> None:
     if is_primary():
         plan = planned_costs(trainer.rl_config)
         runs.write_summary(trainer.directory, {"status": status, "plan": plan} | trainer.summary())
-    logger.info("%s at step %d; checkpoint %s", status, trainer.step, trainer.directory / str(trainer.step))
+    reached = describe_outcome(trainer.evaluations.phases.get(trainer.phase))
+    place = trainer.directory / str(trainer.step)
+    logger.info("%s", "; ".join([f"{status} at step {trainer.step:,}", *reached, f"checkpoint {place}"]))
     barrier("end of the run")

@@ -15,13 +15,15 @@ from acrlpd.agents import Agent, Call, MetricsTable
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import follow_config
 from acrlpd.data.pipeline.loader import DataLoader
+from acrlpd.evaluation.validation import Validator
 from acrlpd.files import copy_directory
 from acrlpd.monitoring.run_monitor import RunMonitor, device_memory
 from acrlpd.runs import metrics_log
 from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.directory import METRICS_FILE
 from acrlpd.runs.metrics_log import MetricsLog
-from acrlpd.training.calls import CallLengths, next_multiple
+from acrlpd.runs.record import EVALUATIONS
+from acrlpd.training.calls import create_call_lengths, next_multiple
 from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
 from acrlpd.training.checkpoints.metadata import restore_rng
 from acrlpd.training.distributed import is_primary
@@ -29,7 +31,7 @@ from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.online.rounds import OnlinePhase
-from acrlpd.training.progress import Clock, Progress, ProgressBars, model_flops_utilization
+from acrlpd.training.progress import Clock, Progress, ProgressBars, describe_metrics, model_flops_utilization
 from acrlpd.training.sharding import abstract_train_state
 from acrlpd.training.stopping import StopRequest
 from acrlpd.training.wishes import Evaluation, Made, NextRound, Updates, Wish, Wishes
@@ -75,6 +77,7 @@ class Trainer:
         bars: ProgressBars | None = None,
         assets: Mapping[str, bytes] | None = None,
         is_evaluated: bool = False,
+        validator: Validator | None = None,
         online: OnlinePhase | None = None,
         offline_copy: pathlib.Path | None = None,
         profile_steps: tuple[int, int] | None = None,
@@ -82,7 +85,7 @@ class Trainer:
         """`run` is the number of this run in the learner, to which the trainers add their agents in order.
 
         Runs that train together share `stop` and `bars`. `assets` are files that every checkpoint carries for openpi.
-        `is_evaluated` says whether the driver can evaluate the agent.
+        `is_evaluated` says whether the driver can evaluate the agent; a `validator` judges the agent as well.
         With `online` the online phase follows the offline phase. `offline_copy` is a directory that gets a copy of the
         checkpoint between the phases, from which another run goes on. `profile_steps` (a, b) traces the updates after
         step a up to step b.
@@ -105,9 +108,10 @@ class Trainer:
         self.online = online
         self._run = run
         self._is_evaluated = is_evaluated
+        self._validator = validator
         self._offline_copy = offline_copy
         self._rng: jax.Array  # the key of the run, set with the agent
-        self._calls = _call_lengths(rl_config, data_loader.capacity, one_by_one=self.monitor.looks_at_updates)
+        self._calls = create_call_lengths(rl_config, data_loader.capacity, one_by_one=self.monitor.looks_at_updates)
         # The calls under way: their last step, their length, and their metrics.
         self._in_flight: collections.deque[tuple[int, int, MetricsTable]] = collections.deque()
         self._progress: Progress | None = None
@@ -250,6 +254,7 @@ class Trainer:
             self._collect(leave=0)  # lines of metrics have their place in the file, however long the calls are
         for metrics in played:
             self.monitor.on_event(self.metrics_log.write_event(self.step + 1, metrics_log.ONLINE, metrics))
+            logger.info("%s", describe_metrics(self.step, metrics_log.ONLINE, metrics))
         return True
 
     def _bc_weights(self) -> np.ndarray:
@@ -277,14 +282,23 @@ class Trainer:
             self.save_checkpoint()
 
     def evaluate(self) -> Wishes:
-        """Evaluates the agent, if the run has something to evaluate it by, and remembers the best score."""
-        if not self._is_evaluated:
+        """Judges the agent in its environment and by held-out episodes, as far as the run has them."""
+        if not self._is_evaluated and self._validator is None:
             return
         self._collect(leave=0)
+        metrics, validation = {}, {}
         with self.clock.measure("evaluation"):
-            metrics = dict((yield Evaluation()))
-        self.monitor.on_event(self.metrics_log.write_event(self.step, metrics_log.EVALUATION, metrics))
-        self.evaluations.add(self.phase, self.step, metrics)
+            if self._is_evaluated:
+                metrics = dict((yield Evaluation()))
+            if self._validator is not None:
+                records = self.directory / EVALUATIONS if is_primary() else None
+                validation = self._validator.judge_at_step(self.agent, self.step, records)
+        for kind, found in ((metrics_log.EVALUATION, metrics), (metrics_log.VALIDATION, validation)):
+            if found:
+                self.monitor.on_event(self.metrics_log.write_event(self.step, kind, found))
+                logger.info("%s", describe_metrics(self.step, kind, found))
+        named = {f"{metrics_log.VALIDATION}{name}": value for name, value in validation.items()}
+        self.evaluations.add(self.phase, self.step, metrics | named)
 
     # -- calls of the train step ---------------------------------------------------------------------
 
@@ -383,14 +397,3 @@ class Trainer:
         self.monitor.close()
         if self.online is not None:
             self.online.close()
-
-
-def _call_lengths(rl_config: RLTrainConfig, capacity: int, *, one_by_one: bool) -> CallLengths:
-    """The calls of a run whose feeds serve at most `capacity` updates."""
-    wanted, is_alone = rl_config.training.updates_per_call, jax.process_count() == 1
-    if wanted is not None and wanted > capacity:
-        logger.warning(
-            "training.updates_per_call is %d, but a call of this run makes at most %d updates", wanted, capacity
-        )
-    most = min(capacity, wanted or (capacity if is_alone else 1))
-    return CallLengths(1 if one_by_one else most, is_timed=is_alone and wanted is None)

@@ -84,6 +84,7 @@ def _qc(name: str, domain: Domain) -> RLTrainConfig:
             asset_id=name.replace("-", "_"),
             repack=RepackConfig(state=("observation.raw_state",)),
             normalize=(),
+            validation_share=0.0,  # judged in its environment, on all data as in the paper
             rewards=RewardConfig(
                 reward_column="{task}.reward",
                 success_column="{task}.success",

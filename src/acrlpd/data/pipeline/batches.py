@@ -256,7 +256,8 @@ class BatchBuilder:
         windows = make_windows(first_rows, last_rows, self.dataset.rewards, *self.horizons)
         rows = np.concatenate([first_rows, windows.next_rows])
         action_rows = np.concatenate([windows.action_rows, windows.action_rows])
-        observations, actions = self.read(rows, action_rows, self._read_frames(episodes, rows))
+        frames = self.read_frames(np.concatenate([episodes, episodes]), rows)
+        observations, actions = self.read(rows, action_rows, frames)
         return Batch(
             observations=jax.tree.map(lambda x: x[:size], observations),
             next_observations=jax.tree.map(lambda x: x[size:], observations),
@@ -288,12 +289,11 @@ class BatchBuilder:
         )
         return observation, data["actions"].astype(np.float32)
 
-    def _read_frames(self, episodes: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Camera -> uint8 [2B, h, w, 3] for the cameras that the policy is given."""
+    def read_frames(self, episodes: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Camera -> uint8 [n, h, w, 3] for the cameras that the policy is given, at `rows` [n] of `episodes` [n]."""
         frames = self.dataset.frames
         if frames is None:
             return {}
-        episodes = np.concatenate([episodes, episodes])
         steps = rows - self.dataset.table.offsets[episodes]
         images = {}
         for camera in frames.cameras:

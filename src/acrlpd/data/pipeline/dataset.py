@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # Windows looked at when statistics are checked against the data.
 _CHECKED_WINDOWS = 2_000
+# With this many episodes, the loss of one to validation is small.
+_ENOUGH_EPISODES = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Dataset:
     prompts: np.ndarray | None  # str [distinct prompts], the default filled in; None: the policy reads no prompt
     transforms: PolicyTransforms
     norm_stats: dict[str, NormStats] | None  # None only for fake data
+    held_out: "Dataset | None" = None  # the episodes for validation, from which no batch is drawn
 
 
 def open_dataset(rl_config: RLTrainConfig) -> Dataset:
@@ -64,7 +68,19 @@ def open_dataset(rl_config: RLTrainConfig) -> Dataset:
     source = open_config_source(rl_config)
     require_cameras(source, transforms.cameras, rl_config.model)
     origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
-    source = filter_episodes(source, config)
+    source, held_out = choose_episodes(source, config)
+    dataset = _read_dataset(source, rl_config, transforms, config.episodes_per_memory_pool)
+    _check_outcomes(dataset.rewards, rl_config)
+    _check(dataset, rl_config, origin)
+    if held_out is None:
+        return dataset
+    # Few frames of the held-out episodes are read, and each is read once.
+    return dataclasses.replace(dataset, held_out=_read_dataset(held_out, rl_config, transforms, pool=0))
+
+
+def _read_dataset(source: EpisodeSource, rl_config: RLTrainConfig, transforms: PolicyTransforms, pool: int) -> Dataset:
+    """The episodes of a source as a dataset; a memory pool has room for `pool` decoded episodes."""
+    config = rl_config.data
     frames = None
     if transforms.cameras:
         height, width = rl_config.model.image_resolution
@@ -74,12 +90,11 @@ def open_dataset(rl_config: RLTrainConfig) -> Dataset:
             width=width,
             cameras=tuple(dict.fromkeys(transforms.cameras.values())),
             cache_dir=config.frame_cache_dir,
-            episodes_per_memory_pool=config.episodes_per_memory_pool,
+            episodes_per_memory_pool=pool,
         )
         source = frames.source  # a cache may lack episodes that could not be decoded
     table, rewards = _read(source, config)
-    _check_outcomes(rewards, rl_config)
-    dataset = Dataset(
+    return Dataset(
         source=source,
         frames=frames,
         table=table,
@@ -88,8 +103,6 @@ def open_dataset(rl_config: RLTrainConfig) -> Dataset:
         transforms=transforms,
         norm_stats=load_config_norm_stats(config),
     )
-    _check(dataset, rl_config, origin)
-    return dataset
 
 
 class OutcomeError(DatasetError):
@@ -99,7 +112,8 @@ class OutcomeError(DatasetError):
 def check_outcomes(rl_config: RLTrainConfig) -> None:
     """Refuses a config whose settings need successes or failures that its dataset does not have; reads no frame."""
     if _needs_outcomes(rl_config) or rl_config.data.episode_filter == "success":
-        _, rewards = _read(filter_episodes(open_config_source(rl_config), rl_config.data), rl_config.data)
+        source, _ = choose_episodes(open_config_source(rl_config), rl_config.data)
+        _, rewards = _read(source, rl_config.data)
         _check_outcomes(rewards, rl_config)
 
 
@@ -143,17 +157,38 @@ def _check_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
         )
 
 
-def filter_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource:
+def choose_episodes(source: EpisodeSource, config: DataConfig) -> tuple[EpisodeSource, EpisodeSource | None]:
+    """The episodes to train on, and the episodes that are held out for validation, if there are any.
+
+    The held-out episodes do not depend on `episode_filter`, so that a run and its baselines are validated alike.
+    """
     if config.max_episodes is not None:
         late = source.indices[config.max_episodes :]
         source = source.without(dict.fromkeys(late, f"beyond data.max_episodes={config.max_episodes}"))
+    held_out, everything = held_out_episodes(source.indices, config.validation_share), source
+    source = everything.without(dict.fromkeys(held_out, "held out for validation (data.validation_share)"))
     if config.episode_filter == "success":
         _, rewards = _read(source, config)
         failed = [index for index, ok in zip(source.indices, rewards.success, strict=True) if not ok]
         if len(failed) == len(source):
             raise OutcomeError(f"{source.root}: data.episode_filter=success leaves none of {len(source)} episodes")
         source = source.without(dict.fromkeys(failed, "no success (data.episode_filter)"))
-    return source
+    if not held_out:
+        return source, None
+    trained_on = [index for index in everything.indices if index not in held_out]
+    return source, everything.without(dict.fromkeys(trained_on, "not held out for validation"))
+
+
+def held_out_episodes(indices: Sequence[int], share: float) -> frozenset[int]:
+    """The numbers of the episodes for validation.
+
+    Each episode has its place in the order of choice by its number alone. So all seeds and all resumed runs hold out
+    the same episodes, and a dataset that has grown still holds out most of the episodes that it held out before.
+    """
+    count = round(share * len(indices))
+    if share > 0 and len(indices) >= _ENOUGH_EPISODES:
+        count = max(1, count)
+    return frozenset(sorted(indices, key=lambda index: hashlib.blake2b(str(index).encode()).digest())[:count])
 
 
 def _is_fake(config: DataConfig) -> bool:

@@ -9,9 +9,9 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.data.frames.decoded import open_frame_store
 from acrlpd.data.pipeline.dataset import (
     check_statistics,
+    choose_episodes,
     describe_origin,
     fill_prompts,
-    filter_episodes,
     load_config_norm_stats,
     open_config_source,
     read_columns,
@@ -83,9 +83,12 @@ def _open_cache(source: EpisodeSource, rl_config: RLTrainConfig, cameras: tuple[
 
 def _check_rewards_and_prompts(attempt: Attempts, source: EpisodeSource, rl_config: RLTrainConfig) -> None:
     """Prompts, labels and outcomes of the episodes that the run uses. Only columns of rewards are read."""
-    used = attempt(filter_episodes, source, rl_config.data)
-    table = None if used is None else attempt(used.read_columns, reward_columns(used, rl_config.data))
-    if used is None or table is None:
+    chosen = attempt(choose_episodes, source, rl_config.data)
+    if chosen is None:
+        return
+    used, _ = chosen
+    table = attempt(used.read_columns, reward_columns(used, rl_config.data))
+    if table is None:
         return
     if rl_config.model.prompt_len:
         attempt(fill_prompts, used, table, rl_config.data)

@@ -320,6 +320,7 @@ class ReplayDataset:
             table=table,
             rewards=compute_rewards(table, self.replay.indices, self._rewards, None),
             prompts=None if self._prior.prompts is None else fill_prompts(self.replay, table, self._config),
+            held_out=None,
         )
         return self._dataset
 

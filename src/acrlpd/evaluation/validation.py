@@ -1,0 +1,267 @@
+"""Validation: what a policy and its critics are worth on recorded episodes that no update has seen.
+
+It needs no environment. The policy answers the observations of held-out windows, and its chunks are compared with what
+was done there. The critics value the logged chunks, and their values are compared with the returns that followed. The
+windows and all random numbers are the same in every validation, so a change of a number is a change of the agent.
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.struct
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from acrlpd.agents import Agent
+from acrlpd.agents.best_of_n import take_candidate
+from acrlpd.agents.networks import flow_times
+from acrlpd.config import RLTrainConfig
+from acrlpd.data.pipeline.held_out import HeldOutWindows
+from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.evaluation.statistics import Calibration, compare_values, probability_above, rank_correlation
+from acrlpd.files import write_text_atomically
+from acrlpd.models.observation import Observation
+from acrlpd.policies.acting_model import ActingModel, acting_model
+from acrlpd.policies.policy import create_policy
+from acrlpd.process import compile_fast
+from acrlpd.runs.record import VALIDATION_FILE
+
+logger = logging.getLogger(__name__)
+
+# Windows that the policy answers at once; fewer, if the micro-batches of the run are smaller.
+_MAX_BATCH = 32
+# Windows whose chunks are recorded for the report.
+_SHOWN_WINDOWS = 3
+# The seed of all noise.
+_SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class DimError:
+    """Mean absolute errors in one action dim, in the robot's units."""
+
+    sample: float  # of one chunk of the policy
+    best_of_n: float | None  # of the chunk that the critics choose; None without critics
+    mean_action: float  # of the mean chunk of the training data, which a policy that sees nothing would predict
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedChunk:
+    """One window, action by action in the robot's units; the lists are [steps inside the episode][dims]."""
+
+    episode: int
+    step: int
+    logged: list[list[float]]
+    sample: list[list[float]]
+    best_of_n: list[list[float]] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """What one validation found. What cannot be computed from the held-out episodes, or without critics, is None."""
+
+    episodes: int
+    windows: int
+    candidates: int  # N of best-of-N
+    flow_loss: float | None
+    dims: tuple[DimError, ...]  # empty if no window is to be imitated
+    # Q at logged chunks against the returns that followed, as far as a terminal was recorded.
+    calibration: Calibration | None
+    rank_correlation: float | None
+    # The probability that Q at a step which leads to a success is above Q at a step of an episode without success.
+    success_auc: float | None
+    best_of_n_gain: float | None  # mean over windows of the best candidate's value minus the candidates' mean
+    chunks: tuple[ComparedChunk, ...]
+
+    def error_ratio(self, kind: str) -> float | None:
+        """The error of a `kind` of chunks as a share of that of the mean action, averaged over dims that move."""
+        pairs = [(getattr(dim, kind), dim.mean_action) for dim in self.dims]
+        ratios = [error / mean for error, mean in pairs if error is not None and mean > 0]
+        return sum(ratios) / len(ratios) if ratios else None
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers to follow over a run, by name."""
+        numbers = {
+            "flow_loss": self.flow_loss,
+            "action_error_ratio": self.error_ratio("sample"),
+            "best_of_n_error_ratio": self.error_ratio("best_of_n"),
+            "q_rank_correlation": self.rank_correlation,
+            "q_rmse": None if self.calibration is None else self.calibration.rmse,
+            "q_bias": None if self.calibration is None else self.calibration.bias,
+            "success_auc": self.success_auc,
+            "best_of_n_gain": self.best_of_n_gain,
+        }
+        for i, dim in enumerate(self.dims):
+            numbers |= {f"action_error/{i}": dim.sample, f"best_of_n_error/{i}": dim.best_of_n}
+        return {name: value for name, value in numbers.items() if value is not None}
+
+    def write(self, directory: Path) -> None:
+        """Writes validation.json."""
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(directory / VALIDATION_FILE, json.dumps(dataclasses.asdict(self)) + "\n")
+
+
+@flax.struct.dataclass
+class Answers:
+    """What a model says to a batch of windows; fields of critics are None without critics."""
+
+    flow_losses: Any  # [b, T]
+    sample: Any  # [b, T, a] the first candidate
+    best: Any  # [b, T, a] the candidate of the highest value
+    logged_values: Any  # [b] of the logged chunks
+    gains: Any  # [b] the highest value of a candidate minus the mean of all
+
+
+def answer(
+    model: ActingModel,
+    observation: Observation,
+    actions: jax.Array,
+    flow_noise: jax.Array,
+    times: jax.Array,
+    noise: jax.Array,
+    *,
+    num_steps: int,
+) -> Answers:
+    """The answers to windows with logged `actions` [b, T, a], for noise [b, T, a] at times [b] and [b, N, T, a]."""
+    policy, algorithm = model.policy(), model.algorithm
+    observation = policy.preprocess(None, observation, train=False)
+    if model.critics is None:
+        context = policy.encode(observation, features=False)
+        sample = algorithm.clip(policy.denoise(context, noise[:, :1], num_steps=num_steps))[:, 0]
+        return Answers(policy.flow_matching_loss(context, actions, flow_noise, times), sample, None, None, None)
+    networks = model.networks()
+    context = networks.encode(observation)
+    candidates = algorithm.candidates(networks, context, observation, noise, num_steps=num_steps)
+    values = algorithm.values(networks, context, observation, candidates)
+    return Answers(
+        flow_losses=policy.flow_matching_loss(context, actions, flow_noise, times),
+        sample=candidates[:, 0],
+        best=take_candidate(candidates, values.argmax(axis=1)),
+        logged_values=algorithm.values(networks, context, observation, actions[:, None])[:, 0],
+        gains=values.max(axis=1) - values.mean(axis=1),
+    )
+
+
+@functools.cache
+def _compiled_answer(everywhere: NamedSharding, num_steps: int) -> Callable[..., Answers]:
+    """`answer`, compiled once for all runs of a process; every process gets the whole result."""
+    function = functools.partial(answer, num_steps=num_steps)
+    return jax.jit(function, out_shardings=everywhere, compiler_options=compile_fast())
+
+
+class Validator:
+    """Judges agents of one config by the same windows."""
+
+    def __init__(
+        self,
+        rl_config: RLTrainConfig,
+        windows: HeldOutWindows,
+        norm_stats: Mapping[str, NormStats] | None,
+        data_sharding: NamedSharding,
+    ) -> None:
+        """`data_sharding` is that of a batch. All processes of a run have the same windows and judge together."""
+        self._config, self._windows, self._norm_stats = rl_config, windows, norm_stats
+        self._sharding, devices = data_sharding, data_sharding.mesh.size
+        micro_batch = rl_config.batch_size // rl_config.training.gradient_accumulation_steps
+        self._batch_size = math.ceil(min(_MAX_BATCH, micro_batch, len(windows)) / devices) * devices
+
+    def judge_at_step(self, agent: Agent, step: int, directory: Path | None) -> dict[str, float]:
+        """The numbers to log at a step; the full record goes to `directory`/<step>, unless there is no directory."""
+        validation = self.judge(agent)
+        if directory is not None:
+            try:
+                validation.write(directory / str(step))
+            except OSError as error:  # a full disk costs the record, not the run
+                logger.error("%s: the validation could not be recorded (%s); its numbers are logged", directory, error)
+        return validation.metrics()
+
+    def judge(self, agent: Agent) -> Validation:
+        """What the policy of the agent that acts, and its critics, are worth."""
+        model = acting_model(agent, average=self._config.acts_with_average)
+        policy = create_policy(model, self._config, self._norm_stats)
+        windows, rng = self._windows, np.random.default_rng(_SEED)
+        noise = np.stack([policy.noise(seed) for seed in range(len(windows))])
+        # Times are spread evenly, so the mean over windows has little chance in it.
+        times = flow_times((rng.permutation(len(windows)) + 0.5) / len(windows), self._config.acrlpd)
+        flow_noise = rng.standard_normal(windows.actions.shape, np.float32)
+        inputs = (windows.observations, windows.actions, flow_noise, np.asarray(times, np.float32), noise)
+        answers = self._answer(model, inputs, policy.num_steps)
+
+        def to_robot(actions: np.ndarray) -> np.ndarray:
+            return np.asarray(policy.outputs({"state": windows.observations.state, "actions": actions})["actions"])
+
+        best = None if answers.best is None else to_robot(answers.best)
+        return _summarize(windows, answers, to_robot(answers.sample), best, candidates=policy.best_of_n)
+
+    def _answer(self, model: ActingModel, inputs: Any, num_steps: int) -> Answers:
+        """The answers to all windows, on the host; the last batch is filled up with its last window."""
+        total, size = len(self._windows), self._batch_size
+        answered = []
+        compiled = _compiled_answer(NamedSharding(self._sharding.mesh, PartitionSpec()), num_steps)
+        with jax.set_mesh(self._sharding.mesh):  # models keep their activations split by sample on this mesh
+            for start in range(0, total, size):
+                rows = np.minimum(np.arange(start, start + size), total - 1)
+                batch = jax.tree.map(lambda x, rows=rows: self._place(x[rows]), inputs)
+                answered.append(jax.device_get(compiled(model, *batch)))
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[:total], *answered)
+
+    def _place(self, x: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(x.shape, self._sharding, lambda index: x[index])
+
+
+def _summarize(
+    windows: HeldOutWindows, answers: Answers, sample: np.ndarray, best: np.ndarray | None, *, candidates: int
+) -> Validation:
+    """The numbers of a validation; `sample` and `best` are [n, T, d] in the robot's units."""
+    counted = windows.valid & windows.imitated[:, None]
+
+    def error(predicted: np.ndarray) -> np.ndarray:
+        return np.abs(predicted - windows.logged)[counted].mean(axis=0, dtype=np.float64)
+
+    dims: tuple[DimError, ...] = ()
+    if counted.any():
+        of_best = [None] * sample.shape[-1] if best is None else error(best).tolist()
+        errors = zip(error(sample).tolist(), of_best, error(windows.mean_action).tolist(), strict=True)
+        dims = tuple(DimError(*values) for values in errors)
+    values, known = answers.logged_values, np.isfinite(windows.returns)
+    calibration = ranks = auc = None
+    if values is not None:
+        auc = probability_above(values[windows.leads_to_success], values[~windows.episode_succeeds])
+        ranks = rank_correlation(values[known], windows.returns[known])
+        if known.any():
+            calibration = compare_values(values[known].astype(np.float64), windows.returns[known], auc)
+    return Validation(
+        episodes=windows.num_episodes,
+        windows=len(windows),
+        candidates=candidates,
+        flow_loss=float(answers.flow_losses[counted].mean(dtype=np.float64)) if counted.any() else None,
+        dims=dims,
+        calibration=calibration,
+        rank_correlation=ranks,
+        success_auc=auc,
+        best_of_n_gain=None if answers.gains is None else float(answers.gains.mean(dtype=np.float64)),
+        chunks=_shown_chunks(windows, sample, best),
+    )
+
+
+def _shown_chunks(windows: HeldOutWindows, sample: np.ndarray, best: np.ndarray | None) -> tuple[ComparedChunk, ...]:
+    """A few windows at even distances, of those that are to be imitated."""
+    rows = np.flatnonzero(windows.imitated)
+    places = np.linspace(0, len(rows), _SHOWN_WINDOWS, endpoint=False).astype(np.int64)
+    return tuple(
+        ComparedChunk(
+            episode=int(windows.episode_id[row]),
+            step=int(windows.step_id[row]),
+            logged=windows.logged[row][windows.valid[row]].tolist(),
+            sample=sample[row][windows.valid[row]].tolist(),
+            best_of_n=None if best is None else best[row][windows.valid[row]].tolist(),
+        )
+        for row in (rows[np.unique(places)] if len(rows) else ())
+    )
