@@ -46,6 +46,7 @@ CONFIG = RLTrainConfig(
         data_dir="./data/quickstart",
         rewards=RewardConfig(kind="minus_one_zero"),
         demonstrations=DemonstrationsConfig(num_episodes=80, max_episode_steps=100),
+        validation_share=0.0,  # judged in its environment
         # The prompt is the same everywhere, so it is short.
         prompt_from_task=False,
         default_prompt="cube",
