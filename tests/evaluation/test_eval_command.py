@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from acrlpd.config import QChunkingConfig, load_config, save_config
 from acrlpd.data.pipeline.norm_stats import save_norm_stats
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.envs import Env, register_env
+from acrlpd.evaluation import protocol
 from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.policies.checkpoint import open_checkpoints
 from acrlpd.training.checkpoints.manager import CheckpointWriter
@@ -88,6 +90,17 @@ def test_another_execution_of_chunks(
 def test_the_table_is_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run / "40"), "--num-workers", "0"]) == 0
     assert "first 40" in capsys.readouterr().out
+
+
+def test_a_pipe_gets_lines_of_progress(
+    run: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "_PROGRESS_PERIOD_S", 0.0)  # a line after each episode
+    with caplog.at_level("INFO", "acrlpd"):
+        assert main([str(run / "40"), "--num-workers", "0"]) == 0
+    first, *lines = caplog.messages
+    assert first == "first 40: 6 episodes, after the policy is compiled"
+    assert len(lines) == 6 and re.fullmatch(r"toy: 6 of 6 episodes, [0-6] of them successes", lines[-1])
 
 
 def test_what_is_missing_is_named(tmp_path: Path, run: Path) -> None:

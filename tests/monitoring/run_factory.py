@@ -217,6 +217,24 @@ def write_anomalies(path: Path, total: int) -> None:
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
+def add_validations(
+    directory: Path, losses: dict[int, float], *, ratio: float = 0.4, ranks: float = 0.7, auc: float | None = 0.9
+) -> None:
+    """Adds validations with these flow losses by step, and the record of the last one."""
+    numbers = {"action_error_ratio": ratio, "q_rank_correlation": ranks, "best_of_n_error_ratio": 1.1 * ratio}
+    numbers |= {"action_error/0": 2.0 * ratio, "action_error/1": 3.0 * ratio, "q_rmse": 4.5, "q_bias": 2.1}
+    numbers |= {} if auc is None else {"success_auc": auc}
+    with (directory / "metrics.jsonl").open("a") as file:
+        for step, loss in losses.items():
+            named = {f"validation/{name}": value for name, value in ({"flow_loss": loss} | numbers).items()}
+            file.write(json.dumps({"step": step} | named) + "\n")
+    actions = [[math.sin(t), 0.1 * t] for t in range(8)]
+    chunk = {"episode": 12, "step": 40, "logged": actions, "sample": actions[::-1], "best_of_n": actions}
+    dims = [{"sample": m * ratio, "best_of_n": m * 1.1 * ratio, "mean_action": m} for m in (2.0, 3.0)]
+    record = {"episodes": 4, "windows": 128, "candidates": 16, "dims": dims, "chunks": [chunk], "best_of_n_gain": 0.125}
+    write_json(directory / "evaluations" / str(max(losses)) / "validation.json", record | critic())
+
+
 def write_json(path: Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))

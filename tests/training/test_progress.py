@@ -7,7 +7,16 @@ import pytest
 
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.config.plan.flops import step_flops
-from acrlpd.training.progress import Clock, Progress, ProgressBars, model_flops_utilization, update_flops
+from acrlpd.runs.metrics_log import EVALUATION, ONLINE, VALIDATION
+from acrlpd.training.progress import (
+    Clock,
+    Progress,
+    ProgressBars,
+    describe_metrics,
+    describe_outcome,
+    model_flops_utilization,
+    update_flops,
+)
 
 LINE = {
     "step": 100,
@@ -49,6 +58,28 @@ def test_other_processes_show_nothing(caplog: pytest.LogCaptureFixture) -> None:
     ):
         progress.show(LINE)
     assert not caplog.messages
+
+
+def test_evaluations_and_rounds_have_a_line() -> None:
+    rate = {"success_rate": 0.5, "episodes": 16.0, "lost_episodes": 2.0}
+    interval = {"success_rate_low": 0.28, "success_rate_high": 0.72}
+    found = describe_metrics(1_200, EVALUATION, rate | interval)
+    assert found == "evaluation at step 1,200: success 50 % (28 to 72 %), 16 episodes, 2 lost"
+    totals = {"env_steps": 4_321.0, "total_episodes": 40.0}
+    found = describe_metrics(1_300, ONLINE, rate | totals | {"lost_episodes": 0.0})
+    so_far = "4,321 environment steps in 40 episodes so far"
+    assert found == f"online, after step 1,300: success 50 % (28 to 72 %), 16 episodes, {so_far}"
+    found = describe_metrics(10, VALIDATION, {"flow_loss": 0.12345, "action_error_ratio": 0.421, "q_rmse": 3.0})
+    assert found == "validation at step 10: flow loss 0.1235, action error 42 % of the mean action's"
+
+
+def test_the_last_line_of_a_run_has_its_outcome() -> None:
+    assert describe_outcome({"success_rate": 0.76, "interval": [0.62, 0.86]}) == ["success 76 % (62 to 86 %)"]
+    assert describe_outcome({"success_rate": 0.76}) == ["success 76 %"]
+    assert describe_outcome({"validation/action_error_ratio": 0.4}) == [
+        "held-out action error 40 % of the mean action's"
+    ]
+    assert describe_outcome(None) == []
 
 
 class FakeTime:

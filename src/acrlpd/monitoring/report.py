@@ -1,7 +1,8 @@
 """`generate_training_report`: one or more runs as a page and a Markdown summary.
 
-Facts are computed in Python (`report_facts`, `report_verdict`, `report_seeds`, `report_curves`); the templates hold
-everything that is markup. The page is one file: styles, script and data are inside, and nothing is fetched.
+Facts are computed in Python (`report_facts`, `report_verdict`, `report_validation`, `report_seeds`, `report_curves`);
+the templates hold everything that is markup. The page is one file: styles, script and data are inside, and nothing is
+fetched.
 """
 
 import datetime
@@ -67,6 +68,7 @@ def render_report(records: Sequence[RunRecord], output: Path) -> tuple[str, str]
         "data": {
             "runs": [_run_data(record) | {"color": color} for record, color in zip(records, colors, strict=True)],
             "curves": curves,
+            "chunks": [plot for run in runs if run["validation"] for plot in run["validation"]["plots"]],
             "episodes": [episode["data"] for run in runs if run["critic"] for episode in run["critic"]["episodes"]],
         },
         "page_name": output.name,

@@ -12,7 +12,7 @@ import yaml
 
 from acrlpd.evaluation.statistics import RATES
 from acrlpd.monitoring.report_seeds import SeedGroup, average_metric
-from acrlpd.runs.metrics_log import EVALUATION, Series
+from acrlpd.runs.metrics_log import EVALUATION, VALIDATION, Series
 from acrlpd.runs.record import RunRecord
 
 # Points of one curve. Where there are more, neighbours become their mean, with their range as a band. All runs of a
@@ -26,6 +26,7 @@ Steps = dict[tuple[int, ...], int]
 
 _INTERVALS = {"eval/success_rate": ("eval/success_rate_low", "eval/success_rate_high")}
 _SHARES = re.compile(r"success_rate|_ratio$|/robustness/")  # metrics from 0 to 1, shown in percent
+_JUDGED = (EVALUATION, VALIDATION)  # metrics of evaluations, which are few
 _MEANS_NOTE = "mean over seeds with its 95 % interval; thin: the seeds"
 
 
@@ -96,12 +97,13 @@ def _create_chart(
             if name not in record.series:
                 continue
             line = _create_line(record.series[name], max_points, steps) | {"run": run, "metric": position, "name": name}
+            line["points"] = name.startswith(_JUDGED)
             if name in _INTERVALS and all(end in record.series for end in _INTERVALS[name]):
                 low, high = (_create_line(record.series[end], max_points, steps) for end in _INTERVALS[name])
                 if low["x"] == high["x"] == line["x"]:
                     line |= {"low": low["y"], "high": high["y"]}
             lines.append(line)
-    is_evaluation = metrics[0].startswith(EVALUATION)
+    is_evaluation = metrics[0].startswith(_JUDGED)
     means = _create_means(metrics, records, seeds, steps) if is_evaluation else []
     # The note of a rate is about the interval of each run, which the interval of the mean replaces.
     notes = [] if means and metrics[0] in _INTERVALS else [chart.get("note")]
@@ -111,7 +113,6 @@ def _create_chart(
         "metrics": metrics,
         "lines": lines,
         "means": means,
-        "points": is_evaluation,
         "share": _SHARES.search(metrics[0]) is not None,
     }
 

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from acrlpd.monitoring.report_curves import round_numbers
+from acrlpd.monitoring.report_validation import validation_view
 from acrlpd.monitoring.report_verdict import critic_sentences, judge
 from acrlpd.runs.record import EVALUATIONS, STAGES, Anomaly, Outcome, RunRecord, read_outcome
 from acrlpd.units import format_bytes, format_percent, format_seconds, short
@@ -39,6 +40,7 @@ def collect_facts(record: RunRecord, output: Path) -> dict[str, Any]:
         "verdict": judge(record),
         "overview": overview(record),
         "stages": final_stages(record),
+        "validation": _validation(record),
         "critic": _critic_view(record, output),
         "plan": plan_comparison(record),
         "times": {name.replace("_", " "): seconds for name, seconds in times.items()},  # of the run by activity
@@ -163,6 +165,11 @@ def _critic_view(record: RunRecord, output: Path) -> dict[str, Any] | None:
         return None
     episodes = [_episode(trace, directory, output) for trace in traces[:_MAX_EPISODES]]
     return {"title": title, "sentences": sentences, "calibration": _calibration(evaluation), "episodes": episodes}
+
+
+def _validation(record: RunRecord) -> dict[str, Any] | None:
+    view = validation_view(record)
+    return None if view is None else view | {"calibration": _calibration(view["record"])}
 
 
 def _calibration(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from acrlpd.monitoring.report_validation import judge_validation
 from acrlpd.runs.directory import FINISHED
 from acrlpd.runs.record import STAGES, Outcome, RunRecord
 from acrlpd.units import format_percent
@@ -79,7 +80,7 @@ def _against_imitation(record: RunRecord, final: str) -> Verdict:
         offline, online = difference(stages["offline"], stages["bc"]), difference(stages["online"], stages["offline"])
         sentences.append(f"Offline RL brought {offline} over imitation, the online phase {online} on top of it.")
     sentences += _control_sentences(stages, final, explain=gain.is_clear and gain.value > 0)
-    return Verdict(tone, headline, (*sentences, *_health_sentences(record)))
+    return Verdict(tone, headline, (*sentences, *_validation_troubles(record), *_health_sentences(record)))
 
 
 def _rival(stages: dict[str, Outcome], final: str) -> str | None:
@@ -116,11 +117,7 @@ def _over_steps(record: RunRecord) -> Verdict:
     rates = record.series.get("eval/success_rate")
     health = _health_sentences(record)
     if rates is None or not len(rates.steps):
-        sentences = (
-            "Only an evaluation can say whether RL worked: set training.eval_frequency, or judge a checkpoint with "
-            "`acrlpd eval`.",
-        )
-        return Verdict("none", "This run was not evaluated", sentences + health)
+        return _without_environment(record, health)
     first, last, best = rates.values[0], rates.values[-1], rates.values.max()
     headline = f"Success {format_percent(last)} at step {rates.steps[-1]:,}"
     told = ["This run trains no critic: it is imitation."]
@@ -133,7 +130,30 @@ def _over_steps(record: RunRecord) -> Verdict:
         headline += f", from {format_percent(first)} at step {rates.steps[0]:,}"
         where = rates.steps[int(rates.values.argmax())]
         told.insert(0, f"The best evaluation was {format_percent(best)} at step {where:,}.")
-    return Verdict("none", headline, (*told, *health))
+    return Verdict("none", headline, (*told, *_validation_troubles(record), *health))
+
+
+def _without_environment(record: RunRecord, health: tuple[str, ...]) -> Verdict:
+    """The verdict on a run that was not evaluated in an environment: what the held-out episodes say."""
+    found = judge_validation(record)
+    if found is not None:
+        limits = "Held-out episodes show over-fitting, a blind policy and useless critics; success shows on the robot."
+        return Verdict(found.tone, found.headline, (*found.troubles, *found.findings, limits, *health))
+    advice = (
+        "This run has no environment and held no episodes out: set data.validation_share, for example to 0.05, and "
+        "each evaluation compares the policy and its critics with episodes that they have not seen."
+    )
+    if record.config.get("env.id") is not None:
+        advice = (
+            "Only an evaluation can say whether RL worked: set training.eval_frequency, or judge a checkpoint with "
+            "`acrlpd eval`."
+        )
+    return Verdict("none", "This run was not evaluated", (advice, *health))
+
+
+def _validation_troubles(record: RunRecord) -> tuple[str, ...]:
+    found = judge_validation(record)
+    return () if found is None else found.troubles
 
 
 def _health_sentences(record: RunRecord) -> tuple[str, ...]:

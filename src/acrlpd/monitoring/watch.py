@@ -27,6 +27,9 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _CURVES = {
     "success": "eval/success_rate",
     "online success": "online/success_rate",
+    "held-out loss": "validation/flow_loss",
+    "held-out error": "validation/action_error_ratio",
+    "held-out Q rank": "validation/q_rank_correlation",
     "loss": "total_loss",
     "critic loss": "critic_loss",
     "BC loss": "bc_loss",
@@ -107,6 +110,7 @@ def _head(run: RunProgress) -> RenderableType:
         ("throughput", _throughput(run)),
         ("memory", _memory(run)),
         ("evaluation", _evaluation(run)),
+        ("held-out", _validation(run)),
         ("checkpoint", f"step {run.saved_steps[-1]:,}" if run.saved_steps else None),
         ("last metrics", run.metrics_written and f"{format_seconds(_age(run.metrics_written))} ago"),
     ):
@@ -149,6 +153,18 @@ def _evaluation(run: RunProgress) -> str | None:
         return None
     interval = "" if low is None or high is None else f" (95 %: {format_interval((low, high))})"
     return f"{format_percent(rate)} success{interval} at step {run.series['eval/success_rate'].steps[-1]:,}"
+
+
+def _validation(run: RunProgress) -> str | None:
+    """What the newest validation says, as far as it says anything."""
+    forms: dict[str, Callable[[float], str]] = {
+        "action_error_ratio": lambda share: f"action error {format_percent(share)} of the mean action's",
+        "best_of_n_error_ratio": lambda share: f"best-of-N {format_percent(share)}",
+        "q_rank_correlation": lambda value: f"Q ranks returns {value:.2f}",
+        "success_auc": lambda value: f"success above failure {value:.2f}",
+    }
+    found = [(run.latest(f"validation/{name}"), form) for name, form in forms.items()]
+    return ", ".join(form(value) for value, form in found if value is not None) or None
 
 
 def _curves(run: RunProgress, width: int) -> Table:

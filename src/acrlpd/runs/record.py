@@ -125,6 +125,7 @@ class RunRecord(RunProgress):
     preset_diff: dict[str, tuple[Any, Any]] | None  # (preset, run); None: there is no such preset
     stages: dict[str, Outcome]
     evaluations: dict[int, dict[str, Any]]  # evaluation.json by step, in order
+    validation: tuple[int, dict[str, Any]] | None  # the newest validation.json with its step
     checkpoints: dict[int, tuple[int, float]]  # step -> bytes on disk, seconds since 1970
     profile: dict[str, Any] | None
 
@@ -182,6 +183,7 @@ def read_run(directory: Path) -> RunRecord:
         preset_diff=_preset_diff(progress.config),
         stages=_read_stages(directory, progress.summary),
         evaluations=_read_evaluations(directory / EVALUATIONS),
+        validation=_read_newest_validation(directory / EVALUATIONS),
         checkpoints=_read_checkpoints(directory, progress.saved_steps),
         profile=read_run_file(directory / PROFILE_FILE),
     )
@@ -267,9 +269,23 @@ def _read_anomalies(path: Path) -> tuple[Anomaly, ...]:
 
 def _read_evaluations(directory: Path) -> dict[int, dict[str, Any]]:
     """By step, in order."""
-    names = [path.parent.name for path in directory.glob(f"*/{EVALUATION_FILE}") if is_whole_number(path.parent.name)]
-    found = {name: read_run_file(directory / name / EVALUATION_FILE) for name in sorted(names, key=int)}
-    return {int(name): content for name, content in found.items() if content is not None}
+    found = {
+        step: read_run_file(directory / str(step) / EVALUATION_FILE) for step in _steps(directory, EVALUATION_FILE)
+    }
+    return {step: content for step, content in found.items() if content is not None}
+
+
+def _read_newest_validation(directory: Path) -> tuple[int, dict[str, Any]] | None:
+    """The other validations are in the metrics as well."""
+    for step in reversed(_steps(directory, VALIDATION_FILE)):
+        if (content := read_run_file(directory / str(step) / VALIDATION_FILE)) is not None:
+            return step, content
+    return None
+
+
+def _steps(directory: Path, file: str) -> list[int]:
+    """The steps that have this file, in order."""
+    return sorted(int(p.parent.name) for p in directory.glob(f"*/{file}") if is_whole_number(p.parent.name))
 
 
 def _read_stages(directory: Path, summary: Mapping[str, Any]) -> dict[str, Outcome]:

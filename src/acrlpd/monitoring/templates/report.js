@@ -26,7 +26,7 @@
         const averaged = new Set(chart.means.flatMap((mean) => mean.runs));
         const lines = chart.lines.map((line) => ({
           ...line,
-          ...(averaged.has(line.run) ? { kind: "thin", low: null, high: null } : { kind: chart.points ? "points" : "line" }),
+          ...(averaged.has(line.run) ? { kind: "thin", low: null, high: null } : { kind: line.points ? "points" : "line" }),
           x: data.curves.steps[line.x],
           color: several ? data.runs[line.run].color % 8 : line.metric,
           dash: several ? DASHES[line.metric] : "",
@@ -83,13 +83,14 @@
     shared.onRange(null);
   }
 
+  // Charts that are drawn together, apart from the learning curves.
+  const chartGroups = [];
+
   // -- episodes ----------------------------------------------------------------------------------------------
 
-  const episodeGroups = [];
-
   function buildEpisode(host, episode) {
-    const own = { charts: [], range: null, smoothing: 0, log: false, name: `episode-${episodeGroups.length}` };
-    episodeGroups.push(own);
+    const own = { charts: [], range: null, smoothing: 0, log: false, name: `episode-${chartGroups.length}` };
+    chartGroups.push(own);
     const x = episode.chunk_steps;
     const values = [{
       x, y: episode.q, low: episode.q_low, high: episode.q_high, kind: "line", dots: true, color: 0, name: "Q of the chosen chunk",
@@ -110,6 +111,25 @@
     new Chart(htmlNode(host, "div", "plot"), spec, own);
   }
 
+  // -- chunks of held-out episodes ---------------------------------------------------------------------------
+
+  function buildChunks(host, windows) {
+    const own = { charts: [], range: null, smoothing: 0, log: false, name: `chunks-${chartGroups.length}` };
+    chartGroups.push(own);
+    const kinds = [
+      { key: "logged", name: "logged", color: 8 },
+      { key: "sample", name: "policy", color: 0 },
+      { key: "best_of_n", name: "best-of-N", color: 1, dash: "dashed" },
+    ].filter((kind) => windows.some((window) => window[kind.key]));
+    const panels = windows.map((window) => ({
+      title: window.title, height: 70, plain: true,
+      lines: kinds.map((kind) => ({ ...kind, kind: "line", x: window.logged.map((_, i) => i), y: window[kind.key] })),
+    }));
+    legend(host, kinds);
+    const last = Math.max(1, ...windows.map((window) => window.logged.length - 1));
+    new Chart(htmlNode(host, "div", "plot"), { label: "Chunks of held-out episodes", extent: [0, last], panels }, own);
+  }
+
   // -- theme ---------------------------------------------------------------------------------------------------
 
   function bindTheme() {
@@ -121,7 +141,8 @@
   bindTheme();
   buildCurves(document.getElementById("curves"));
   document.querySelectorAll("[data-episode]").forEach((host) => buildEpisode(host, data.episodes[Number(host.dataset.episode)]));
-  const drawAll = () => [shared, ...episodeGroups].forEach(redraw);
+  document.querySelectorAll("[data-chunks]").forEach((host) => buildChunks(host, data.chunks[Number(host.dataset.chunks)]));
+  const drawAll = () => [shared, ...chartGroups].forEach(redraw);
   drawAll();
   let waiting;
   window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawAll, 120); });

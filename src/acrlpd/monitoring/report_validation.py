@@ -1,0 +1,161 @@
+"""What the held-out episodes say about a run: sentences, the table of errors, and the chunks that the page draws."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from acrlpd.monitoring.report_curves import round_numbers
+from acrlpd.runs.metrics_log import VALIDATION, Series
+from acrlpd.runs.record import RunRecord
+from acrlpd.units import format_percent
+
+# By how much the held-out loss must have risen above its lowest value before the report speaks of over-fitting.
+_CLEAR_RISE = 0.05
+# From this share of the mean action's error on, a policy is called blind.
+_BLIND = 0.95
+# Critics below both of these do not rank: Spearman's correlation, and the probability of ranking a success higher.
+_RANKS, _RANKS_SUCCESS = 0.1, 0.6
+# Lines of metrics whose mean is the training loss at a step.
+_LINES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationVerdict:
+    """What the validations of a run say."""
+
+    tone: str  # as that of a `Verdict`
+    headline: str
+    troubles: tuple[str, ...]  # what is wrong, with advice
+    findings: tuple[str, ...]  # the other sentences
+
+
+def judge_validation(record: RunRecord) -> ValidationVerdict | None:
+    """The verdict of the newest validation; None if the run has no validation."""
+    ratio, loss = _latest(record, "action_error_ratio"), _latest(record, "flow_loss")
+    found = {name: _latest(record, name) for name in ("q_rank_correlation", "success_auc", "best_of_n_error_ratio")}
+    if ratio is None and loss is None and not any(value is not None for value in found.values()):
+        return None
+    of_policy = [*_overfitting(record), *_blindness(ratio)]
+    of_critics = list(_critics_that_do_not_rank(found["q_rank_correlation"], found["success_auc"]))
+    step = max(int(s.steps[-1]) for name, s in record.series.items() if name.startswith(VALIDATION))
+    headline = f"Judged by held-out episodes at step {step:,}"
+    if ratio is not None:
+        headline = f"Held-out episodes: action error {format_percent(ratio)} of the mean action's, at step {step:,}"
+    tone = "bad" if of_policy else "unclear" if of_critics else "none"
+    return ValidationVerdict(tone, headline, (*of_policy, *of_critics), tuple(_findings(ratio, **found)))
+
+
+def _findings(
+    ratio: float | None,
+    *,
+    q_rank_correlation: float | None,
+    success_auc: float | None,
+    best_of_n_error_ratio: float | None,
+) -> Iterator[str]:
+    if ratio is not None and ratio < _BLIND:
+        yield (
+            f"The policy's chunks are off by {format_percent(ratio)} of what the mean action of the data is off, "
+            "averaged over the action dims: the policy uses what it sees."
+        )
+    if best_of_n_error_ratio is not None and ratio is not None:
+        yield (
+            f"With best-of-N the error is {format_percent(best_of_n_error_ratio)} of the mean action's. Critics may "
+            "have good reasons to choose another action than the logged one."
+        )
+    if q_rank_correlation is not None and q_rank_correlation >= _RANKS:
+        yield f"Q at logged chunks ranks as the returns that followed: rank correlation {q_rank_correlation:.2f}."
+    if success_auc is not None and success_auc >= _RANKS_SUCCESS:
+        yield (
+            f"Q is higher on the way to a success than in an episode without success with probability "
+            f"{success_auc:.2f} (chance: 0.50)."
+        )
+
+
+def _overfitting(record: RunRecord) -> Iterator[str]:
+    """Whether the held-out loss rises while the training loss falls."""
+    held_out, training = record.series.get(f"{VALIDATION}flow_loss"), record.series.get("bc_loss")
+    if held_out is None or training is None or not np.isfinite(held_out.values).all():
+        return
+    best, last = int(held_out.values.argmin()), len(held_out.values) - 1
+    step, low, high = int(held_out.steps[best]), held_out.values[best], held_out.values[last]
+    before, now = (_around(training, int(held_out.steps[place])) for place in (best, last))
+    if low > 0 and high / low - 1 > _CLEAR_RISE and now < before:
+        yield (
+            f"Over-fitting: the flow loss on held-out episodes was lowest at step {step:,} ({low:.3g}) and has risen "
+            f"to {high:.3g}, while the loss on the training data fell from {before:.3g} to {now:.3g}. Take a "
+            f"checkpoint near step {step:,}, train for fewer updates, or record more episodes."
+        )
+
+
+def _blindness(ratio: float | None) -> Iterator[str]:
+    if ratio is not None and ratio >= _BLIND:
+        yield (
+            f"A blind policy: its error on held-out episodes is {format_percent(ratio)} of that of the mean action, so "
+            "what the policy sees does not help it. Train for more updates; if that does not help, check cameras, "
+            "state and norm statistics with `acrlpd data inspect` and `--debug`. Data in which many different actions "
+            "are right at the same place looks like this, too."
+        )
+
+
+def _critics_that_do_not_rank(correlation: float | None, auc: float | None) -> Iterator[str]:
+    known = [(correlation, _RANKS), (auc, _RANKS_SUCCESS)]
+    if any(value is not None for value, _ in known) and all(value is None or value < limit for value, limit in known):
+        numbers = [
+            *([] if correlation is None else [f"rank correlation of Q and return {correlation:.2f}"]),
+            *([] if auc is None else [f"a success above a failure with probability {auc:.2f} (chance: 0.50)"]),
+        ]
+        yield (
+            f"Critics that do not rank: {', '.join(numbers)}. Best-of-N has little to choose by; serve with "
+            "`--best_of_n 1`, train the critics longer, or check rewards and labels."
+        )
+
+
+def _latest(record: RunRecord, name: str) -> float | None:
+    return record.latest(f"{VALIDATION}{name}")
+
+
+def _around(series: Series, step: int) -> float:
+    """The mean of the last lines up to a step."""
+    end = int(np.searchsorted(series.steps, step, side="right"))
+    return float(np.nanmean(series.values[max(0, end - _LINES) : max(end, 1)]))
+
+
+def validation_view(record: RunRecord) -> dict[str, Any] | None:
+    """Sentences, table and plots of the newest validation; None if the run has no record of a validation."""
+    verdict = judge_validation(record)
+    if verdict is None or record.validation is None:
+        return None
+    step, content = record.validation
+    chunks, dims = content.get("chunks") or [], content.get("dims") or []
+    sentences = [*verdict.troubles, *verdict.findings]
+    if content.get("best_of_n_gain") is not None and content["candidates"] > 1:
+        sentences.append(
+            f"As the critics see it, the best of {content['candidates']} candidates is worth "
+            f"{content['best_of_n_gain']:.3g} more than their mean."
+        )
+    return {
+        "step": step,
+        "episodes": content["episodes"],
+        "windows": content["windows"],
+        "sentences": sentences,
+        "record": content,
+        "dims": dims,
+        "has_best": any(dim["best_of_n"] is not None for dim in dims),
+        "plots": [[_panel(chunk, dim) for chunk in chunks] for dim in range(len(dims) if chunks else 0)],
+    }
+
+
+def _panel(chunk: Mapping[str, Any], dim: int) -> dict[str, Any]:
+    """One dim of one chunk, for the page's script."""
+
+    def values(kind: str) -> list[float | None] | None:
+        return None if chunk[kind] is None else round_numbers(action[dim] for action in chunk[kind])
+
+    return {
+        "title": f"episode {chunk['episode']}, step {chunk['step']}",
+        "logged": values("logged"),
+        "sample": values("sample"),
+        "best_of_n": values("best_of_n"),
+    }

@@ -1,0 +1,100 @@
+"""Held-out episodes: which they are, that no batch has them, and what validation reads from them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from data_pipeline_helpers import T, batches, decode_identity, with_data
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acrlpd.config.validation import validate_config
+from acrlpd.data.pipeline.dataset import held_out_episodes, open_dataset
+from acrlpd.data.pipeline.held_out import MAX_WINDOWS, read_held_out_windows, returns_to_terminal
+from acrlpd.data.pipeline.rewards import RewardOrigin, StepRewards
+
+
+@given(st.sets(st.integers(0, 10_000), min_size=1, max_size=60), st.floats(0, 0.5))
+def test_the_choice_follows_from_the_numbers_of_the_episodes(episodes: set[int], share: float) -> None:
+    chosen = held_out_episodes(sorted(episodes), share)
+    assert chosen <= episodes and chosen != episodes
+    assert abs(len(chosen) - share * len(episodes)) < 1
+    assert chosen == held_out_episodes(sorted(episodes, reverse=True), share)
+    if len(episodes) >= 10 and share > 0:
+        assert chosen
+    # An episode that is held out of more episodes is held out of fewer episodes, too, if as many are held out.
+    grown = held_out_episodes([*episodes, 20_000], share)
+    if len(grown) == len(chosen):
+        assert grown - {20_000} <= chosen
+
+
+def test_few_episodes_are_all_trained_on_and_0_turns_it_off() -> None:
+    assert held_out_episodes(range(9), 0.05) == held_out_episodes(range(1_000), 0.0) == frozenset()
+    assert len(held_out_episodes(range(10), 0.001)) == 1
+
+
+def test_a_share_outside_of_its_bounds_is_refused(config) -> None:
+    errors = validate_config(with_data(config, validation_share=0.6)).errors
+    assert "data.validation_share must lie in [0, 0.5]; found 0.6" in errors
+
+
+def test_no_batch_has_a_held_out_episode(config) -> None:
+    everything = open_dataset(with_data(config, validation_share=0.0))
+    assert everything.held_out is None
+    split = with_data(config, validation_share=0.4)
+    dataset = open_dataset(split)
+    held_out, trained_on = set(dataset.held_out.source.indices), set(dataset.source.indices)
+    assert held_out and held_out | trained_on == set(everything.source.indices) and not held_out & trained_on
+    [batch] = batches(split, 1, batch_size=300)
+    assert set(batch.episode_id.tolist()) == trained_on
+    # Neither the seed of a run nor the filter of its training data changes what is held out.
+    others = [dataclasses.replace(split, seed=99), with_data(split, episode_filter="success")]
+    assert all(set(open_dataset(other).held_out.source.indices) == held_out for other in others)
+
+
+@pytest.mark.parametrize("frames", ["cache", "decoder"])
+def test_windows_show_what_was_recorded(config, frames: str) -> None:
+    """The images and actions of a real dataset: from its frame cache, and from its videos."""
+    changes = {"validation_share": 0.4} | ({} if frames == "cache" else {"frame_cache_dir": None})
+    split = with_data(config, **changes)
+    dataset = open_dataset(split)
+    held_out = dataset.held_out
+    windows = read_held_out_windows(dataset, split)
+    assert 20 < len(windows) <= MAX_WINDOWS and windows.num_episodes == len(held_out.source)
+    assert (np.diff(windows.step_id)[np.diff(windows.episode_id) == 0] > 0).all()
+    for row in range(0, len(windows), 7):
+        episode, step = int(windows.episode_id[row]), int(windows.step_id[row])
+        assert decode_identity(windows.observations.images["base_0_rgb"][row])[:2] == (episode, step)
+        recorded = held_out.source.read_episode(episode).columns["actions"][step : step + T]
+        assert windows.valid[row].sum() == len(recorded)
+        np.testing.assert_allclose(windows.logged[row][windows.valid[row]], recorded, atol=1e-5)
+    columns = [dataset.source.read_episode(i).columns["actions"] for i in dataset.source.indices]
+    mean = np.mean([chunk for actions in columns for chunk in chunks_of(actions)], axis=0)
+    np.testing.assert_allclose(windows.mean_action[0], mean, atol=1e-4)
+    assert windows.imitated.all() and set(windows.episode_succeeds) <= {False, True}
+    of_successes = dataclasses.replace(split, acrlpd=dataclasses.replace(split.acrlpd, policy_data="success"))
+    np.testing.assert_array_equal(read_held_out_windows(dataset, of_successes).imitated, windows.leads_to_success)
+
+
+def chunks_of(actions: np.ndarray) -> list[np.ndarray]:
+    """The chunk that begins at each step; past the end the last action repeats."""
+    return [actions[np.minimum(np.arange(t, t + T), len(actions) - 1)] for t in range(len(actions))]
+
+
+def test_returns_end_at_terminals_and_are_unknown_without_one() -> None:
+    rng = np.random.default_rng(0)
+    offsets = np.array([0, 5, 9, 15])
+    rewards = rng.normal(size=15).astype(np.float32)
+    terminals = np.zeros(15, bool)
+    terminals[[4, 11]] = True  # the end of the first episode, and the middle of the last
+    nothing = np.zeros(15, bool)
+    steps = StepRewards(rewards, terminals, nothing, nothing, nothing[:3], nothing[:3], RewardOrigin.REWARD_COLUMN)
+    found = returns_to_terminal(steps, offsets, 0.9)
+    for row in range(15):
+        end = offsets[np.searchsorted(offsets, row, side="right")]
+        ahead = [t for t in range(row, end) if terminals[t]]
+        if ahead:
+            expected = sum(0.9 ** (t - row) * float(rewards[t]) for t in range(row, ahead[0] + 1))
+            assert found[row] == pytest.approx(expected)
+        else:
+            assert np.isnan(found[row])
