@@ -95,8 +95,9 @@ def test_numbers_are_those_of_the_policy_that_acts(tmp_path: Path) -> None:
     assert shown["logged"] == pytest.approx(windows.logged[row][windows.valid[row]])
 
 
-def test_without_critics_and_without_windows_to_imitate() -> None:
-    config = apply_config_overrides(toy_config(), {"acrlpd.loss_weights.critic_weight": 0.0})
+def test_without_critics_there_are_no_numbers_of_critics() -> None:
+    without = {"acrlpd.loss_weights.critic_weight": 0.0, "acrlpd.loss_weights.actor_weight": 0.0}
+    config = apply_config_overrides(toy_config(), without | {"acrlpd.learnable_temperature": False})
     found = create_validator(config).judge(toy_agent(config))
     unknown = (found.rank_correlation, found.success_auc, found.best_of_n_gain, found.calibration)
     assert unknown == (None, None, None, None) and found.candidates == 1

@@ -66,9 +66,9 @@ def test_evaluations_and_rounds_have_a_line() -> None:
     found = describe_metrics(1_200, EVALUATION, rate | interval)
     assert found == "evaluation at step 1,200: success 50 % (28 to 72 %), 16 episodes, 2 lost"
     totals = {"env_steps": 4_321.0, "total_episodes": 40.0}
-    found = describe_metrics(1_300, ONLINE, rate | totals | {"lost_episodes": 0.0})
+    found = describe_metrics(1_301, ONLINE, rate | totals | {"lost_episodes": 0.0})
     so_far = "4,321 environment steps in 40 episodes so far"
-    assert found == f"online, after step 1,300: success 50 % (28 to 72 %), 16 episodes, {so_far}"
+    assert found == f"episodes before step 1,301: success 50 % (28 to 72 %), 16 episodes, {so_far}"
     found = describe_metrics(10, VALIDATION, {"flow_loss": 0.12345, "action_error_ratio": 0.421, "q_rmse": 3.0})
     assert found == "validation at step 10: flow loss 0.1235, action error 42 % of the mean action's"
 

@@ -10,7 +10,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.evaluation.statistics import Calibration, compare_values, probability_above, rank_correlation
 from acrlpd.files import write_text_atomically
 from acrlpd.models.observation import Observation
-from acrlpd.policies.acting_model import ActingModel, acting_model
+from acrlpd.policies.acting_model import ActingModel, abstract_model, acting_model
 from acrlpd.policies.policy import create_policy
 from acrlpd.process import compile_fast
 from acrlpd.runs.record import VALIDATION_FILE
@@ -149,11 +149,19 @@ def answer(
     )
 
 
-@functools.cache
-def _compiled_answer(everywhere: NamedSharding, num_steps: int) -> Callable[..., Answers]:
-    """`answer`, compiled once for all runs of a process; every process gets the whole result."""
-    function = functools.partial(answer, num_steps=num_steps)
-    return jax.jit(function, out_shardings=everywhere, compiler_options=compile_fast())
+# The programs of this process: runs that differ in their seed, and baselines, have one program.
+_programs: dict[Hashable, jax.stages.Compiled] = {}
+
+
+def _compile(model: ActingModel, batch: Any, everywhere: NamedSharding, num_steps: int) -> jax.stages.Compiled:
+    """`answer` for models and batches like these; every process gets the whole result."""
+    arrays = [(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves((model, batch))]
+    key = (jax.tree.structure((model, batch)), *arrays, everywhere, num_steps)
+    if key not in _programs:
+        function = jax.jit(functools.partial(answer, num_steps=num_steps), out_shardings=everywhere)
+        with jax.set_mesh(everywhere.mesh):  # models keep their activations split by sample on this mesh
+            _programs[key] = function.lower(model, *batch).compile(compiler_options=compile_fast())
+    return _programs[key]
 
 
 class Validator:
@@ -167,10 +175,22 @@ class Validator:
         data_sharding: NamedSharding,
     ) -> None:
         """`data_sharding` is that of a batch. All processes of a run have the same windows and judge together."""
-        self._config, self._windows, self._norm_stats = rl_config, windows, norm_stats
-        self._sharding, devices = data_sharding, data_sharding.mesh.size
+        self._windows, self._sharding, devices = windows, data_sharding, data_sharding.mesh.size
+        self._average = rl_config.acts_with_average
+        self._policy = create_policy(abstract_model(rl_config), rl_config, norm_stats)  # without arrays
         micro_batch = rl_config.batch_size // rl_config.training.gradient_accumulation_steps
         self._batch_size = math.ceil(min(_MAX_BATCH, micro_batch, len(windows)) / devices) * devices
+        rng = np.random.default_rng(_SEED)
+        # Times are spread evenly, so the mean over windows has little chance in it.
+        times = flow_times((rng.permutation(len(windows)) + 0.5) / len(windows), rl_config.acrlpd)
+        flow_noise = rng.standard_normal(windows.actions.shape, np.float32)
+        noise = np.stack([self._policy.noise(seed) for seed in range(len(windows))])
+        # The arguments of `answer` after the model, on the host.
+        self._inputs = (windows.observations, windows.actions, flow_noise, np.asarray(times, np.float32), noise)
+
+    def compile(self, agent: Agent) -> None:
+        """Compiles what `judge` needs, so that no process is late when all of them compute together."""
+        self._program(self._model(agent), self._batch(0))
 
     def judge_at_step(self, agent: Agent, step: int, directory: Path | None) -> dict[str, float]:
         """The numbers to log at a step; the full record goes to `directory`/<step>, unless there is no directory."""
@@ -184,36 +204,40 @@ class Validator:
 
     def judge(self, agent: Agent) -> Validation:
         """What the policy of the agent that acts, and its critics, are worth."""
-        model = acting_model(agent, average=self._config.acts_with_average)
-        policy = create_policy(model, self._config, self._norm_stats)
-        windows, rng = self._windows, np.random.default_rng(_SEED)
-        noise = np.stack([policy.noise(seed) for seed in range(len(windows))])
-        # Times are spread evenly, so the mean over windows has little chance in it.
-        times = flow_times((rng.permutation(len(windows)) + 0.5) / len(windows), self._config.acrlpd)
-        flow_noise = rng.standard_normal(windows.actions.shape, np.float32)
-        inputs = (windows.observations, windows.actions, flow_noise, np.asarray(times, np.float32), noise)
-        answers = self._answer(model, inputs, policy.num_steps)
+        answers = self._answer(self._model(agent))
+        best = None if answers.best is None else self._to_robot(answers.best)
+        sample = self._to_robot(answers.sample)
+        return _summarize(self._windows, answers, sample, best, candidates=self._policy.best_of_n)
 
-        def to_robot(actions: np.ndarray) -> np.ndarray:
-            return np.asarray(policy.outputs({"state": windows.observations.state, "actions": actions})["actions"])
+    def _model(self, agent: Agent) -> ActingModel:
+        return acting_model(agent, average=self._average)
 
-        best = None if answers.best is None else to_robot(answers.best)
-        return _summarize(windows, answers, to_robot(answers.sample), best, candidates=policy.best_of_n)
-
-    def _answer(self, model: ActingModel, inputs: Any, num_steps: int) -> Answers:
-        """The answers to all windows, on the host; the last batch is filled up with its last window."""
-        total, size = len(self._windows), self._batch_size
+    def _answer(self, model: ActingModel) -> Answers:
+        """The answers to all windows, on the host."""
+        total = len(self._windows)
         answered = []
-        compiled = _compiled_answer(NamedSharding(self._sharding.mesh, PartitionSpec()), num_steps)
-        with jax.set_mesh(self._sharding.mesh):  # models keep their activations split by sample on this mesh
-            for start in range(0, total, size):
-                rows = np.minimum(np.arange(start, start + size), total - 1)
-                batch = jax.tree.map(lambda x, rows=rows: self._place(x[rows]), inputs)
-                answered.append(jax.device_get(compiled(model, *batch)))
+        for start in range(0, total, self._batch_size):
+            batch = self._batch(start)
+            answered.append(jax.device_get(self._program(model, batch)(model, *batch)))
         return jax.tree.map(lambda *parts: np.concatenate(parts)[:total], *answered)
 
-    def _place(self, x: np.ndarray) -> jax.Array:
-        return jax.make_array_from_callback(x.shape, self._sharding, lambda index: x[index])
+    def _program(self, model: ActingModel, batch: Any) -> jax.stages.Compiled:
+        everywhere = NamedSharding(self._sharding.mesh, PartitionSpec())
+        return _compile(model, batch, everywhere, self._policy.num_steps)
+
+    def _batch(self, start: int) -> Any:
+        """The windows from `start` on, on the devices; the last batch is filled up with the last window."""
+        rows = np.minimum(np.arange(start, start + self._batch_size), len(self._windows) - 1)
+
+        def place(x: np.ndarray) -> jax.Array:
+            part = x[rows]
+            return jax.make_array_from_callback(part.shape, self._sharding, lambda index: part[index])
+
+        return jax.tree.map(place, self._inputs)
+
+    def _to_robot(self, actions: np.ndarray) -> np.ndarray:
+        state = self._windows.observations.state
+        return np.asarray(self._policy.outputs({"state": state, "actions": actions})["actions"])
 
 
 def _summarize(

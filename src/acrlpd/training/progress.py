@@ -100,7 +100,7 @@ def describe_metrics(step: int, kind: str, metrics: Mapping[str, float]) -> str:
     """One line about an evaluation, a validation or a round of episodes, for the console."""
     found = ", ".join(_facts(kind, metrics))
     if kind == ONLINE:
-        return f"online, after step {step:,}: {found}"
+        return f"episodes before step {step:,}: {found}"
     return f"{'evaluation' if kind == EVALUATION else 'validation'} at step {step:,}: {found}"
 
 

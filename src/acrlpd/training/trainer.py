@@ -25,7 +25,7 @@ from acrlpd.runs.metrics_log import MetricsLog
 from acrlpd.runs.record import EVALUATIONS
 from acrlpd.training.calls import create_call_lengths, next_multiple
 from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
-from acrlpd.training.checkpoints.metadata import restore_rng
+from acrlpd.training.checkpoints.metadata import RESUMED_STATE, restore_rng
 from acrlpd.training.distributed import is_primary
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
@@ -43,18 +43,6 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 2
 
 OFFLINE, ONLINE = "offline", "online"
-
-# What a run.json must hold to be resumed from, beside what every run.json holds.
-_RESUMED_STATE: dict[str, type | tuple[type, ...]] = {
-    "data": dict,
-    "metrics": dict,
-    "monitor": (dict, type(None)),
-    "evaluation": dict,
-    "phase": str,
-    "online_start": (int, type(None)),
-    "online": (dict, type(None)),
-    "wall_time_s": (int, float),
-}
 
 
 class Trainer:
@@ -139,7 +127,7 @@ class Trainer:
 
     def load_checkpoint(self, step_directory: pathlib.Path) -> None:
         """Puts the run into the state in which this checkpoint was written."""
-        metadata = load_checkpoint_metadata(step_directory, _RESUMED_STATE)
+        metadata = load_checkpoint_metadata(step_directory, RESUMED_STATE)
         abstract = abstract_train_state(self.rl_config, self.learner.sharding)
         self.learner.add(follow_config(restore_agent(step_directory, abstract), self.rl_config))
         self.step = self.writer.newest_step = metadata["step"]
@@ -253,8 +241,7 @@ class Trainer:
         if played:
             self._collect(leave=0)  # lines of metrics have their place in the file, however long the calls are
         for metrics in played:
-            self.monitor.on_event(self.metrics_log.write_event(self.step + 1, metrics_log.ONLINE, metrics))
-            logger.info("%s", describe_metrics(self.step, metrics_log.ONLINE, metrics))
+            self._write_event(self.step + 1, metrics_log.ONLINE, metrics)
         return True
 
     def _bc_weights(self) -> np.ndarray:
@@ -287,16 +274,15 @@ class Trainer:
             return
         self._collect(leave=0)
         metrics, validation = {}, {}
+        records = self.directory / EVALUATIONS if is_primary() else None
         with self.clock.measure("evaluation"):
             if self._is_evaluated:
                 metrics = dict((yield Evaluation()))
             if self._validator is not None:
-                records = self.directory / EVALUATIONS if is_primary() else None
                 validation = self._validator.judge_at_step(self.agent, self.step, records)
         for kind, found in ((metrics_log.EVALUATION, metrics), (metrics_log.VALIDATION, validation)):
             if found:
-                self.monitor.on_event(self.metrics_log.write_event(self.step, kind, found))
-                logger.info("%s", describe_metrics(self.step, kind, found))
+                self._write_event(self.step, kind, found)
         named = {f"{metrics_log.VALIDATION}{name}": value for name, value in validation.items()}
         self.evaluations.add(self.phase, self.step, metrics | named)
 
@@ -314,6 +300,8 @@ class Trainer:
         """Waits for the devices, and compiles what the run needs beside the train step."""
         self._collect(leave=0)
         self.writer.prepare(self.agent)
+        if self._validator is not None:
+            self._validator.compile(self.agent)
 
     def create_call(self, num_updates: int) -> Call:
         """What this run brings to a call of the train step; draws the batches of the updates."""
@@ -371,6 +359,10 @@ class Trainer:
         line = self.metrics_log.write_line(step, self.phase, timing, self.monitor.on_line)
         if self._progress is not None:
             self._progress.show(line)
+
+    def _write_event(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        self.monitor.on_event(self.metrics_log.write_event(step, kind, metrics))
+        logger.info("%s", describe_metrics(step, kind, metrics))
 
     def _is_over(self) -> bool:
         """Whether the phase ends before its last step: because of a signal, or because nothing improves."""

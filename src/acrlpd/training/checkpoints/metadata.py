@@ -41,6 +41,18 @@ FREE_TO_CHANGE = (
     "model.remat_policy",
 )
 
+# What a run.json must hold to be resumed from, beside what every run.json holds.
+RESUMED_STATE: dict[str, type | tuple[type, ...]] = {
+    "data": dict,
+    "metrics": dict,
+    "monitor": (dict, type(None)),
+    "evaluation": dict,
+    "phase": str,
+    "online_start": (int, type(None)),
+    "online": (dict, type(None)),
+    "wall_time_s": (int, float),
+}
+
 Changes = dict[str, tuple[Any, Any]]  # dotted name -> (in the checkpoint, now)
 
 
