@@ -40,13 +40,14 @@ from acrlpd.agents import (
     train_steps,
 )
 from acrlpd.agents.agent import SMALL_NETWORK_OPTIONS
-from acrlpd.agents.algorithm import prepare, td_loss
+from acrlpd.agents.algorithm import prepare
 from acrlpd.agents.backups.base import Backup
 from acrlpd.agents.backups.best_of_n import BestOfN
 from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.best_of_n import take_candidate
 from acrlpd.agents.networks import create_critic_networks
 from acrlpd.agents.optimizers.base import create_optimizer
+from acrlpd.agents.td_loss import td_loss
 from acrlpd.batch import Batch, StackedBatches
 from acrlpd.config import ACRLPDHyperparams, MLPCritics, QChunkingConfig, RLTrainConfig, get_config
 from acrlpd.config.create_agent import create_agent

@@ -11,11 +11,12 @@ import pytest
 from agent_helpers import make_batch, make_config
 from hypothesis import given, settings
 
-from acrlpd.agents.algorithm import Algorithm, JointLoss, Weights, td_loss
+from acrlpd.agents.algorithm import Algorithm, JointLoss, Weights
 from acrlpd.agents.backups.base import td_target
 from acrlpd.agents.improvements.awr import log_awr_weight
 from acrlpd.agents.improvements.base import SampleWeights
 from acrlpd.agents.networks import TemperatureModule
+from acrlpd.agents.td_loss import td_loss
 from acrlpd.config import ACRLPDHyperparams, QChunkingConfig
 
 

@@ -43,7 +43,7 @@ def build(config):
 
 
 def test_the_family():
-    assert kind_names(Backup) == ("best_of_n", "implicit_value")
+    assert kind_names(Backup) == ("best_of_n", "decoupled", "implicit_value")
     config = apply_config_overrides(get_config("debug"), {"backup": "implicit_value", "backup.kappa": 0.7})
     assert config.backup == ImplicitValue(kappa=0.7)
     assert find_kind(Backup, "best_of_n")() == get_config("debug").backup

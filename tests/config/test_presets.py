@@ -30,7 +30,7 @@ REQUIRED = {
     *("quickstart", "debug", "rl_fold_box", "rl_libero", "rl_droid"),
     *("quickstart_expo", "quickstart_dsrl", "aloha_sim_expo", "aloha_sim_dsrl"),
     *("qc_cube_double", "qc_fql_scene", "bfn_cube_triple", "bfn_n_puzzle_3x3", "fql_cube_quadruple", "fql_n_scene"),
-    *("rlpd_cube_double", "rlpd_ac_puzzle_3x3"),
+    *("rlpd_cube_double", "rlpd_ac_puzzle_3x3", "dqc_cube_double"),
 }
 
 

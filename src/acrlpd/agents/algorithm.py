@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import optax
 
 from acrlpd.agents.accumulation import compute_gradients, loss_in_one_piece
 from acrlpd.agents.backups.base import Backup, Targets
@@ -33,6 +32,7 @@ from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, Vi
 from acrlpd.agents.metrics import NOT_COMPUTED, SampleRecord, global_norm, loss_info, update_info
 from acrlpd.agents.networks import Draws, Networks, Params, Prepared, draw
 from acrlpd.agents.policy_data import select_policy_data
+from acrlpd.agents.td_loss import ensemble_td_loss
 from acrlpd.agents.temperature import follow_choice, largest_log_weight
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array, Observation
@@ -114,33 +114,21 @@ class Algorithm:
         return online.aggregate(online(context.features, observation, self.critic_chunks(actions)))
 
 
-# -- 1. target: backups/ -- 2. critics --------------------------------------------------------------------
-
-
-def td_loss(q: jax.Array, target: jax.Array, hyperparams: ACRLPDHyperparams) -> jax.Array:
-    """l(Q_e - y) of every member [b, E] against the one target [b], mean over members: [b]."""
-    error = q - target[:, None]
-    if hyperparams.critic_loss == "huber":
-        return jnp.mean(optax.losses.huber_loss(error, delta=hyperparams.huber_delta), axis=-1)
-    return jnp.mean(jnp.square(error), axis=-1)
+# -- 1. target: backups/ -- 2. critics: td_loss.py -------------------------------------------------------
 
 
 @jax.named_scope("critic")
-def critic_loss(view: View, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+def critic_loss(view: View, targets: Targets) -> tuple[jax.Array, jax.Array]:
     """Q at the logged chunk [b, E], and the TD loss of each sample [b]."""
-    hyperparams, critics = view.algorithm.acrlpd, view.networks.critics
+    algorithm, critics = view.algorithm, view.networks.critics
     features = view.context.features if critics.uses_features else None
-    if not hyperparams.critic_gradient_to_policy:
+    if not algorithm.acrlpd.critic_gradient_to_policy:
         features = jax.lax.stop_gradient(features)
     online = critics.online_ensemble
-    chunk = view.algorithm.critic_chunks(view.batch.actions)
+    chunk = algorithm.critic_chunks(view.batch.actions)
     q = online(features, view.batch.observations, chunk[:, None], view.draws.dropout_keys)[:, 0]
-    td = td_loss(q, target, hyperparams)
-    if online.config.q_aggregation == "weighted":
-        # The mixing weights learn to make the aggregate right; the members do not feel this loss.
-        aggregate = online.aggregate(jax.lax.stop_gradient(q))
-        td += td_loss(aggregate[:, None], target, hyperparams)
-    return q, td
+    target = algorithm.backup.critic_targets(view, targets)
+    return q, ensemble_td_loss(online, q, target, algorithm.acrlpd, algorithm.backup.error_weights)
 
 
 # -- 3. cloning ------------------------------------------------------------------------------------------
@@ -237,10 +225,10 @@ class JointLoss:
         algorithm, batch, loss_weights = self.algorithm, view.batch, self.agent.loss_weights
         total, record = jnp.zeros((), jnp.float32), SampleRecord()
         if targets is not None:
-            q, td = critic_loss(view, targets.value)
+            q, td = critic_loss(view, targets)
             total += loss_weights.critic_weight * jnp.sum(td * batch.critic_weight) / norm.critic
             record = record.replace(q=q, td_loss=td)
-            own = algorithm.backup.losses(view, self.subset_rng)
+            own = algorithm.backup.losses(view, targets, self.subset_rng)
             if own is not None:
                 total += loss_weights.critic_weight * jnp.sum(own * batch.critic_weight) / norm.critic
                 record = record.replace(backup=own)

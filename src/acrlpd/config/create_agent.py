@@ -69,7 +69,13 @@ def create_agent(
         reader = ObservationReader(
             rl_config.critic, feature_dim=policy.feature_dim, image_keys=model.image_keys, rngs=own_rngs
         )
-        backup = rl_config.backup.create_networks(reader=reader, state_dim=model.state_dim, rngs=own_rngs)
+        backup = rl_config.backup.create_networks(
+            critic=rl_config.critic,
+            qchunking=rl_config.qchunking,
+            reader=reader,
+            state_dim=model.state_dim,
+            rngs=own_rngs,
+        )
     return _assemble_agent(rl_config, algorithm, policy, critics, improvement, backup)
 
 
@@ -143,7 +149,7 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
     yield from acrlpd.check()
     yield from rl_config.critic.check(model)
     if acrlpd.loss_weights.critic_weight > 0:
-        yield from rl_config.backup.check(acrlpd)
+        yield from rl_config.backup.check(acrlpd, model=model, qchunking=rl_config.qchunking)
     if acrlpd.loss_weights.actor_weight > 0:
         yield from rl_config.improvement.check(
             acrlpd, model=model, critic=rl_config.critic, frozen_backbone=rl_config.freeze_pi0_backbone

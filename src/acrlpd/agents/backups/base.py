@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.agents.critics.base import ObservationReader
-from acrlpd.agents.hyperparams import ACRLPDHyperparams
+from acrlpd.agents.critics.base import CriticConfig, ObservationReader
+from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.agents.networks import Draws, Networks
 from acrlpd.batch import Batch
 from acrlpd.choice import Choice, kind_name
 from acrlpd.findings import Finding, error
+from acrlpd.models.families.base import PolicyConfig
 
 if TYPE_CHECKING:
     from acrlpd.agents.algorithm import Algorithm
@@ -58,7 +59,15 @@ class Backup(Choice, abc.ABC):
     ) -> Targets:
         """The targets of the critics. `networks` carry no gradient; `subset_rng` draws the members for REDQ."""
 
-    def create_networks(self, *, reader: ObservationReader, state_dim: int, rngs: nnx.Rngs) -> nnx.Module | None:
+    def create_networks(
+        self,
+        *,
+        critic: CriticConfig,
+        qchunking: QChunkingConfig,
+        reader: ObservationReader,
+        state_dim: int,
+        rngs: nnx.Rngs,
+    ) -> nnx.Module | None:
         """The backup's own networks, which learn from `losses` alone. They are `networks.backup` in an update.
 
         `reader` reads observations as the critics do, and belongs to these networks alone. The networks are trained
@@ -66,12 +75,22 @@ class Backup(Choice, abc.ABC):
         """
         return None
 
-    def losses(self, view: "View", subset_rng: jax.Array) -> jax.Array | None:
+    def losses(self, view: "View", targets: Targets, subset_rng: jax.Array) -> jax.Array | None:
         """The loss of each sample for the backup's own networks [b]; it counts where the TD loss counts."""
         return None
 
-    def check(self, hyperparams: ACRLPDHyperparams) -> Iterator[Finding]:
-        """Errors and warnings about this backup in a run with these hyperparameters."""
+    def critic_targets(self, view: "View", targets: Targets) -> jax.Array:
+        """What the critics are fitted to [b]: y, unless networks of the backup stand between y and the critics."""
+        return targets.value
+
+    def error_weights(self, error: jax.Array) -> jax.Array:
+        """How much errors of the critics [b, E], positive where a critic is too low, count in the critics' loss."""
+        return jnp.ones_like(error)
+
+    def check(
+        self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, qchunking: QChunkingConfig
+    ) -> Iterator[Finding]:
+        """Errors and warnings about this backup in a run with these other sections."""
         if hyperparams.learnable_temperature and not self.has_candidates:
             yield error(
                 f"backup {kind_name(self)} has no candidates at the next observation, from which the learned "

@@ -10,7 +10,8 @@ from annotated_types import Ge, Interval, MinLen
 from flax import nnx
 
 from acrlpd.agents.backups.base import Backup, Targets, td_target
-from acrlpd.agents.critics.base import EnsembleDense, EnsembleLayerNorm, ObservationReader
+from acrlpd.agents.critics.base import CriticConfig, EnsembleDense, EnsembleLayerNorm, ObservationReader
+from acrlpd.agents.hyperparams import QChunkingConfig
 from acrlpd.agents.networks import Draws, Networks
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Observation
@@ -37,24 +38,37 @@ class ImplicitValue(Backup):
     # Hidden layers of V.
     hidden_dims: Annotated[tuple[int, ...], MinLen(1), Ge(1)] = (512, 512, 512)
 
-    def create_networks(self, *, reader: ObservationReader, state_dim: int, rngs: nnx.Rngs) -> "ValueNetwork":
+    def create_networks(
+        self,
+        *,
+        critic: CriticConfig,
+        qchunking: QChunkingConfig,
+        reader: ObservationReader,
+        state_dim: int,
+        rngs: nnx.Rngs,
+    ) -> "ValueNetwork":
         return ValueNetwork(self.hidden_dims, reader, state_dim, rngs)
+
+    def value(self, networks: Networks) -> "ValueNetwork":
+        """V among the backup's own networks."""
+        assert isinstance(networks.backup, ValueNetwork)
+        return networks.backup
 
     def targets(
         self, algorithm: "Algorithm", networks: Networks, batch: Batch, draws: Draws, subset_rng: jax.Array
     ) -> Targets:
         features = networks.encode(batch.next_observations).features
-        next_value = _value(networks)(features, batch.next_observations)
+        next_value = self.value(networks)(features, batch.next_observations)
         return Targets(value=td_target(batch, next_value, algorithm.acrlpd.discount))
 
-    def losses(self, view: "View", subset_rng: jax.Array) -> jax.Array:
+    def losses(self, view: "View", targets: Targets, subset_rng: jax.Array) -> jax.Array:
         features, observation = view.fixed_context.features, view.batch.observations
         target = view.fixed.critics.target_ensemble
         chunk = view.algorithm.critic_chunks(view.batch.actions)[:, None]
         q = target.aggregate_target(target(features, observation, chunk)[:, 0], subset_rng)
-        error = q - _value(view.networks)(features, observation)
-        weight = jnp.where(error > 0, self.kappa, 1 - self.kappa)
-        return weight * (jnp.abs(error) if self.loss == "quantile" else jnp.square(error))
+        error = q - self.value(view.networks)(features, observation)
+        size = jnp.abs(error) if self.loss == "quantile" else jnp.square(error)
+        return optimistic_weights(error, self.kappa) * size
 
 
 class ValueNetwork(nnx.Module):
@@ -76,6 +90,6 @@ class ValueNetwork(nnx.Module):
         return self.out(x)[0, :, 0]
 
 
-def _value(networks: Networks) -> ValueNetwork:
-    assert isinstance(networks.backup, ValueNetwork)
-    return networks.backup
+def optimistic_weights(error: jax.Array, kappa: float) -> jax.Array:
+    """|kappa - 1[error < 0]|: above 0.5, being too low costs more than being too high."""
+    return jnp.where(error > 0, kappa, 1 - kappa)
