@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_factory import make_rollout
+from scipy.stats import spearmanr
 
 from acrlpd.config import RewardConfig
 from acrlpd.evaluation.statistics import best_of_n_effect, calibrate, discounted_returns, training_rewards
@@ -31,6 +32,27 @@ def test_a_perfect_critic_has_no_error() -> None:
     assert (result.bias, result.rmse) == pytest.approx((0.0, 0.0), abs=1e-6)
     assert result.correlation == pytest.approx(1.0)
     assert [b.predicted for b in result.bins] == pytest.approx([b.realised for b in result.bins])
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=20))
+def test_the_rank_correlation_is_spearmans(chunks: list[tuple[int, int]]) -> None:
+    """One chunk per episode, whose only reward is its return; ties on both sides."""
+    predicted, realised = zip(*chunks, strict=True)
+    rollouts = [make_rollout([float(r)], True, q=[float(q)]) for q, r in chunks]
+    result = calibrate(rollouts, RewardConfig(), 0.9)
+    assert result is not None
+    if len(set(predicted)) == 1 or len(set(realised)) == 1:
+        assert result.rank_correlation is None
+    else:
+        assert result.rank_correlation == pytest.approx(spearmanr(predicted, realised).statistic)
+
+
+def test_ranks_do_not_depend_on_the_scale_of_the_values() -> None:
+    rewards = [-1.0, -1.0, -1.0, 0.0]
+    returns = discounted_returns(np.array(rewards), 0.9)
+    result = calibrate([make_rollout(rewards, True, q=np.exp(5 * returns))], REWARDS, 0.9)
+    assert result is not None and result.correlation is not None
+    assert result.rank_correlation == pytest.approx(1.0) and result.correlation < 0.9
 
 
 def test_an_optimistic_critic_has_a_bias() -> None:

@@ -229,6 +229,22 @@ def test_the_table_says_it_all(evaluator: EvaluationProtocol, agent: Agent) -> N
         assert words in text
 
 
+def test_the_table_has_the_calibration_of_policies_with_critics(evaluator: EvaluationProtocol, agent: Agent) -> None:
+    evaluation = evaluator.evaluate(evaluator.policy(agent))
+    assert evaluation.calibration is not None
+    known = dataclasses.replace(evaluation.calibration, rank_correlation=0.625, rmse=1.75)
+    judged, clone = (dataclasses.replace(evaluation, calibration=calibration) for calibration in (known, None))
+    out = io.StringIO()
+    print_evaluations({"rl": judged, "bc": clone}, Console(file=out, width=120))
+    head, rl, bc, *_ = out.getvalue().splitlines()
+    assert head.split()[-4:] == ["rank", "corr.", "value", "rmse"]
+    assert (rl.split()[-2:], bc.split()[-2:]) == (["0.62", "1.75"], ["-", "-"])
+    assert judged.metrics()["q_rank_correlation"] == judged.to_json()["calibration"]["rank_correlation"] == 0.625
+    out = io.StringIO()
+    print_evaluations({"bc": clone}, Console(file=out, width=120))
+    assert "rank corr." not in out.getvalue()
+
+
 def test_brackets_in_names_are_no_markup(evaluator: EvaluationProtocol, agent: Agent) -> None:
     evaluation = evaluator.evaluate(evaluator.policy(agent))
     tasks = {"put [/red] away": evaluation.summary, "[bold] move": evaluation.summary}

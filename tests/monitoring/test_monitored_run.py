@@ -247,7 +247,9 @@ def test_metrics_of_evaluations_and_of_acting_are_documented(directory_of_docs: 
         tasks={},
         episodes=(),
         best_of_n=BestOfNEffect(0.1, 0.1, 0.1),
-        calibration=Calibration(chunks=1, bias=0.0, rmse=0.1, correlation=None, success_auc=None, bins=()),
+        calibration=Calibration(
+            chunks=1, bias=0.0, rmse=0.1, correlation=None, rank_correlation=0.5, success_auc=None, bins=()
+        ),
         robustness={"obs_noise": {"0.1": summary}},
     )
     played = Round(0, (0,), (30,), ("",), successes=(True,), returns=(1.0,), lost_episodes=0, policy_step=7)

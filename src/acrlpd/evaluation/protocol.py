@@ -84,6 +84,8 @@ class Evaluation:
             metrics |= {"best_of_n_value_gain": self.best_of_n.value_gain}
         if self.calibration is not None:
             metrics |= {"q_bias": self.calibration.bias, "q_rmse": self.calibration.rmse}
+            if self.calibration.rank_correlation is not None:
+                metrics |= {"q_rank_correlation": self.calibration.rank_correlation}
         for kind, levels in self.robustness.items():
             metrics |= {f"robustness/{kind}_{level}": s.success_rate for level, s in levels.items()}
         return metrics

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from acrlpd.console import Console
 from acrlpd.evaluation.protocol import Evaluation
-from acrlpd.evaluation.statistics import Summary
+from acrlpd.evaluation.statistics import Calibration, Summary
 from acrlpd.units import format_interval, format_percent
 
 _DISTURBANCES = {
@@ -19,7 +19,8 @@ _DISTURBANCES = {
 def print_evaluations(evaluations: Mapping[str, Evaluation], console: Console | None = None) -> None:
     """One table of all policies, then the tasks, the robustness and the critics of each policy."""
     console = console or Console()
-    console.print(summary_table("policy", {name: e.summary for name, e in evaluations.items()}))
+    calibrations = {name: e.calibration for name, e in evaluations.items() if e.calibration is not None}
+    console.print(summary_table("policy", {name: e.summary for name, e in evaluations.items()}, calibrations))
     for name, evaluation in evaluations.items():
         if len(evaluation.tasks) > 1:
             console.print(summary_table(f"{name}: task", evaluation.tasks))
@@ -36,12 +37,15 @@ def print_evaluations(evaluations: Mapping[str, Evaluation], console: Console | 
             console.print(f"{name}: {video}")
 
 
-def summary_table(title: str, summaries: Mapping[str, Summary]) -> Table:
-    """One row per name; lost episodes have a column only if there are any."""
-    lost = any(summary.lost_episodes for summary in summaries.values())
+def summary_table(
+    title: str, summaries: Mapping[str, Summary], calibrations: Mapping[str, Calibration] | None = None
+) -> Table:
+    """One row per name; lost episodes, and how good the critics are, have columns only if there are any."""
+    lost, calibrations = any(summary.lost_episodes for summary in summaries.values()), calibrations or {}
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(title)
-    for column in ("success", "95 %", "episodes", "return", "length", *(["lost"] if lost else [])):
+    columns = ["success", "95 %", "episodes", "return", "length", *(["lost"] if lost else [])]
+    for column in (*columns, *(["rank corr.", "value rmse"] if calibrations else [])):
         table.add_column(column, justify="right")
     for name, summary in summaries.items():
         table.add_row(
@@ -52,8 +56,17 @@ def summary_table(title: str, summaries: Mapping[str, Summary]) -> Table:
             f"{summary.mean_return:.1f} ± {summary.std_return:.1f}",
             f"{summary.mean_length:.0f}",
             *([str(summary.lost_episodes)] if lost else []),
+            *(_calibration_cells(calibrations.get(name)) if calibrations else []),
         )
     return table
+
+
+def _calibration_cells(calibration: Calibration | None) -> tuple[str, str]:
+    """Rank correlation and rmse of the critics' values; a policy without known values has neither."""
+    if calibration is None:
+        return "-", "-"
+    rank = calibration.rank_correlation
+    return "-" if rank is None else f"{rank:.2f}", f"{calibration.rmse:.3g}"
 
 
 def _critic_lines(evaluation: Evaluation) -> Iterator[str]:

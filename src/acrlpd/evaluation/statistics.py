@@ -114,6 +114,9 @@ class Calibration:
     bias: float  # mean of predicted - realised
     rmse: float
     correlation: float | None  # None where the predicted or the realised values do not vary
+    # Spearman's correlation, that of the ranks: 1 where a higher value always means a higher return, whatever the
+    # scale of the values. Choosing among candidates needs no more than the right order. None as for `correlation`.
+    rank_correlation: float | None
     bins: tuple[CalibrationBin, ...]  # by predicted value, with equally many chunks each
     # Probability that the value at the start of a successful episode exceeds the value at the start of a failed
     # episode; one half is chance. None unless there are successes and failures.
@@ -157,17 +160,28 @@ def compare_values(predicted: np.ndarray, realised: np.ndarray, success_auc: flo
     """The calibration of predicted values [n] of chunks against the returns [n] that followed them."""
     error = predicted - realised
     parts = np.array_split(np.argsort(predicted, kind="stable"), min(_BINS, len(predicted)))
-    varies = len(error) > 1 and predicted.std() > 0 and realised.std() > 0
+    varies = np.ptp(predicted) > 0 and np.ptp(realised) > 0
     return Calibration(
         chunks=len(error),
         bias=float(error.mean()),
         rmse=float(np.sqrt(np.mean(error**2))),
-        correlation=float(np.corrcoef(predicted, realised)[0, 1]) if varies else None,
+        correlation=_correlation(predicted, realised) if varies else None,
+        rank_correlation=_correlation(_ranks(predicted), _ranks(realised)) if varies else None,
         bins=tuple(
             CalibrationBin(len(part), float(predicted[part].mean()), float(realised[part].mean())) for part in parts
         ),
         success_auc=success_auc,
     )
+
+
+def _correlation(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """The rank of each value; equal values share the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
 
 
 def _have_values(rollouts: Sequence[Rollout]) -> bool:
