@@ -210,6 +210,14 @@ def test_suggested_learning_rates(tmp_path: pathlib.Path) -> None:
     assert "--pi0_lr" in suggest_lr_adjustment(config, "policy", {"policy_grad_norm": None})
 
 
+@pytest.mark.parametrize("name", ["improvement", "backup"])
+def test_networks_that_learn_with_the_critics_are_named_as_culprits(name: str, tmp_path: pathlib.Path) -> None:
+    watch = detector(tmp_path)
+    watch.check(line(1, update_skipped=0.5, policy_grad_norm=1.0, critic_grad_norm=1.0, **{f"{name}_grad_norm": None}))
+    [entry] = entries(tmp_path / "anomalies.jsonl")
+    assert f"(of: {name})" in entry["message"] and "--critic_lr" in entry["advice"]
+
+
 def test_a_full_disk_does_not_stop_the_watch(tmp_path: pathlib.Path) -> None:
     (tmp_path / "anomalies.jsonl").symlink_to("/dev/full")
     watch = detector(tmp_path)

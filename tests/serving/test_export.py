@@ -103,6 +103,14 @@ def test_an_export_acts_as_the_run(run: Path, tmp_path: Path) -> None:
     assert not verify_export(open_checkpoint(run / "3"), open_checkpoint(out), None)  # another policy is noticed
 
 
+def test_other_networks_of_an_improvement_are_noticed(tmp_path: Path) -> None:
+    config = state_config(improvement=Distillation(hidden_dims=(8,)))
+    agent, changed = make_agent(config), make_agent(config, 1)
+    run = save_run(tmp_path / "run", config, {1: agent, 2: agent.replace(improvement=changed.improvement)})
+    assert export_policy(run / "1", tmp_path / "out", critics="all")
+    assert not verify_export(open_checkpoint(run / "2"), open_checkpoint(tmp_path / "out"), None)
+
+
 def test_bfloat16_exports_stay_close(run: Path, tmp_path: Path) -> None:
     verification = export_policy(run, tmp_path / "out", dtype="bfloat16", critics="none")
     assert 0 < verification.mean_difference < 2e-2

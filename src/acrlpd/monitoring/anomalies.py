@@ -101,6 +101,7 @@ class AnomalyDetector:
 
 def suggest_lr_adjustment(rl_config: RLTrainConfig, component: Component, line: Mapping[str, Any]) -> str:
     """The learning rate to try when a component is in trouble, as a flag. Nothing is changed."""
+    learner = "critic" if component in ("improvement", "backup") else component  # these learn as the critics do
     schedule, optimizer, flag = {
         "policy": (rl_config.actor_lr_schedule, rl_config.actor_optimizer, "--pi0_lr"),
         "critic": (rl_config.critic_lr_schedule, rl_config.critic_optimizer, "--critic_lr"),
@@ -109,8 +110,8 @@ def suggest_lr_adjustment(rl_config: RLTrainConfig, component: Component, line: 
             rl_config.temperature_optimizer,
             "--temperature_lr_schedule.peak_lr",
         ),
-    }[component]
-    text = f"Half the {component} learning rate is {flag} {schedule.peak_lr / 2:g}."
+    }[learner]
+    text = f"Half the {learner} learning rate is {flag} {schedule.peak_lr / 2:g}."
     norm, clip = line.get(f"{component}_grad_norm"), optimizer.clip_gradient_norm
     if norm is not None and norm > _MUCH_CLIPPED * clip:
         text += f" Its gradient norm {norm:.4g} is clipped to {clip:g}, so a lower rate does more than harder clipping."

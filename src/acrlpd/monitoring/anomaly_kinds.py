@@ -8,7 +8,7 @@ half it is healthy. In between, an episode of trouble neither begins nor ends.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.runs.metrics_log import TIMING
@@ -16,7 +16,7 @@ from acrlpd.units import format_seconds
 
 Line = Mapping[str, Any]
 Severity = Literal["warning", "error"]
-Component = Literal["policy", "critic", "temperature"]
+Component = Literal["policy", "critic", "temperature", "improvement", "backup"]
 
 LOSS_EXPLOSION_FACTOR = 10.0
 # A loss below this is not exploding, whatever it was before. For the critic's loss: times the largest reward squared.
@@ -307,8 +307,9 @@ def non_finite_updates(line: Line, values: UsualValues, rl_config: RLTrainConfig
     share = line.get("update_skipped")
     if share is None:
         return None
-    components: tuple[Component, ...] = ("policy", "critic", "temperature")
-    culprits = [name for name in components if f"{name}_grad_norm" in line and line[f"{name}_grad_norm"] is None]
+    culprits: list[Component] = [
+        name for name in get_args(Component) if f"{name}_grad_norm" in line and line[f"{name}_grad_norm"] is None
+    ]
     message = f"{share:.0%} of the updates since the last line had a gradient that is not finite and were skipped"
     if culprits:
         message += f" (of: {', '.join(culprits)})"

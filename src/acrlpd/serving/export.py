@@ -210,20 +210,24 @@ def rank_critics(model: ActingModel, observation: Observation, *, num_steps: int
 
 
 def verify_export(trained: Checkpoint, exported: Checkpoint, dtype: DType | None) -> Verification:
-    """Loads both from disk, the export in its `dtype`, and compares the actions that they sample for the same noise."""
+    """Loads both from disk, the export in its `dtype`, and compares the candidates that they make of the same noise.
+
+    With critics, candidates are those of the improvement, so that the improvement's own networks are compared as well.
+    """
     config = trained.rl_config.model
     rng = np.random.default_rng(0)
-    noise = rng.standard_normal((_VERIFY_BATCH, 1, config.action_horizon, config.action_dim), np.float32)
+    noise = rng.standard_normal((_VERIFY_BATCH, 2, config.action_horizon, config.action_dim), np.float32)
     observation = jax.tree.map(
         lambda x: rng.uniform(-1, 1, x.shape).astype(np.float32) if x.dtype == np.float32 else np.asarray(x),
         config.fake_obs(_VERIFY_BATCH),
     )
     actions = []
     for checkpoint, stored_dtype in ((trained, None), (exported, dtype)):
-        model = checkpoint.load_model(dtype=stored_dtype).replace(critics=None)
-        ones = np.ones(_VERIFY_BATCH, np.int32)
-        chosen = choose_actions(model, observation, noise, ones, num_steps=trained.rl_config.acrlpd.sampling_steps)
-        actions.append(np.asarray(chosen.actions, np.float64))
+        model = checkpoint.load_model(dtype=stored_dtype)
+        model = model if exported.has_critics else model.replace(critics=None)
+        twos = np.full(_VERIFY_BATCH, 2, np.int32)
+        chosen = choose_actions(model, observation, noise, twos, num_steps=trained.rl_config.acrlpd.sampling_steps)
+        actions.append(np.asarray(chosen.candidates, np.float64))
     difference = np.abs(actions[0] - actions[1])
     rounded = "bfloat16" in (dtype, config.dtype)
     return Verification(
