@@ -34,6 +34,8 @@ class Batch:
     task_id: Array  # int32 [B] equal for windows with the same prompt
     episode_id: Array  # int32 [B]
     step_id: Array  # int32 [B]
+    # float32 [B, n] the noise that the played chunk at t was made of; None unless critics judge noise.
+    noise: Array | None = None
 
     @property
     def critic_weight(self) -> Array:

@@ -120,6 +120,16 @@ def validate(changes, base=DEBUG, **kwargs):
             "dsrl cannot reach its target entropy of 0 for each dim: numbers between -0.4 and 0.4 have at most -0.223",
         ),
         (
+            {"improvement": "dsrl_sac", "online.offline_ratio": 0.0},
+            "dsrl_sac has critics of noise, and a dataset does not know the noise of its actions: set "
+            "training.offline_steps 0 and online.offline_ratio 0",
+        ),
+        ({"improvement": "dsrl_sac", "offline_steps": 0, "online_steps": 9}, "choose improvement dsrl, whose critics"),
+        (
+            {"improvement": "dsrl_sac", "qchunking.horizon_length": 5, "env.replan_steps": 4},
+            "a target reaches from chunk to chunk: set env.replan_steps to qchunking.horizon_length 5; found 4",
+        ),
+        (
             {"improvement": "policy_gradient", "loss_weights.bc_weight": 0.0, "acrlpd.policy_data": "success"},
             "acrlpd.policy_data success chooses what the policy is cloned from, and nothing is cloned",
         ),

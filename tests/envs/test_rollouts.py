@@ -181,6 +181,22 @@ def test_a_bad_policy_is_refused(envs: EnvPool, actions: np.ndarray, words: str)
         list(rollouts(envs, lambda *_: Chunks(actions), range(2), execution=OpenLoop(3)))
 
 
+def test_the_noise_of_a_chunk_is_recorded_with_each_of_its_steps(envs: EnvPool) -> None:
+    told: dict[tuple[float, ...], np.ndarray] = {}
+
+    def with_noise(observations: Columns, prompts: list[str], seeds: list[int]) -> Chunks:
+        noise = np.stack([np.random.default_rng(seed).normal(size=3) for seed in seeds]).astype(np.float32)
+        chunks = seeded_chunks(observations, prompts, seeds)
+        told.update({tuple(state): z for state, z in zip(observations["observation.state"], noise, strict=True)})
+        return Chunks(chunks.actions, chunks.values, noise)
+
+    for episode in rollouts(envs, with_noise, range(5), execution=OpenLoop(4), record=True):
+        recorded, states = episode.columns()["policy_noise"], episode.observations["observation.state"]
+        assert recorded.shape == (episode.length, 3)
+        for t in range(episode.length):
+            np.testing.assert_array_equal(recorded[t], told[tuple(states[t - t % 4])])
+
+
 def test_columns_are_those_of_a_dataset(envs: EnvPool) -> None:
     (episode,) = rollouts(envs, seeded_chunks, [3], execution=OpenLoop(4), record=True)
     columns = episode.columns("actions")

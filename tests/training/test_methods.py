@@ -24,18 +24,20 @@ RLPD_AC = ONE_CANDIDATE | {
     "offline_steps": 0,
 }
 
-IMPLICIT_VALUE = {"backup": "implicit_value", "backup__hidden_dims": [16], "offline_steps": 4}
+DECOUPLED = {"backup": "decoupled", "backup__hidden_dims": [16], "offline_steps": 4}
+DECOUPLED |= {"qchunking__critic_action_horizon": 2}
 # Interrupted between two updates of the policy.
 EVERY_THIRD = QC_FQL | {"acrlpd__critic_updates_per_policy_update": 3}
 EXPO = QC_FQL | {"improvement": "expo", "acrlpd__num_action_samples": 4}
 DSRL = QC_FQL | {"improvement": "dsrl", "acrlpd__loss_weights__bc_weight": 0.0}
+DSRL_SAC = DSRL | {"improvement": "dsrl_sac", "offline_steps": 0, "online__offline_ratio": 0.0}
 METHODS = {
     "qc_fql": (QC_FQL, "improvement"),
     "rlpd_ac": (RLPD_AC, "improvement"),
-    "implicit_value": (IMPLICIT_VALUE, "backup"),
+    "decoupled": (DECOUPLED, "backup"),
     "every_third": (EVERY_THIRD, "improvement"),
     "expo": (EXPO, "improvement"),
-    "dsrl": (DSRL, "improvement"),
+    "dsrl_sac": (DSRL_SAC, "improvement"),
 }
 
 

@@ -66,6 +66,11 @@ class Algorithm:
         return self.acrlpd.loss_weights.actor_weight != 0
 
     @property
+    def judges_noise(self) -> bool:
+        """Whether critics judge the noise that chunks are made from, in place of the chunks."""
+        return self.has_improvement and self.improvement.judges_noise
+
+    @property
     def target_entropy(self) -> float:
         if self.acrlpd.target_entropy is not None:
             return self.acrlpd.target_entropy
@@ -103,6 +108,21 @@ class Algorithm:
             return self.clip(denoise(noise))
         return self.clip(self.improvement.propose(networks, context, observation, noise, denoise))
 
+    def judged(
+        self, networks: Networks, context: Context, observation: Observation, noise: jax.Array, candidates: jax.Array
+    ) -> jax.Array:
+        """What critics see of candidates [b, N, T, a] that were made of noise [b, N, T, a]: [b, N, c].
+
+        Where critics judge noise, nothing depends on the candidates, and the compiler leaves their denoising out.
+        """
+        if self.judges_noise:
+            return self.improvement.judged_noise(networks, context, observation, noise)
+        return self.critic_chunks(candidates)
+
+    def logged(self, batch: Batch) -> jax.Array:
+        """What critics see of the logged chunks: [b, c]."""
+        return jnp.asarray(batch.noise) if self.judges_noise else self.critic_chunks(batch.actions)
+
     def clip(self, actions: jax.Array) -> jax.Array:
         """Actions within the bounds of the robot, if the config names bounds."""
         bounds = self.acrlpd.action_bounds
@@ -125,8 +145,8 @@ def critic_loss(view: View, targets: Targets) -> tuple[jax.Array, jax.Array]:
     if not algorithm.acrlpd.critic_gradient_to_policy:
         features = jax.lax.stop_gradient(features)
     online = critics.online_ensemble
-    chunk = algorithm.critic_chunks(view.batch.actions)
-    q = online(features, view.batch.observations, chunk[:, None], view.draws.dropout_keys)[:, 0]
+    logged = algorithm.logged(view.batch)
+    q = online(features, view.batch.observations, logged[:, None], view.draws.dropout_keys)[:, 0]
     target = algorithm.backup.critic_targets(view, targets)
     return q, ensemble_td_loss(online, q, target, algorithm.acrlpd, algorithm.backup.error_weights)
 

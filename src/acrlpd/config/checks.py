@@ -46,6 +46,25 @@ def check_chunks(config: RLTrainConfig) -> Iterator[Finding]:
     yield from config.env.execution.check(config.model.action_horizon)
 
 
+def check_noise(config: RLTrainConfig) -> Iterator[Finding]:
+    """Where critics judge noise, they can learn from chunks alone that the policy has played, one window for each."""
+    if config.noise_dim is None:
+        return
+    kind, horizon = kind_name(config.improvement), config.qchunking.horizon_length
+    if config.training.offline_steps > 0 or config.online.offline_ratio != 0:
+        yield error(
+            f"improvement {kind} has critics of noise, and a dataset does not know the noise of its actions: set "
+            "training.offline_steps 0 and online.offline_ratio 0, or choose improvement dsrl, whose critics judge "
+            f"chunks; found {config.training.offline_steps} and {config.online.offline_ratio}"
+        )
+    steps = config.env.execution.for_horizon(config.qchunking.chunk_length).replan_steps
+    if steps != horizon:
+        yield error(
+            f"improvement {kind} has critics of noise, so a target reaches from chunk to chunk: set env.replan_steps "
+            f"to qchunking.horizon_length {horizon}; found {steps}"
+        )
+
+
 def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
     loader, frozen = config.weight_loader, config.freeze_pi0_backbone
     if loader.kind != "none" and not loader.path:

@@ -58,7 +58,7 @@ def create_agent(
         feature_dim=policy.feature_dim,
         image_keys=model.image_keys,
         state_dim=model.state_dim,
-        chunk_dim=rl_config.qchunking.chunk_length * rl_config.qchunking.action_dim,
+        chunk_dim=rl_config.noise_dim or rl_config.qchunking.chunk_length * rl_config.qchunking.action_dim,
     )
     improvement = backup = None
     if algorithm.has_improvement:

@@ -88,6 +88,12 @@ class RLTrainConfig:
         return self.acrlpd.loss_weights.actor_weight > 0 and self.improvement.freezes_policy
 
     @property
+    def noise_dim(self) -> int | None:
+        """Numbers in the noise of a chunk, where critics judge noise in place of chunks; None elsewhere."""
+        judges_noise = self.acrlpd.loss_weights.actor_weight > 0 and self.improvement.judges_noise
+        return self.improvement.noise_dim(self.model) if judges_noise else None
+
+    @property
     def acts_with_average(self) -> bool:
         """Whether the policy that acts, and that openpi serves, is the moving average of the policy that learns."""
         return self.openpi_compatibility.enable_ema_for_inference and self.acrlpd.ema_decay is not None

@@ -46,6 +46,7 @@ def validate_config(
         # Parts that must fit each other.
         *checks.check_batch(config, num_devices),
         *checks.check_chunks(config),
+        *checks.check_noise(config),
         *checks.check_online(config, level),
         *checks.check_baselines(config),
         *checks.check_cloning(config),

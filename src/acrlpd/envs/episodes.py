@@ -11,7 +11,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from acrlpd.data.sources.source import Feature
+from acrlpd.data.sources.source import NOISE_COLUMN, Feature
 from acrlpd.envs.env import Columns, Env, EnvSpec
 
 
@@ -30,6 +30,8 @@ class Rollout:
     # What the policy said at the start of each of the c chunks: at which step int64 [c], and numbers [c] by name.
     chunk_steps: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     values: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    # float32 [L, z]: the noise that the chunk of each step was made of. None where the policy does not tell it.
+    noise: np.ndarray | None = None
     video: Sequence[np.ndarray] = ()  # uint8 [h, w, 3] each
 
     @property
@@ -50,11 +52,12 @@ class Rollout:
             "next.done": is_last,
             "next.truncated": is_last & (not self.terminated),
             "next.success": self.success,
+            **({} if self.noise is None else {NOISE_COLUMN: self.noise}),
         }
 
 
-def rollout_features(spec: EnvSpec) -> dict[str, Feature]:
-    """The features of `Rollout.columns`, as a dataset declares them."""
+def rollout_features(spec: EnvSpec, noise_dim: int | None = None) -> dict[str, Feature]:
+    """The features of `Rollout.columns`, as a dataset declares them; `noise_dim` is the size of recorded noise."""
     return {
         **spec.features,
         spec.action_column: Feature("float32", (spec.action_dim,)),
@@ -62,6 +65,7 @@ def rollout_features(spec: EnvSpec) -> dict[str, Feature]:
         "next.done": Feature("bool", ()),
         "next.truncated": Feature("bool", ()),
         "next.success": Feature("bool", ()),
+        **({} if noise_dim is None else {NOISE_COLUMN: Feature("float32", (noise_dim,))}),
     }
 
 

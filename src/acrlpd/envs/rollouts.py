@@ -57,6 +57,7 @@ class _Episode:
     video: list[np.ndarray]
     parts: list[Executed] = dataclasses.field(default_factory=list)
     values: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    noise: list[np.ndarray | None] = dataclasses.field(default_factory=list)  # of each turn
     left: Any = None  # what the execution remembers of the turn before
 
 
@@ -216,6 +217,7 @@ class _Rollouts:
         for slot, episode, turn in zip(group, episodes, turns, strict=True):
             if slot in self.active:
                 episode.values.append(turn.values)
+                episode.noise.append(turn.noise)
                 episode.left = turn.left
                 self._submit(slot, execute_chunk, turn.actions, self.record, episode.planned.film)
 
@@ -289,6 +291,7 @@ class _Rollouts:
 def _finish(episode: _Episode, record: bool) -> Rollout:
     lengths = [len(part.rewards) for part in episode.parts]
     names = episode.values[0]
+    noise = [np.broadcast_to(z, (n, len(z))) for n, z in zip(lengths, episode.noise, strict=True) if z is not None]
     return Rollout(
         seed=episode.planned.seed,
         prompt=episode.prompt,
@@ -299,5 +302,6 @@ def _finish(episode: _Episode, record: bool) -> Rollout:
         observations=stack(episode.observations) if record else {},
         chunk_steps=np.concatenate([[0], np.cumsum(lengths[:-1])]).astype(np.int64),
         values={name: np.array([values[name] for values in episode.values]) for name in names},
+        noise=np.concatenate(noise) if noise else None,
         video=episode.video,
     )

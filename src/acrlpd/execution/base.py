@@ -19,6 +19,7 @@ class Chunks:
 
     actions: np.ndarray  # float32 [n, T, a] in the environment's units
     values: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # name -> [n], for the record
+    noise: np.ndarray | None = None  # float32 [n, z] of which the chunks were made, if the training wants to know it
 
 
 # (observations {column: [n, ...]}, prompts [n], seeds of the noise [n]) -> chunks. Each observation has a seed of its
@@ -33,6 +34,7 @@ class Turn:
     actions: np.ndarray  # [k, a] to execute, with k of 1 or more
     values: dict[str, float]  # what the policy said about its answer
     left: Any = None  # what the next turn of this episode needs to know about this turn
+    noise: np.ndarray | None = None  # [z] `Chunks.noise` of this episode
 
 
 class ChunkExecution(Choice, abc.ABC):

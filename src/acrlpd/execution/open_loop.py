@@ -33,6 +33,10 @@ class OpenLoop(ChunkExecution):
     ) -> list[Turn]:
         chunks = policy(observations, prompts, seeds)
         return [
-            Turn(actions[: self.steps], {name: float(values[row]) for name, values in chunks.values.items()})
+            Turn(
+                actions[: self.steps],
+                {name: float(values[row]) for name, values in chunks.values.items()},
+                noise=None if chunks.noise is None else chunks.noise[row],
+            )
             for row, actions in enumerate(chunks.actions)
         ]

@@ -150,7 +150,7 @@ def _inspect_critics(agent: Agent, batch: Batch, choice: ChosenActions) -> Inspe
     """The values of E critics at the logged chunks that they learn from, and which of N candidates they choose."""
     networks = agent.networks()
     observation = networks.policy.preprocess(None, batch.observations, train=False)
-    chunk = agent.algorithm.critic_chunks(batch.actions)
+    chunk = agent.algorithm.logged(batch)
     ensemble, features = networks.critics.online_ensemble, networks.encode(observation).features
     member_q = ensemble(features, observation, chunk[:, None])[:, 0]  # [b, E]
     mask = jnp.asarray(batch.sequence_mask, bool)[:, None]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -96,6 +96,7 @@ class ChosenActions(flax.struct.PyTreeNode):
     index: jax.Array  # int32 [b]
     q_values: jax.Array | None  # [b, N]; None without critics
     candidates: jax.Array  # [b, N, T, a]
+    noise: jax.Array | None = None  # [b, n] of the chosen chunks, where critics judge noise; None elsewhere
 
 
 def candidate_noise(seed: int, num_candidates: int, action_horizon: int, action_dim: int) -> np.ndarray:
@@ -106,16 +107,25 @@ def candidate_noise(seed: int, num_candidates: int, action_horizon: int, action_
     return np.random.default_rng(seed).standard_normal((num_candidates, action_horizon, action_dim), np.float32)
 
 
-def candidates_and_values(
+class JudgedCandidates(NamedTuple):
+    """The candidates of a model with critics."""
+
+    actions: jax.Array  # [b, N, T, a]
+    judged: jax.Array  # [b, N, c] what the critics saw of them
+    member_values: jax.Array  # [b, N, E]
+
+
+def judge_candidates(
     model: ActingModel, observation: Observation, noise: jax.Array, *, num_steps: int
-) -> tuple[jax.Array, jax.Array]:
-    """The candidates of a model with critics for noise [b, N, T, a], and their values by every critic [b, N, E]."""
+) -> JudgedCandidates:
+    """The candidates of a model with critics for noise [b, N, T, a], and their values by every critic."""
     networks, algorithm = model.networks(), model.algorithm
     observation = networks.policy.preprocess(None, observation, train=False)
     context = networks.encode(observation)
     candidates = algorithm.candidates(networks, context, observation, noise, num_steps=num_steps)
-    critics = networks.critics.online_ensemble
-    return candidates, critics(context.features, observation, algorithm.critic_chunks(candidates))
+    judged = algorithm.judged(networks, context, observation, noise, candidates)
+    values = networks.critics.online_ensemble(context.features, observation, judged)
+    return JudgedCandidates(candidates, judged, values)
 
 
 @partial(jax.jit, static_argnames=("num_steps", "exploration"))
@@ -141,7 +151,7 @@ def choose_actions(
         )
         candidates = model.algorithm.clip(candidates)
         return ChosenActions(candidates[:, 0], jnp.zeros(noise.shape[0], jnp.int32), None, candidates)
-    candidates, member_values = candidates_and_values(model, observation, noise, num_steps=num_steps)
+    candidates, judged, member_values = judge_candidates(model, observation, noise, num_steps=num_steps)
     q_values = model.networks().critics.online_ensemble.aggregate(member_values)
     allowed = jnp.arange(q_values.shape[1]) < jnp.asarray(num_candidates)[:, None]
     scores = jnp.where(allowed, q_values, -jnp.inf)
@@ -150,18 +160,19 @@ def choose_actions(
     else:
         temperature = model.networks().temperature()
 
-        def draw(candidates: jax.Array, scores: jax.Array, seed: jax.Array) -> jax.Array:
+        def draw(judged: jax.Array, scores: jax.Array, seed: jax.Array) -> jax.Array:
             index = select(
                 scores[None],
                 rng=jax.random.key(seed),
                 config=exploration,
                 temperature=temperature,
-                critic_chunks=model.algorithm.critic_chunks(candidates[None]),
+                critic_chunks=judged[None],
             )
             return index[0].astype(jnp.int32)
 
-        index = jax.vmap(draw)(candidates, scores, jnp.asarray(seeds))
-    return ChosenActions(take_candidate(candidates, index), index, q_values, candidates)
+        index = jax.vmap(draw)(judged, scores, jnp.asarray(seeds))
+    chosen_noise = take_candidate(judged, index) if model.algorithm.judges_noise else None
+    return ChosenActions(take_candidate(candidates, index), index, q_values, candidates, chosen_noise)
 
 
 @partial(jax.jit, static_argnames=("num_steps", "exploration"))

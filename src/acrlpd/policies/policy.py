@@ -82,7 +82,7 @@ class Policy:
         if self.action_noise:
             actions = actions + _normal(disturbances, self.action_noise, actions.shape[1:])
         outputs = self.outputs({"state": observation.state, "actions": actions})
-        return Chunks(np.asarray(outputs["actions"], np.float32), _values(chosen))
+        return Chunks(np.asarray(outputs["actions"], np.float32), _values(chosen), chosen.noise)
 
     def with_models(self, models: Mapping[int, ActingModel], num_models: int) -> "Policy":
         """This policy with the models of the runs 0 to `num_models` - 1, which act in one call.

@@ -20,7 +20,7 @@ from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.models.families.pi0 import DType
 from acrlpd.models.observation import Observation
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
-from acrlpd.policies.acting_model import ActingModel, candidate_noise, candidates_and_values, choose_actions
+from acrlpd.policies.acting_model import ActingModel, candidate_noise, choose_actions, judge_candidates
 from acrlpd.policies.checkpoint import Checkpoint, critic_arrays, open_checkpoint
 from acrlpd.policies.levels import Level, serving_level
 from acrlpd.runs.checkpoint_layout import (
@@ -201,7 +201,7 @@ def rank_critics(model: ActingModel, observation: Observation, *, num_steps: int
 
     @jax.jit
     def scores(model: ActingModel, observation: Observation, noise: jax.Array) -> jax.Array:
-        _, values = candidates_and_values(model, observation, noise, num_steps=num_steps)
+        values = judge_candidates(model, observation, noise, num_steps=num_steps).member_values
         by_all = model.networks().critics.online_ensemble.aggregate(values)  # [b, n]
         chosen = jnp.argmax(values, axis=1)  # [b, E]
         return jnp.mean(jnp.take_along_axis(by_all, chosen, axis=1), axis=0)

@@ -32,7 +32,7 @@ class BestOfN(Backup):
         observation = batch.next_observations
         context = networks.encode(observation)
         candidates = algorithm.candidates(networks, context, observation, draws.next_noise)
-        chunks = algorithm.critic_chunks(candidates)
+        chunks = algorithm.judged(networks, context, observation, draws.next_noise, candidates)
         online, target = networks.critics.online_ensemble, networks.critics.target_ensemble
         q = online.rank(context.features, observation, chunks, networks.policy.dtype)  # [b, N]
         best = take_candidate(chunks, jnp.argmax(q, axis=1))

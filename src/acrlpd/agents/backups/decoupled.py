@@ -48,7 +48,7 @@ class Decoupled(ImplicitValue):
         reader: ObservationReader,
         state_dim: int,
         rngs: nnx.Rngs,
-    ) -> "DecoupledNetworks":
+    ) -> nnx.Module:
         chunk_dim = qchunking.horizon_length * qchunking.action_dim
         return DecoupledNetworks(
             value=ValueNetwork(self.hidden_dims, reader, state_dim, rngs),

@@ -46,7 +46,7 @@ class ImplicitValue(Backup):
         reader: ObservationReader,
         state_dim: int,
         rngs: nnx.Rngs,
-    ) -> "ValueNetwork":
+    ) -> nnx.Module:
         return ValueNetwork(self.hidden_dims, reader, state_dim, rngs)
 
     def value(self, networks: Networks) -> "ValueNetwork":
@@ -64,7 +64,7 @@ class ImplicitValue(Backup):
     def losses(self, view: "View", targets: Targets, subset_rng: jax.Array) -> jax.Array:
         features, observation = view.fixed_context.features, view.batch.observations
         target = view.fixed.critics.target_ensemble
-        chunk = view.algorithm.critic_chunks(view.batch.actions)[:, None]
+        chunk = view.algorithm.logged(view.batch)[:, None]
         q = target.aggregate_target(target(features, observation, chunk)[:, 0], subset_rng)
         error = q - self.value(view.networks)(features, observation)
         size = jnp.abs(error) if self.loss == "quantile" else jnp.square(error)

@@ -183,6 +183,26 @@ class Improvement(Choice, abc.ABC):
         """
         return denoise(noise)
 
+    def judged_noise(
+        self, networks: Networks, context: Context, observation: Observation, noise: jax.Array
+    ) -> jax.Array:
+        """What critics judge in place of the candidates that `propose` makes of the same noise: [b, N, noise_dim].
+
+        An improvement that overrides this method has critics of noise. Played chunks are then recorded with the noise
+        that was judged, and a batch has this noise beside the actions. The dataset has none, so critics learn from the
+        replay alone.
+        """
+        raise NotImplementedError
+
+    def noise_dim(self, model: PolicyConfig) -> int:
+        """Numbers in the noise of one chunk that critics judge; asked for where `judges_noise`."""
+        raise NotImplementedError
+
+    @property
+    def judges_noise(self) -> bool:
+        """Whether this improvement overrides `judged_noise`, so that critics judge noise in place of chunks."""
+        return type(self).judged_noise is not Improvement.judged_noise
+
     @property
     def makes_candidates(self) -> bool:
         """Whether this improvement overrides `propose`, so that the policy alone would act differently."""

@@ -66,7 +66,11 @@ class DSRL(Improvement):
     zero_at_best: ClassVar[bool] = False
     freezes_policy: ClassVar[bool] = True
 
-    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> "NoiseNetworks":
+    def num_rows(self, action_horizon: int) -> int:
+        """Rows of noise that the actor chooses for a chunk."""
+        return 1 if self.noise_rows == "one" else action_horizon
+
+    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> "NoiseActor":
         return NoiseNetworks(self, policy, algorithm, rngs)
 
     def propose(
@@ -77,12 +81,12 @@ class DSRL(Improvement):
         noise: jax.Array,
         denoise: Callable[[jax.Array], jax.Array],
     ) -> jax.Array:
-        chosen, _ = _networks(networks).choose_noise(context, observation, noise)
+        chosen, _ = _actor(networks).choose_noise(context, observation, noise)
         return denoise(self._for_all_rows(chosen, noise))
 
     def weigh(self, view: View) -> SampleWeights:
         # Two noises, and the values of their chunks. Nothing of this needs a gradient.
-        chosen, log_prob = self._choose_noise(view, view.fixed)
+        chosen, log_prob = self.choose_noise(view, view.fixed)
         rows = chosen.shape[2]
         normal = jnp.clip(view.draws.flow_noise[:, None, :rows], -self.noise_bound, self.noise_bound)
         noise = jnp.concatenate([chosen, normal], axis=1)  # [b, 2, rows, a]
@@ -96,31 +100,44 @@ class DSRL(Improvement):
             noise=noise,
             value=view.values(view.algorithm.clip(chunks)),  # [b, 2]
             predicted=own.values(view.fixed_context, view.batch.observations, noise),  # [b, 2]
-            entropy_of_a_row=-log_prob / rows,
-            alpha=jnp.broadcast_to(own.temperature(), log_prob.shape),
+            **self.actor_record(view, log_prob, rows),
         )
 
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
         networks, fixed, kept = _networks(view.networks), _networks(view.fixed), weights.kept
         context, observations = view.fixed_context, view.batch.observations
-        chosen, log_prob = self._choose_noise(view, view.networks)
+        error = networks.member_values(context, observations, kept["noise"]) - kept["value"][..., None]
+        follow = self.actor_losses(view, lambda noise: fixed.values(context, observations, noise))
+        return follow + jnp.mean(jnp.square(error), axis=(1, 2))
+
+    def actor_losses(self, view: View, values: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """The loss of actor and temperature [b], where `values` judges noise: [b, 1, rows, a] -> [b, 1]."""
+        chosen, log_prob = self.choose_noise(view, view.networks)
         hyperparams, (_, _, rows, dims) = view.algorithm.acrlpd, chosen.shape
         target_entropy = hyperparams.target_entropy
         if target_entropy is None:  # noise has the dims of the policy, not those of the robot
             target_entropy = -hyperparams.target_entropy_multiplier * dims
-        alpha_loss = networks.temperature.alpha_loss(-log_prob, target_entropy * rows)
-        actor_loss = fixed.temperature() * log_prob - fixed.values(context, observations, chosen)[:, 0]
-        error = networks.member_values(context, observations, kept["noise"]) - kept["value"][..., None]
-        return actor_loss + alpha_loss + jnp.mean(jnp.square(error), axis=(1, 2))
+        alpha_loss = _actor(view.networks).temperature.alpha_loss(-log_prob, target_entropy * rows)
+        return _actor(view.fixed).temperature() * log_prob - values(chosen)[:, 0] + alpha_loss
+
+    def actor_record(self, view: View, log_prob: jax.Array, rows: int) -> dict[str, jax.Array]:
+        """What `metrics` tells about the actor, for each sample: [b] each."""
+        alpha = jnp.broadcast_to(_actor(view.fixed).temperature(), log_prob.shape)
+        return {"entropy_of_a_row": -log_prob / rows, "alpha": alpha}
 
     def metrics(self, weights: SampleWeights) -> Info:
         kept = weights.kept
+        return self.actor_metrics(kept) | {
+            "noise_gain": jnp.mean(kept["value"][:, 0] - kept["value"][:, 1]),
+            "noise_critic_error": jnp.mean(jnp.abs(kept["predicted"] - kept["value"])),
+        }
+
+    def actor_metrics(self, kept: dict[str, jax.Array]) -> Info:
+        """Metrics of `actor_record`, and of the actor's noise, which is kept["noise"][:, 0]."""
         return {
             "alpha_value": jnp.mean(kept["alpha"]),
             "entropy_estimate": jnp.mean(kept["entropy_of_a_row"]),
             "noise_size": jnp.sqrt(jnp.mean(jnp.square(kept["noise"][:, 0]))),
-            "noise_gain": jnp.mean(kept["value"][:, 0] - kept["value"][:, 1]),
-            "noise_critic_error": jnp.mean(jnp.abs(kept["predicted"] - kept["value"])),
         }
 
     def check(
@@ -128,27 +145,27 @@ class DSRL(Improvement):
     ) -> Iterator[Finding]:
         if model.has_density:
             yield error(
-                f"improvement dsrl chooses the noise of a flow, and the {kind_name(model)} policy is no flow: set "
-                "model pi0 or state_flow, or choose improvement sac"
+                f"improvement {kind_name(self)} chooses the noise of a flow, and the {kind_name(model)} policy is no "
+                "flow: set model pi0 or state_flow, or choose improvement sac"
             )
         if hyperparams.loss_weights.bc_weight > 0:
             yield error(
-                "improvement dsrl freezes the policy, so nothing can be cloned: set acrlpd.loss_weights.bc_weight 0; "
-                f"found {hyperparams.loss_weights.bc_weight}"
+                f"improvement {kind_name(self)} freezes the policy, so nothing can be cloned: set "
+                f"acrlpd.loss_weights.bc_weight 0; found {hyperparams.loss_weights.bc_weight}"
             )
         if hyperparams.critic_gradient_to_policy:
             yield error(
-                "improvement dsrl freezes the policy, so the critics cannot train its features: set "
+                f"improvement {kind_name(self)} freezes the policy, so the critics cannot train its features: set "
                 "acrlpd.critic_gradient_to_policy false"
             )
         yield from check_features(self, model, critic)
         yield from check_temperature(self, hyperparams)
         yield from check_entropy(self, hyperparams, model, self.noise_bound)
 
-    def _choose_noise(self, view: View, networks: Networks) -> tuple[jax.Array, jax.Array]:
+    def choose_noise(self, view: View, networks: Networks) -> tuple[jax.Array, jax.Array]:
         """Noise of the actor [b, 1, rows, a] and its log probability [b]."""
         noise = view.draws.actor_noise[:, None]
-        chosen, log_prob = _networks(networks).choose_noise(view.fixed_context, view.batch.observations, noise)
+        chosen, log_prob = _actor(networks).choose_noise(view.fixed_context, view.batch.observations, noise)
         return chosen, log_prob[:, 0]
 
     def _for_all_rows(self, noise: jax.Array, like: jax.Array) -> jax.Array:
@@ -156,23 +173,15 @@ class DSRL(Improvement):
         return jnp.broadcast_to(noise, (*noise.shape[:2], *like.shape[-2:]))
 
 
-class NoiseNetworks(nnx.Module):
-    """The actor over noise, the noise critics and the actor's temperature."""
-
-    num_critics = 2
+class NoiseActor(nnx.Module):
+    """The actor over noise and its temperature."""
 
     def __init__(self, config: DSRL, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs):
         self.feature_dim, self.noise_bound = policy.feature_dim, config.noise_bound
-        self.rows = 1 if config.noise_rows == "one" else policy.action_horizon
+        self.rows = config.num_rows(policy.action_horizon)
         noise_dim = self.rows * policy.action_dim
         dim_in = policy.feature_dim + policy.state_dim
         self.actor = SquashedGaussian(dim_in, config.hidden_dims, noise_dim, dtype=policy.dtype, rngs=rngs)
-        # The features of attention would outweigh noise of a few dims.
-        critics = MLPCritics(
-            num_critics=self.num_critics, hidden_dims=config.hidden_dims, q_aggregation="mean", pooling="mean"
-        )
-        reader = ObservationReader(critics, feature_dim=policy.feature_dim, image_keys=(), rngs=rngs)
-        self.critics = critics.create(reader=reader, state_dim=policy.state_dim, chunk_dim=noise_dim, rngs=rngs)
         self.temperature = TemperatureModule(algorithm.acrlpd.initial_temperature)
 
     def choose_noise(self, context: Context, observation: Observation, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -183,6 +192,22 @@ class NoiseNetworks(nnx.Module):
         log_prob = jnp.sum(log_prob - jnp.log(self.noise_bound), axis=-1)
         return self.noise_bound * chosen.reshape(drawn.shape), log_prob
 
+
+class NoiseNetworks(NoiseActor):
+    """The actor over noise, its temperature and the noise critics."""
+
+    num_critics = 2
+
+    def __init__(self, config: DSRL, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs):
+        super().__init__(config, policy, algorithm, rngs)
+        # The features of attention would outweigh noise of a few dims.
+        critics = MLPCritics(
+            num_critics=self.num_critics, hidden_dims=config.hidden_dims, q_aggregation="mean", pooling="mean"
+        )
+        reader = ObservationReader(critics, feature_dim=policy.feature_dim, image_keys=(), rngs=rngs)
+        noise_dim = self.rows * policy.action_dim
+        self.critics = critics.create(reader=reader, state_dim=policy.state_dim, chunk_dim=noise_dim, rngs=rngs)
+
     def member_values(self, context: Context, observation: Observation, noise: jax.Array) -> jax.Array:
         """Values of noise [b, n, rows, a] by every noise critic: [b, n, members]."""
         return self.critics(context.features, observation, noise.reshape(*noise.shape[:2], -1))
@@ -190,6 +215,11 @@ class NoiseNetworks(nnx.Module):
     def values(self, context: Context, observation: Observation, noise: jax.Array) -> jax.Array:
         """Values of noise [b, n, rows, a]: [b, n]."""
         return self.critics.aggregate(self.member_values(context, observation, noise))
+
+
+def _actor(networks: Networks) -> NoiseActor:
+    assert isinstance(networks.improvement, NoiseActor)
+    return networks.improvement
 
 
 def _networks(networks: Networks) -> NoiseNetworks:

@@ -124,6 +124,7 @@ def batch_spec(config: RLTrainConfig) -> Batch:
         task_id=spec(dtype=jnp.int32),
         episode_id=spec(dtype=jnp.int32),
         step_id=spec(dtype=jnp.int32),
+        noise=None if config.noise_dim is None else spec(config.noise_dim),
     )
 
 

@@ -17,6 +17,6 @@ CONFIG = dataclasses.replace(
     name="dqc_cube_double",
     model=dataclasses.replace(_QC.model, action_horizon=25),
     critic=dataclasses.replace(_QC.critic, q_aggregation="min"),
-    backup=Decoupled(loss="quantile", kappa=0.93, distillation_kappa=0.8, hidden_dims=_QC.critic.hidden_dims),
+    backup=Decoupled(loss="quantile", kappa=0.93, distillation_kappa=0.8, hidden_dims=(512, 512, 512, 512)),
     qchunking=dataclasses.replace(_QC.qchunking, horizon_length=25, critic_action_horizon=5),
 )

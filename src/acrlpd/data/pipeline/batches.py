@@ -20,6 +20,7 @@ import numpy as np
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.dataset import Dataset
+from acrlpd.data.sources.source import NOISE_COLUMN
 from acrlpd.models.observation import Array, Observation
 
 # JAX uses an aligned host buffer on a CPU without a copy.
@@ -111,6 +112,7 @@ class WindowSampler:
         success_ratio: float | None = None,
         steps_to_success: np.ndarray | None = None,
         episodes: Sequence[int] | np.ndarray | None = None,
+        stride: int = 1,
     ) -> None:
         """Windows of the episodes at positions `episodes` (all of them by default) with these lengths.
 
@@ -119,23 +121,27 @@ class WindowSampler:
         of all windows is equally likely. `success_ratio` is the share of each kind that is drawn from the windows that
         lead to a success, which begin in the first `steps_to_success` [episodes] steps of their episodes; the rest is
         drawn from all windows. A kind in which no window leads to a success is drawn as if there were no such share.
-        Samplers of one seed draw independently of each other if their `stream` differs.
+        Samplers of one seed draw independently of each other if their `stream` differs. Windows start at multiples of
+        `stride` alone, where an episode that was played in chunks of so many steps has its chunks.
         """
         self.episodes = np.arange(len(lengths)) if episodes is None else np.asarray(episodes, np.int64)
         if len(self.episodes) == 0:
             raise ValueError("there are no episodes to draw windows from")
         lengths = np.asarray(lengths, np.int64)[self.episodes]
-        inside = np.maximum(lengths - horizon_length + 1, 0)  # starts per episode: 0..L-H
+        # Starts are counted in strides: of the steps 0..n-1, -(-n // stride) are starts.
+        starts = -(-lengths // stride)
+        inside = -(-np.maximum(lengths - horizon_length + 1, 0) // stride)  # of the steps 0..L-H
         if sequence_ratio is None:
-            inside = lengths  # All starts are of one kind.
+            inside = starts  # All starts are of one kind.
         good = np.zeros_like(lengths)
         if success_ratio is not None and steps_to_success is not None:
-            good = np.asarray(steps_to_success, np.int64)[self.episodes]
+            good = -(-np.asarray(steps_to_success, np.int64)[self.episodes] // stride)
         nothing = np.zeros_like(lengths)
         self._kinds = (
             _Kind(_Starts(nothing, inside), _Starts(nothing, np.minimum(good, inside))),
-            _Kind(_Starts(inside, lengths - inside), _Starts(inside, np.maximum(good - inside, 0))),
+            _Kind(_Starts(inside, starts - inside), _Starts(inside, np.maximum(good - inside, 0))),
         )
+        self._stride = stride
         self._success_ratio = 0.0 if success_ratio is None else success_ratio
         # A chunk of one step never reaches past the end of an episode.
         self._ratio = 1.0 if sequence_ratio is None or not self._kinds[1].all.total else sequence_ratio
@@ -173,7 +179,7 @@ class WindowSampler:
                 importance[:, slots] = kind.importance(position[:, slots], steps[:, slots], preferred.mean())
         size = batch_size // process_count
         mine = slice(process_index * size, (process_index + 1) * size)
-        return DrawnWindows(self.episodes[position[:, mine]], steps[:, mine], importance[:, mine])
+        return DrawnWindows(self.episodes[position[:, mine]], self._stride * steps[:, mine], importance[:, mine])
 
 
 def _spread(share: float, size: int) -> np.ndarray:
@@ -225,6 +231,7 @@ class BatchBuilder:
         self.buffers = BufferPool()
         self.horizons = (rl_config.qchunking.horizon_length, rl_config.model.action_horizon)
         self._repack = rl_config.data.repack
+        self._noise_dim = rl_config.noise_dim
         self._transform = dataset.transforms.training_inputs(dataset.norm_stats)
         self._episode_ids = np.array(dataset.source.indices, np.int32)
         prompts = dataset.table.prompts if dataset.prompts is None else dataset.prompts
@@ -244,6 +251,13 @@ class BatchBuilder:
     def task_ids(self, rows: np.ndarray) -> np.ndarray:
         """`task_id` of a batch for the windows that start at `rows`."""
         return self._task_ids[self.dataset.table.prompt_index[rows]]
+
+    def noise(self, rows: np.ndarray) -> np.ndarray | None:
+        """`noise` of a batch for the windows that start at `rows`; 0 for data that was not played by the policy."""
+        if self._noise_dim is None:
+            return None
+        recorded = self.dataset.table.columns.get(NOISE_COLUMN)
+        return np.zeros((len(rows), self._noise_dim), np.float32) if recorded is None else recorded[rows]
 
     def build(self, episodes: np.ndarray, steps: np.ndarray, importance: np.ndarray | None = None) -> Batch:
         """The batch of windows that start at `steps` of the episodes at positions `episodes`.
@@ -267,6 +281,7 @@ class BatchBuilder:
             task_id=self.task_ids(first_rows),
             episode_id=self._episode_ids[episodes],
             step_id=steps.astype(np.int32),
+            noise=self.noise(first_rows),
         )
 
     def read(

@@ -36,7 +36,7 @@ from acrlpd.data.pipeline.transforms import (
     uses_quantiles,
 )
 from acrlpd.data.sources.fake import create_fake_source
-from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource, open_source
+from acrlpd.data.sources.source import NOISE_COLUMN, ColumnTable, DatasetError, EpisodeSource, open_source
 from acrlpd.models.families.base import PolicyConfig
 
 logger = logging.getLogger(__name__)
@@ -241,7 +241,9 @@ def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepR
 def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:
     """The columns of a config; state and actions as float32 [N, d], scalars included."""
     values = (*config.repack.state, *config.repack.actions)
-    names = (*values, *reward_columns(source, config)) if rewards else values
+    names = [*values, *(reward_columns(source, config) if rewards else ())]
+    if NOISE_COLUMN in source.column_names:
+        names.append(NOISE_COLUMN)
     table = source.read_columns(list(dict.fromkeys(names)))
     columns = dict(table.columns)
     for name in values:

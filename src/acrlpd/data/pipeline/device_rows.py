@@ -55,6 +55,7 @@ class RowTable:
     task_id: Array  # int32 [N]
     episode_id: Array  # int32 [N]
     step_id: Array  # int32 [N]
+    noise: Array | None  # float32 [N, n]; None unless critics judge noise
 
 
 @flax.struct.dataclass
@@ -82,6 +83,7 @@ class RowFeed:
             task_id=table.task_id[rows],
             episode_id=table.episode_id[rows],
             step_id=table.step_id[rows],
+            noise=None if table.noise is None else table.noise[rows],
         )
 
 
@@ -256,6 +258,7 @@ def read_rows(builder: BatchBuilder, *, first: int = 0, rows_before: int = 0) ->
         task_id=builder.task_ids(rows),
         episode_id=np.array(dataset.source.indices, np.int32)[episodes],
         step_id=(rows - offsets[episodes]).astype(np.int32),
+        noise=builder.noise(rows),
     )
 
 
@@ -319,10 +322,10 @@ def _what_prevents_rows(
 
 
 def row_bytes(rl_config: RLTrainConfig) -> int:
-    """Bytes of one row: observation, action, reward, last row, task, episode, step, and three flags."""
+    """Bytes of one row: observation, action, reward, last row, task, episode, step, three flags, and noise if any."""
     observation, _ = rl_config.model.inputs_spec(1)
     seen = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(observation))
-    return seen + 4 * (rl_config.model.action_dim + 5) + 3
+    return seen + 4 * (rl_config.model.action_dim + 5 + (rl_config.noise_dim or 0)) + 3
 
 
 def _device_memory(sharding: NamedSharding) -> int:

@@ -218,6 +218,8 @@ class DataLoader:
             success_ratio=qchunking.success_ratio,
             steps_to_success=builder.steps_to_success,
             episodes=episodes,
+            # Noise is judged together with all steps of its chunk, so a window begins where a chunk was begun.
+            stride=1 if self._rl_config.noise_dim is None else qchunking.horizon_length,
         )
 
     def _start(self, step: int) -> "Prefetcher | RowDraws":

@@ -22,6 +22,9 @@ from acrlpd.installation import install_command
 
 OnBadEpisode = Literal["error", "skip"]
 
+# The column of a replay with the noise that the policy made the chunk of each step from, where critics judge noise.
+NOISE_COLUMN = "policy_noise"
+
 _STEPS_PER_BLOCK = 32
 _REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

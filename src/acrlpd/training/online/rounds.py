@@ -336,7 +336,7 @@ def create_online_policy(rl_config: RLTrainConfig, norm_stats: Mapping[str, Norm
 def open_replay(directory: pathlib.Path, rl_config: RLTrainConfig, spec: EnvSpec) -> Replay:
     """The replay of the run in `directory`, with the columns of its environment."""
     [action_column] = rl_config.data.repack.actions
-    features = rollout_features(dataclasses.replace(spec, action_column=action_column))
+    features = rollout_features(dataclasses.replace(spec, action_column=action_column), rl_config.noise_dim)
     return Replay(directory / REPLAY, features, spec.fps)
 
 
