@@ -23,12 +23,17 @@ observation. In the offline phase only the critics learn: an actor that follows 
 the policy. aloha_sim_dsrl has the paper's noise, one row within 2 standard deviations. In quickstart_dsrl each row has
 its own noise within 1.5: with one row for all, the small policy loses most of its successes before the actor has
 learned anything. The temperature starts low there, because the run is short.
+
+quickstart_dsrl_sac and aloha_sim_dsrl_sac are the same with DSRL-SAC, which the paper's code has for pi0. Critics of
+noise learn from nothing but what the policy plays, so there is no offline phase. The online phase starts with more
+episodes, and the critics learn alone in its first updates.
 """
 
 import dataclasses
 
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.dsrl import DSRL
+from acrlpd.agents.improvements.dsrl_sac import DSRLSAC
 from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.config.presets import aloha_sim, quickstart
 from acrlpd.config.run import WeightLoaderConfig
@@ -84,24 +89,48 @@ def _dsrl(
     )
 
 
+def _dsrl_sac(dsrl: RLTrainConfig, improvement: DSRLSAC, *, start_steps: int) -> RLTrainConfig:
+    """DSRL-SAC from a preset of DSRL: the offline updates become a warm-up of the critics in the online phase."""
+    warmup, online_steps = dsrl.training.offline_steps, dsrl.training.online_steps
+    return dataclasses.replace(
+        dsrl,
+        name=f"{dsrl.name}_sac",
+        acrlpd=dataclasses.replace(dsrl.acrlpd, critic_warmup_steps=0),
+        improvement=improvement,
+        training=dataclasses.replace(dsrl.training, offline_steps=0, online_steps=warmup + online_steps),
+        online=dataclasses.replace(dsrl.online, offline_ratio=0.0, start_steps=start_steps, critic_warmup_steps=warmup),
+    )
+
+
+_QUICKSTART_DSRL = _dsrl(
+    quickstart.CONFIG,
+    DSRL(noise_bound=1.5, noise_rows="all", hidden_dims=(128, 128, 128)),
+    initial_temperature=0.1,
+    offline_steps=600,
+    online_steps=3_000,
+    update_to_data_ratio=1.0,
+)
+_ALOHA_SIM_DSRL = _dsrl(
+    aloha_sim.CONFIG,
+    DSRL(noise_bound=2.0, hidden_dims=(128, 128, 128)),
+    initial_temperature=1.0,
+    offline_steps=1_000,
+    online_steps=8_000,
+    update_to_data_ratio=0.4,
+)
+
 _PRESETS = {
     "EXPO on the quick start's task": _expo(quickstart.CONFIG, online_steps=2_400, update_to_data_ratio=0.5),
     "EXPO on aloha_sim": _expo(aloha_sim.CONFIG, online_steps=4_500, update_to_data_ratio=0.16),
-    "DSRL on the quick start's task": _dsrl(
-        quickstart.CONFIG,
-        DSRL(noise_bound=1.5, noise_rows="all", hidden_dims=(128, 128, 128)),
-        initial_temperature=0.1,
-        offline_steps=600,
-        online_steps=3_000,
-        update_to_data_ratio=1.0,
+    "DSRL on the quick start's task": _QUICKSTART_DSRL,
+    "DSRL on aloha_sim": _ALOHA_SIM_DSRL,
+    "DSRL-SAC on the quick start's task": _dsrl_sac(
+        _QUICKSTART_DSRL,
+        DSRLSAC(noise_bound=1.5, noise_rows="all", hidden_dims=(128, 128, 128)),
+        start_steps=2_000,
     ),
-    "DSRL on aloha_sim": _dsrl(
-        aloha_sim.CONFIG,
-        DSRL(noise_bound=2.0, hidden_dims=(128, 128, 128)),
-        initial_temperature=1.0,
-        offline_steps=1_000,
-        online_steps=8_000,
-        update_to_data_ratio=0.4,
+    "DSRL-SAC on aloha_sim": _dsrl_sac(
+        _ALOHA_SIM_DSRL, DSRLSAC(noise_bound=2.0, hidden_dims=(128, 128, 128)), start_steps=8_000
     ),
 }
 
