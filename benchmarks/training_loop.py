@@ -36,7 +36,7 @@ import numpy as np
 from acrlpd.agents import Call
 from acrlpd.batch import Feed, StackedBatches
 from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config, save_config
-from acrlpd.config.plan.chips import MEMORY_FRACTION
+from acrlpd.config.plan.accelerators import MEMORY_FRACTION
 from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.process import setup_logging

@@ -20,6 +20,14 @@ def format_seconds(seconds: float) -> str:
     return f"{hours:,} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def format_duration(seconds: float) -> str:
+    """A predicted time, which is not known to the minute: two digits with the unit that fits."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{short(seconds / size, 2)} {unit}"
+    return f"{short(seconds, 2)} s"
+
+
 def format_bytes(num_bytes: float) -> str:
     """Bytes with the unit that fits."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

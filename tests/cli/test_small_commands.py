@@ -8,7 +8,7 @@ import pytest
 from acrlpd.cli import doctor
 from acrlpd.cli.main import main
 from acrlpd.config import apply_config_overrides, get_config, save_config
-from acrlpd.config.plan.chips import MEMORY_FRACTION
+from acrlpd.config.plan.accelerators import MEMORY_FRACTION
 
 
 def test_doctor_finds_as_much_memory_as_a_run_may_use(

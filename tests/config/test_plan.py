@@ -8,7 +8,7 @@ import pytest
 
 from acrlpd.cli.plan import plan_to_dict, print_plan
 from acrlpd.config import ConfigError, apply_config_overrides, get_config, list_configs
-from acrlpd.config.plan.chips import CHIPS, find_chip, find_device_chip
+from acrlpd.config.plan.accelerators import accelerator, find_accelerator
 from acrlpd.config.plan.plan import make_plan
 from acrlpd.console import Console
 
@@ -93,34 +93,46 @@ def test_time_scales_with_work_and_chips():
     assert make_plan(more, accelerator="H100").step_seconds > 2 * one
 
 
-def test_unknown_accelerators():
-    assert find_chip("h200") == CHIPS["H200"]
-    with pytest.raises(ConfigError, match="unknown accelerator 'h20'"):
-        find_chip("h20")
-    plan = make_plan(FULL, device_memory_gib=80, accelerator=None)
-    assert plan.step_seconds is None
+def test_without_an_accelerator_there_is_no_time():
+    plan = make_plan(FULL, device_memory_gib=80)
+    assert plan.step_seconds is None and plan.run_seconds is None and not plan.is_too_long
     console = Console(width=100, file=io.StringIO())
     print_plan(plan, console)
     text = console.file.getvalue()
     assert "peak" in text and plan.verdict in text and "FLOP" not in text  # without a time, they say nothing
     assert dataclasses.replace(plan, device_memory_gib=10).fits is False
     with pytest.raises(ValueError, match="device_memory_gib"):
-        make_plan(FULL, accelerator=None)
+        make_plan(FULL)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("given", "name"),
     [
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
-        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
-        ("TPU v5 lite", "TPU-v5e"),
-        ("cpu", None),
-        ("NVIDIA H1000", None),
+        # As people write them.
+        *(("h200", "H200"), ("rtx 4090", "RTX-4090"), ("RTX4090", "RTX-4090"), ("4090", "RTX-4090")),
+        *(("a100-80gb", "A100-80GB"), ("A100 40", "A100-40GB"), ("H100 SXM", "H100"), ("h100sxm5", "H100")),
+        *(("v5e", "TPU-v5e"), ("tpu v6e", "TPU-v6e"), ("RTX A6000", "A6000"), ("rtx6000ada", "RTX-6000-Ada")),
+        # As JAX names devices.
+        *(("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100-PCIe")),
+        *(("NVIDIA A100-SXM4-80GB", "A100-80GB"), ("NVIDIA A100-PCIE-40GB", "A100-40GB")),
+        *(("NVIDIA GeForce RTX 4090", "RTX-4090"), ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada")),
+        *(("TPU v4", "TPU-v4"), ("TPU v5 lite", "TPU-v5e"), ("TPU v5", "TPU-v5p"), ("NVIDIA L4", "L4")),
     ],
 )
-def test_devices_by_their_own_names(kind: str, name: str | None) -> None:
-    chip = find_device_chip(kind)
-    assert (chip and chip.name) == name
+def test_accelerators_by_their_usual_names(given: str, name: str) -> None:
+    assert accelerator(given).name == name
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["h20", "cpu", "NVIDIA H1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "24GB"],
+)
+def test_other_devices_are_not_taken_for_known_ones(given: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown accelerator '{given}'"):
+        accelerator(given)
+
+
+def test_an_accelerator_of_two_sizes_needs_its_size() -> None:
+    with pytest.raises(ConfigError, match="did you mean A100-40GB or A100-80GB"):
+        accelerator("A100")
+    assert find_accelerator() is None  # tests run on CPUs

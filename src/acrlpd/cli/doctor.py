@@ -20,7 +20,7 @@ from acrlpd.agents import train_step
 from acrlpd.config import get_config
 from acrlpd.config.command_line import Flag
 from acrlpd.config.create_agent import create_agent
-from acrlpd.config.plan.chips import claim_device_memory, usable_device_bytes
+from acrlpd.config.plan.accelerators import claim_device_memory, usable_device_bytes
 from acrlpd.console import Console
 from acrlpd.envs.simulators import SYSTEM_PACKAGES
 from acrlpd.installation import install_command

@@ -65,7 +65,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return {
         "config": plan.config.name,
         "devices": plan.num_devices,
-        "accelerator": plan.chip and plan.chip.name,
+        "accelerator": plan.accelerator and plan.accelerator.name,
         "device_memory_bytes": int(plan.device_memory_gib * GIB),
         "usable_bytes": int(plan.usable_bytes),
         "bytes_per_device": {**dataclasses.asdict(plan.memory), "state": plan.memory.state, "peak": plan.memory.peak},
@@ -85,7 +85,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     Without a known accelerator, as in training on a CPU, arithmetic predicts no time. The plan then leaves it out,
     because counting takes as long as tracing the update once more.
     """
-    work: list[Table | str] = [] if plan.chip is None else [_work_table(plan), ""]
+    work: list[Table | str] = [] if plan.accelerator is None else [_work_table(plan), ""]
     (console or Console()).print(Group(_memory_table(plan), "", *work, plan.verdict), highlight=False)
 
 
@@ -99,8 +99,7 @@ def _table(heading: str, title: str | None = None) -> Table:
 
 
 def _memory_table(plan: Plan) -> Table:
-    where = f"{plan.num_devices} x {plan.chip.name}" if plan.chip else f"{plan.num_devices} device(s)"
-    table = _table("per device", title=f"{plan.config.name} on {where}")
+    table = _table("per device", title=f"{plan.config.name} on {plan.devices}")
     for name, size in dataclasses.asdict(plan.memory).items():
         table.add_row(name, format_bytes(size), _NOTES[name])
     table.add_row("peak", format_bytes(plan.memory.peak), f"of {format_bytes(plan.usable_bytes)}", style="bold")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from acrlpd.config.command_line import Flag, parse_config_args
-from acrlpd.config.plan.chips import MEMORY_FRACTION, claim_device_memory, find_device_chip, usable_device_bytes
+from acrlpd.config.plan.accelerators import MEMORY_FRACTION, claim_device_memory, find_accelerator, usable_device_bytes
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import Validation, validate_config
@@ -76,12 +76,12 @@ def check(members: Sequence[RLTrainConfig], *, resume: bool = False, ignore_plan
     Validation(tuple(dict.fromkeys(errors)), ()).raise_for_errors()
     for warning in dict.fromkeys(warnings) if is_primary() else ():
         print(f"warning: {warning}", file=sys.stderr)
-    chip = find_device_chip(jax.devices()[0].device_kind)
+    found = find_accelerator()
     plan = make_plan(
         members[0],
         num_devices=num_devices,
         device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / 2**30 / len(members),
-        accelerator=None if chip is None else chip.name,
+        accelerator=None if found is None else found.name,
     )
     if is_primary():
         if len(members) > 1:

@@ -10,10 +10,10 @@ import jax
 import rich.progress
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.plan.chips import find_device_chip
+from acrlpd.config.plan.accelerators import find_accelerator
+from acrlpd.config.plan.cost import predict_step_seconds
 from acrlpd.config.plan.flops import step_flops
 from acrlpd.config.plan.memory import estimate_memory
-from acrlpd.config.plan.plan import predict_step_seconds
 from acrlpd.console import Console
 from acrlpd.evaluation.statistics import wilson_interval
 from acrlpd.runs.metrics_log import EVALUATION, ONLINE, TIMING, VALIDATION
@@ -188,9 +188,11 @@ class Clock:
 
 def planned_costs(rl_config: RLTrainConfig) -> dict[str, float | None]:
     """What the plan predicts for an update on these devices, to compare with what is measured."""
-    chip = find_device_chip(jax.devices()[0].device_kind)
+    accelerator = find_accelerator()
     devices, memory = jax.device_count(), estimate_memory(rl_config, jax.device_count())
-    step_s = None if chip is None else predict_step_seconds(rl_config, memory, step_flops(rl_config), chip, devices)
+    step_s = None
+    if accelerator is not None:
+        step_s = predict_step_seconds(rl_config, memory, step_flops(rl_config), accelerator, devices)
     return {"peak_bytes": memory.peak, "step_s": step_s}
 
 
@@ -202,7 +204,7 @@ def update_flops(rl_config: RLTrainConfig) -> float:
 
 def model_flops_utilization(rl_config: RLTrainConfig, steps_per_s: float) -> float | None:
     """Share of the peak of all devices that the arithmetic of an update uses; None if the peak is unknown (CPUs)."""
-    chip = find_device_chip(jax.devices()[0].device_kind)
-    if chip is None:
+    accelerator = find_accelerator()
+    if accelerator is None:
         return None
-    return update_flops(rl_config) * steps_per_s / (chip.bf16_tflops * 1e12 * jax.device_count())
+    return update_flops(rl_config) * steps_per_s / (accelerator.bf16_tflops * 1e12 * jax.device_count())

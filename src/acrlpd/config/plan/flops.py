@@ -10,8 +10,8 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,7 @@ class StepFlops:
     no_gradient: float  # prefixes without gradient: of the next observation, and of weights under accumulation
     candidates: float  # all candidates, at the observation and at the next one
     critics: float
+    num_products: int  # matrix products of a whole update, however large
 
     @property
     def train(self) -> float:
@@ -63,10 +64,10 @@ def step_flops(config: RLTrainConfig) -> StepFlops:
     """One sample's share of an update of policy and critics."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     agent = jax.eval_shape(lambda key: create_agent(config, key), key)
-    update = count_flops(lambda agent, batch, key: agent.train_step(batch, key), agent, batch_spec(config), key)
+    update = find_products(lambda agent, batch, key: agent.train_step(batch, key), agent, batch_spec(config), key)
     parts: dict[str, float] = collections.defaultdict(float)
-    for scopes, flops in update.items():
-        parts[_part(scopes)] += flops / config.batch_size
+    for product in update:
+        parts[_part(product.scopes)] += product.total_flops / config.batch_size
 
     observation, actions = config.model.inputs_spec()
 
@@ -78,6 +79,7 @@ def step_flops(config: RLTrainConfig) -> StepFlops:
     return StepFlops(
         forward=loss.total(),
         candidate=sum(flops for scopes, flops in two.items() if DENOISE in _words(scopes)) / 2,
+        num_products=sum(product.times for product in update),
         **{name: parts[name] for name in ("backward", "recompute", "no_gradient", "candidates", "critics")},
     )
 
@@ -131,15 +133,34 @@ def batch_spec(config: RLTrainConfig) -> Batch:
 # -- counting
 
 
+class Product(NamedTuple):
+    """A matrix product or a convolution of a program."""
+
+    scopes: str
+    flops: int
+    times: int  # how often the program computes it
+
+    @property
+    def total_flops(self) -> int:
+        return self.times * self.flops
+
+
 def count_flops(function: Callable[..., Any], *args: Any) -> collections.Counter[str]:
-    """Scopes -> operations of all matrix products in these scopes. Products that no result needs do not count."""
+    """Scopes -> operations of all matrix products in these scopes."""
+    counts: collections.Counter[str] = collections.Counter()
+    for product in find_products(function, *args):
+        counts[product.scopes] += product.total_flops
+    return counts
+
+
+def find_products(function: Callable[..., Any], *args: Any) -> list[Product]:
+    """The matrix products of a function. Products that no result needs are left out."""
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    return _count(used, "")
+    return list(_products(used, "", 1))
 
 
-def _count(jaxpr: Any, scopes: str) -> collections.Counter[str]:
-    counts: collections.Counter[str] = collections.Counter()
+def _products(jaxpr: Any, scopes: str, times: int) -> Iterator[Product]:
     for equation in jaxpr.eqns:
         inside = f"{scopes}/{equation.source_info.name_stack}"
         name, params = equation.primitive.name, equation.params
@@ -147,21 +168,19 @@ def _count(jaxpr: Any, scopes: str) -> collections.Counter[str]:
             (contracted, _), _ = params["dimension_numbers"]
             lhs = equation.invars[0].aval.shape
             output = equation.outvars[0].aval.shape
-            counts[inside] += 2 * math.prod(output) * math.prod(lhs[axis] for axis in contracted)
+            flops = 2 * math.prod(output) * math.prod(lhs[axis] for axis in contracted)
+            yield Product(inside, flops, times)
         elif name == "conv_general_dilated":
-            counts[inside] += _convolution_flops(equation)
+            yield Product(inside, _convolution_flops(equation), times)
         elif name.startswith("dot_product_attention"):
-            counts[inside] += _attention_flops(equation)
+            yield Product(inside, _attention_flops(equation), times)
         elif name == "cond":
-            branches = [_count(branch.jaxpr, inside) for branch in params["branches"]]
-            most = max(branches, key=lambda branch: sum(branch.values()))
-            counts.update(most)
+            branches = [list(_products(branch.jaxpr, inside, times)) for branch in params["branches"]]
+            yield from max(branches, key=lambda branch: sum(product.total_flops for product in branch))
         else:
-            times = params["length"] if name == "scan" else 1
+            repeated = times * params["length"] if name == "scan" else times
             for inner in jaxprs_in_params(params):
-                for key, flops in _count(inner, inside).items():
-                    counts[key] += times * flops
-    return counts
+                yield from _products(inner, inside, repeated)
 
 
 def _convolution_flops(equation: Any) -> int:

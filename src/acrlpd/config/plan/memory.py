@@ -52,8 +52,7 @@ class Memory:
 @functools.lru_cache(maxsize=32)
 def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
     """Bytes per device of one update of this config."""
-    # Sections that do not change the shapes are fixed, so that one cached trace serves all batch sizes.
-    agent = _trace_agent(dataclasses.replace(config, batch_size=1, training=TrainingConfig(), fsdp=FSDPConfig()))
+    agent = _trace_agent(config)
 
     def num_bytes(tree: Any) -> int:
         return sum(_bytes_per_device(array, config.fsdp) for array in jax.tree.leaves(tree))
@@ -84,6 +83,11 @@ def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
         candidates=math.ceil(samples * candidates) + working.weight_copies,
         batch=math.ceil(config.batch_size / num_devices * _batch_bytes(config)),
     )
+
+
+def checkpoint_bytes(config: RLTrainConfig) -> int:
+    """Size of a checkpoint, which holds every array of the agent once, wherever its parts lie on devices."""
+    return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(_trace_agent(config)))
 
 
 def split_axis(shape: Sequence[int], itemsize: int, num_devices: int, min_size_mib: float) -> int | None:
@@ -124,7 +128,12 @@ def _batch_bytes(config: RLTrainConfig) -> float:
     return 2 * observation + chunks * model.action_horizon * model.action_dim * _FLOAT32
 
 
-@functools.lru_cache(maxsize=32)
 def _trace_agent(config: RLTrainConfig) -> Agent:
     """The agent with shapes in place of arrays."""
+    # Sections that do not change the shapes are fixed, so that one cached trace serves all batch sizes.
+    return _trace_shapes(dataclasses.replace(config, batch_size=1, training=TrainingConfig(), fsdp=FSDPConfig()))
+
+
+@functools.lru_cache(maxsize=32)
+def _trace_shapes(config: RLTrainConfig) -> Agent:
     return jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0))

@@ -1,26 +1,30 @@
-"""Whether a config fits, how long a step takes, and the smallest change that makes it fit."""
+"""Whether a config fits, how long it takes, what it leaves on disk, and the smallest change that makes it fit."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from acrlpd.config.overrides import apply_config_overrides
-from acrlpd.config.plan.chips import CANDIDATE_EFFICIENCY, DENSE_EFFICIENCY, MEMORY_FRACTION, Chip, find_chip
+from acrlpd.config.plan import accelerators
+from acrlpd.config.plan.accelerators import MEMORY_FRACTION, Accelerator
+from acrlpd.config.plan.cost import Disk, estimate_disk, predict_step_seconds
 from acrlpd.config.plan.flops import StepFlops, step_flops
 from acrlpd.config.plan.memory import Memory, estimate_memory
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.units import format_bytes
+from acrlpd.units import format_bytes, format_duration, format_seconds
 
 GIB = 2**30
+# A run that takes longer by the plan is refused, unless it is allowed: most often its length is a mistake.
+LONGEST_RUN_S = 7 * 24 * 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What an update of a run needs, before the update is compiled."""
+    """What a run needs, before its update is compiled."""
 
     config: RLTrainConfig
     num_devices: int
-    chip: Chip | None  # None: an unknown accelerator, for which no time is predicted
+    accelerator: Accelerator | None  # None: an unknown accelerator, for which no time is predicted
     device_memory_gib: float
     memory: Memory
     # Changes, by dotted name, with which the update fits; empty if the update fits as it is, None if no change helps.
@@ -42,13 +46,43 @@ class Plan:
     @property
     def step_seconds(self) -> float | None:
         """The predicted time of an update; None for an unknown accelerator."""
-        if self.chip is None:
+        if self.accelerator is None:
             return None
-        return predict_step_seconds(self.config, self.memory, self.flops, self.chip, self.num_devices)
+        return predict_step_seconds(self.config, self.memory, self.flops, self.accelerator, self.num_devices)
 
     @property
     def samples_per_second(self) -> float | None:
         return None if self.step_seconds is None else self.config.batch_size / self.step_seconds
+
+    @property
+    def run_seconds(self) -> float | None:
+        """The predicted time of all updates of both phases; playing and evaluations come on top."""
+        return None if self.step_seconds is None else self.config.num_train_steps * self.step_seconds
+
+    @property
+    def is_too_long(self) -> bool:
+        return self.run_seconds is not None and self.run_seconds > LONGEST_RUN_S
+
+    @property
+    def disk(self) -> Disk:
+        return estimate_disk(self.config)
+
+    @property
+    def devices(self) -> str:
+        """The devices in words."""
+        if self.accelerator is not None:
+            return f"{self.num_devices} x {self.accelerator.name}"
+        return f"{self.num_devices} device{'s' if self.num_devices > 1 else ''}"
+
+    @property
+    def summary(self) -> str:
+        """The plan in one line."""
+        parts = [f"{format_bytes(self.memory.peak)} of {format_bytes(self.usable_bytes)} per device"]
+        if self.step_seconds is not None and self.run_seconds is not None:
+            parts.append(f"{format_seconds(self.step_seconds)} an update")
+            parts.append(f"{format_duration(self.run_seconds)} for {self.config.num_train_steps:,} updates")
+        parts.append(f"{format_bytes(self.disk.total)} of disk")
+        return f"{self.config.name} on {self.devices}: {', '.join(parts)}"
 
     @property
     def verdict(self) -> str:
@@ -66,21 +100,21 @@ def make_plan(
     *,
     num_devices: int = 1,
     device_memory_gib: float | None = None,
-    accelerator: str | None = "H100",
+    accelerator: str | None = None,
 ) -> Plan:
-    """Plans one update of `config` on `num_devices` accelerators.
+    """Plans a run of `config` on `num_devices` accelerators.
 
     The memory is that of the named accelerator unless it is given; without a name no time is predicted.
     """
-    chip = None if accelerator is None else find_chip(accelerator)
+    named = None if accelerator is None else accelerators.accelerator(accelerator)
     if device_memory_gib is None:
-        if chip is None:
+        if named is None:
             raise ValueError("without an accelerator's name the plan needs device_memory_gib")
-        device_memory_gib = chip.memory_gib
+        device_memory_gib = named.memory_gib
     plan = Plan(
         config=config,
         num_devices=num_devices,
-        chip=chip,
+        accelerator=named,
         device_memory_gib=device_memory_gib,
         memory=estimate_memory(config, num_devices),
         suggestion={},
@@ -88,26 +122,6 @@ def make_plan(
     if plan.fits:
         return plan
     return dataclasses.replace(plan, suggestion=smallest_change(config, num_devices, plan.usable_bytes))
-
-
-def predict_step_seconds(
-    config: RLTrainConfig, memory: Memory, flops: StepFlops, chip: Chip, num_devices: int
-) -> float:
-    """The slower of arithmetic (at the measured share of peak) and communication, then the optimizer."""
-    samples = config.batch_size / num_devices
-    peak = chip.bf16_tflops * 1e12
-    arithmetic = samples * (flops.dense + flops.critics) / (peak * DENSE_EFFICIENCY)
-    arithmetic += samples * flops.candidates / (peak * CANDIDATE_EFFICIENCY)
-    communication = 0.0
-    if num_devices > 1:
-        # Gradients are summed over all devices; sharded weights are gathered for the forward and the backward pass.
-        shards = config.fsdp.fsdp_devices
-        passes = (2 if shards == 1 else 3) * config.training.gradient_accumulation_steps
-        whole = memory.gradients * shards
-        communication = passes * whole * (num_devices - 1) / num_devices / (chip.interconnect_gbs * 1e9)
-    # Parameters, gradients, two moments and the average: read and written once.
-    optimizer = (2 * memory.state + memory.gradients) / (chip.bandwidth_gbs * 1e9)
-    return max(arithmetic, communication) + optimizer
 
 
 def smallest_change(config: RLTrainConfig, num_devices: int, usable_bytes: float) -> dict[str, Any] | None:
