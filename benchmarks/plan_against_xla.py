@@ -78,7 +78,7 @@ def config_of(full: bool, changes: dict[str, Any]) -> "RLTrainConfig":
         }
     else:
         base |= {"model.image_resolution": [112, 112], "acrlpd.sampling_steps": 4}
-    config = get_config("aloha" if full else "debug")
+    config = get_config("aloha_seeds" if full else "debug")
     return apply_config_overrides(apply_config_overrides(config, base), changes)
 
 

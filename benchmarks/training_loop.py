@@ -56,8 +56,8 @@ PARTS = ("overhead", "checkpoint", "start", "fsdp")
 
 
 def make_config(name: str, batch_size: int | None, directory: pathlib.Path) -> RLTrainConfig:
-    """A preset on fake data; `tiny` is `debug` with a larger batch, `full` is `aloha` with nothing frozen."""
-    config = get_config({"tiny": "debug", "full": "aloha"}.get(name, name))
+    """A preset on fake data; `tiny` is `debug` with a larger batch, `full` is `aloha_seeds` with nothing frozen."""
+    config = get_config({"tiny": "debug", "full": "aloha_seeds"}.get(name, name))
     sizes = {"tiny": 64, "full": 32}
     changes: dict[str, Any] = {
         "batch_size": batch_size or sizes.get(name, config.batch_size),
@@ -211,7 +211,7 @@ def measure_fsdp() -> Iterator[Row]:
 
 
 def fsdp_worker() -> None:
-    config = get_config("aloha")
+    config = get_config("aloha_seeds")
     config = apply_config_overrides(
         config,
         {"fsdp.fsdp_devices": 8, "batch_size": 32, "freeze_pi0_backbone": False, "gradient_accumulation_steps": 1},

@@ -1,6 +1,7 @@
 """The command line as a user meets it: help, errors with exit code 2, and machine-readable output."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,9 @@ import pytest
 
 from acrlpd.cli import doctor
 from acrlpd.cli.main import COMMANDS, main
-from acrlpd.config import cli, get_config, load_config
+from acrlpd.cli.train import TrainOptions, refuse
+from acrlpd.config import ConfigError, apply_config_overrides, cli, get_config, load_config
+from acrlpd.config.plan.plan import make_plan
 
 
 def run(*args: str) -> subprocess.CompletedProcess:
@@ -50,7 +53,7 @@ def test_version_and_no_arguments(capsys):
         (["train", "--config", "debug", "--environment", "prod"], "unknown environment 'prod'"),
         (["plan", "--config", "aloha", "--accelerator", "H3"], "unknown accelerator 'H3'"),
         (["plan", "--config", "aloha", "--devices", "0"], "num_devices must be at least 1; found 0"),
-        (["plan", "--config", "aloha", "--devices", "3"], "does not split into 2 micro-batches over 3 devices"),
+        (["plan", "--config", "aloha_seeds", "--devices", "3"], "does not split into 2 micro-batches over 3 devices"),
         (["plan", "--config", "aloha", "--device-memory", "-1"], "--device-memory must be above 0 GiB"),
         (["configs", "show", "nothing"], "unknown config 'nothing'"),
         (["configs", "diff", "aloha", "drod"], "unknown config 'drod'; did you mean 'droid'?"),
@@ -82,11 +85,12 @@ def test_flags_that_do_not_exist_or_do_not_parse(args, message, capsys):
 
 
 def test_a_config_that_cannot_run_is_refused_with_all_reasons_before_any_compile(capsys):
+    batches = ["--batch_size", "31", "--gradient_accumulation_steps", "2"]
     files = ["--data.tokenizer", "no.model", "--weight_loader.path", "no_weights"]
-    assert main(["train", "--config", "aloha", "--batch_size", "31", "--qchunking.horizon_length", "30", *files]) == 2
+    assert main(["train", "--config", "aloha", *batches, "--qchunking.horizon_length", "30", *files]) == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error
-    assert "cannot run (6 errors)" in error
+    assert "cannot run (5 errors)" in error
     for part in ("batch_size 31", "the critics see 30 actions", "--lerobot_repo_id or --data_dir", *files[1::2]):
         assert part in error
 
@@ -106,6 +110,21 @@ def test_a_plan_that_does_not_fit_stops_training(capsys):
     error = capsys.readouterr().err
     assert "does not fit" in error
     assert "--ignore_plan" in error
+
+
+def test_a_run_of_more_than_a_week_is_refused_unless_it_is_allowed():
+    """The network is small, so that the test is; its updates are many."""
+    config = apply_config_overrides(get_config("debug"), {"offline_steps": 10**9})
+    plan = make_plan(config, accelerator="H100")
+    assert plan.is_too_long
+    with pytest.raises(ConfigError, match="for 1,000,000,000 updates") as error:
+        refuse(plan, TrainOptions())
+    [most] = re.findall(r"--max_steps (\d+) takes a week", str(error.value))
+    assert "days" in str(error.value) and "--allow_long" in str(error.value)
+    refuse(plan, TrainOptions(allow_long=True))
+    shorter = apply_config_overrides(config, {"offline_steps": int(most)})
+    refuse(make_plan(shorter, accelerator="H100"), TrainOptions())
+    refuse(make_plan(config, device_memory_gib=80), TrainOptions())  # an unknown accelerator has no time
 
 
 def test_seed_flags_end_up_in_the_config():
@@ -170,16 +189,34 @@ def test_shown_config_is_a_file_that_loads(capsys, tmp_path):
 
 
 def test_plan_prints_a_table_and_json(capsys):
-    args = ["plan", "--config", "aloha", "--devices", "8", "--device-memory", "80"]
+    args = ["plan", "--config", "aloha", "--devices", "8", "--accelerator", "h100 sxm"]
     assert main(args) == 0
     table = capsys.readouterr().out
-    assert all(word in table for word in ("activations", "candidates", "samples/s", "fits: "))
+    assert all(word in table for word in ("activations", "candidates", "samples/s", "minutes", "disk", "fits: "))
+    assert "no time" not in table
     assert main([*args, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["fits"] is True
     parts = plan["bytes_per_device"]
     assert parts["peak"] <= plan["usable_bytes"] < plan["device_memory_bytes"] == 80 * 2**30
-    assert plan["samples_per_second"] == pytest.approx(128 / plan["step_seconds"])
+    assert plan["samples_per_second"] == pytest.approx(32 / plan["step_seconds"])
+    assert plan["run_seconds"] == pytest.approx(30_000 * plan["step_seconds"])
+    disk = plan["disk_bytes"]
+    assert disk["total"] == disk["num_checkpoints"] * disk["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--device-memory", "24"], "no time, because --device-memory names no accelerator"),
+        ([], "no time, because this machine has no accelerator that the plan knows"),
+    ],
+)
+def test_a_plan_without_an_accelerator_says_why_it_has_no_time(args, message, capsys):
+    assert main(["plan", "--config", "debug", *args]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert message in text and "RTX-4090" in text
+    assert "samples/s" not in text and "peak" in text and "checkpoints of" in text
 
 
 def test_doctor_reports_what_breaks_instead_of_breaking(monkeypatch, capsys):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from acrlpd.agents.schedules.cosine import CosineDecaySchedule
 from acrlpd.config import (
     ConfigError,
     apply_config_overrides,
@@ -27,12 +28,15 @@ from acrlpd.robots.aloha import Aloha
 
 REQUIRED = {
     *("droid", "aloha", "libero", "aloha_fold", "aloha_sim", "aloha_pi05", "libero_pi05", "droid_pi05"),
+    *("droid_seeds", "aloha_seeds", "libero_seeds", "aloha_fold_seeds"),
     *("quickstart", "debug", "rl_fold_box", "rl_libero", "rl_droid"),
     *("quickstart_expo", "quickstart_dsrl", "aloha_sim_expo", "aloha_sim_dsrl"),
     *("quickstart_dsrl_sac", "aloha_sim_dsrl_sac"),
     *("qc_cube_double", "qc_fql_scene", "bfn_cube_triple", "bfn_n_puzzle_3x3", "fql_cube_quadruple", "fql_n_scene"),
     *("rlpd_cube_double", "rlpd_ac_puzzle_3x3", "dqc_cube_double"),
 }
+
+ROBOTS = ("aloha", "aloha_pi05", "droid", "droid_pi05", "libero", "libero_pi05", "aloha_fold")
 
 
 def test_all_presets_and_aliases_exist():
@@ -62,13 +66,13 @@ def test_aliases_are_the_same_config():
 @pytest.mark.parametrize(
     ("name", "action_dim", "horizon", "critics", "hidden", "samples", "batch", "bc", "discount"),
     [
-        ("droid", 8, 10, 10, (512, 512, 256), 16, 64, 0.01, 0.995),
-        ("aloha", 14, 20, 8, (256, 256, 128), 32, 128, 0.001, 0.99),
-        ("libero", 7, 5, 12, (512, 512, 256, 128), 64, 256, 0.1, 0.98),
-        ("aloha_fold", 14, 20, 10, (512, 512, 512), 4, 32, 0.05, 0.99),
+        ("droid_seeds", 8, 10, 10, (512, 512, 256), 16, 64, 0.01, 0.995),
+        ("aloha_seeds", 14, 20, 8, (256, 256, 128), 32, 128, 0.001, 0.99),
+        ("libero_seeds", 7, 5, 12, (512, 512, 256, 128), 64, 256, 0.1, 0.98),
+        ("aloha_fold_seeds", 14, 20, 10, (512, 512, 512), 4, 32, 0.05, 0.99),
     ],
 )
-def test_platform_numbers(name, action_dim, horizon, critics, hidden, samples, batch, bc, discount):
+def test_the_numbers_of_the_seeds(name, action_dim, horizon, critics, hidden, samples, batch, bc, discount):
     config = get_config(name)
     assert isinstance(config.model, Pi0Config)
     assert (config.model.action_dim, config.model.max_token_len) == (32, 48)
@@ -78,6 +82,33 @@ def test_platform_numbers(name, action_dim, horizon, critics, hidden, samples, b
     assert (config.acrlpd.loss_weights.bc_weight, config.acrlpd.discount) == (bc, discount)
 
 
+@pytest.mark.parametrize(
+    ("name", "offline", "online", "actor_decay", "critic_decay"),
+    [
+        ("droid_seeds", 2_000_000, 200_000, 100_000, 80_000),
+        ("aloha_seeds", 500_000, 100_000, 30_000, 25_000),
+        ("libero_seeds", 1_000_000, 500_000, 50_000, 40_000),
+        ("aloha_fold_seeds", 20_000, 0, 50_000, 50_000),
+    ],
+)
+def test_the_lengths_of_the_seeds(name, offline, online, actor_decay, critic_decay):
+    config = get_config(name)
+    assert (config.training.offline_steps, config.training.online_steps) == (offline, online)
+    assert isinstance(config.actor_lr_schedule, CosineDecaySchedule)
+    assert isinstance(config.critic_lr_schedule, CosineDecaySchedule)
+    assert (config.actor_lr_schedule.decay_steps, config.critic_lr_schedule.decay_steps) == (actor_decay, critic_decay)
+
+
+@pytest.mark.parametrize("name", ROBOTS)
+def test_learning_rates_fall_until_a_run_ends_and_checkpoints_stay_where_they_are_saved(name):
+    config = get_config(name)
+    for schedule in (config.actor_lr_schedule, config.critic_lr_schedule):
+        assert isinstance(schedule, CosineDecaySchedule)
+        assert schedule.decay_steps == config.num_train_steps
+    assert (config.checkpoints.keep_period or 0) % config.training.save_frequency == 0
+    assert validate_config(config, num_devices=config.fsdp.fsdp_devices).errors == ()
+
+
 def test_fold_box_is_what_the_robot_needs():
     config = get_config("rl_fold_box")
     assert config.model.action_horizon == 20
@@ -85,7 +116,7 @@ def test_fold_box_is_what_the_robot_needs():
     assert config.data.default_prompt == "fold the box"
     assert config.data.robot == Aloha(adapt_to_pi=False)
     assert config.data.rewards.reward_column == "reward"
-    assert config.training.gradient_accumulation_steps > 1
+    assert get_config("aloha_fold_seeds").training.gradient_accumulation_steps > 1
     assert (config.num_train_steps, config.fsdp.fsdp_devices) == (20_000, 8)
 
 
@@ -111,7 +142,7 @@ def test_stages_scale_the_run():
     assert development.training.offline_steps == production.training.offline_steps // 4
     assert development.training.online_steps == production.training.online_steps // 2
     assert (development.training.eval_frequency, development.training.save_frequency) == (1_000, 2_000)
-    debug = load_training_config("droid", "debug", {"loss_weights.bc_weight": 0.5})
+    debug = load_training_config("libero", "debug", {"loss_weights.bc_weight": 0.5})
     assert (debug.training.offline_steps, debug.training.online_steps) == (1_000, 500)
     assert (debug.batch_size, debug.acrlpd.num_action_samples, debug.training.log_frequency) == (8, 4, 10)
     assert debug.acrlpd.loss_weights.bc_weight == 0.5

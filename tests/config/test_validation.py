@@ -195,7 +195,7 @@ def test_warnings(changes, message):
 
 
 def test_high_learning_rate_is_remarked_only_for_pretrained_weights():
-    assert any("is high for pretrained" in w for w in validate_config(get_config("libero")).warnings)
+    assert any("is high for pretrained" in w for w in validate_config(get_config("libero_seeds")).warnings)
     assert not any(
         "is high for pretrained" in w for w in validate({"pi0_lr": 1e-3, "actor_lr_schedule.decay_lr": 0.0}).warnings
     )

@@ -6,16 +6,25 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from rich.console import Group
 from rich.table import Table
 
 from acrlpd.config.command_line import Flag, parse_config_args
+from acrlpd.config.plan.accelerators import (
+    ACCELERATORS,
+    MEMORY_FRACTION,
+    claim_device_memory,
+    find_accelerator,
+    usable_device_bytes,
+)
 from acrlpd.config.plan.plan import GIB, Plan, make_plan
+from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
 from acrlpd.console import Console
 from acrlpd.text import print
-from acrlpd.units import format_bytes
+from acrlpd.units import format_bytes, format_duration, format_seconds
 
 _NOTES = {
     "parameters": "trainable float32, frozen bfloat16",
@@ -31,14 +40,14 @@ _NOTES = {
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
-    """Memory, FLOPs and step time of a config on named accelerators; nothing is compiled."""
+    """Memory, time and disk of a config, on this machine or on the accelerators that you name; nothing is compiled."""
 
-    # Number of accelerators; default: as many as the config's fsdp_devices.
-    devices: int | None = None
-    # Name of the accelerator; an unknown name lists the known ones.
-    accelerator: str = "H100"
-    # Memory of one accelerator in GiB; default: the memory of the named accelerator.
+    # Name of the accelerator; an unknown name lists the known ones. Default: the accelerator of this machine.
+    accelerator: str | None = None
+    # Memory of one accelerator in GiB; default: that of the named accelerator. Without a name no time is predicted.
     device_memory: float | None = None
+    # Number of accelerators; default: those of this machine, or for other accelerators the config's fsdp_devices.
+    devices: int | None = None
     # Print JSON.
     json: Flag = False
 
@@ -48,20 +57,44 @@ def main(args: Sequence[str]) -> int:
     config, options = parse_config_args(PlanOptions, args, prog="acrlpd plan")
     if options.device_memory is not None and not 0 < options.device_memory < math.inf:
         raise ConfigError(f"--device-memory must be above 0 GiB; found {options.device_memory}")
-    num_devices = config.fsdp.fsdp_devices if options.devices is None else options.devices
-    validate_config(config, num_devices=num_devices).raise_for_errors()
-    plan = make_plan(
-        config, num_devices=num_devices, device_memory_gib=options.device_memory, accelerator=options.accelerator
-    )
+    here = options.accelerator is None and options.device_memory is None
+    plan = _plan_here(config, options.devices) if here else _plan_elsewhere(config, options)
     if options.json:
         print(json.dumps(plan_to_dict(plan), indent=2))
-    else:
-        print_plan(plan)
+        return 0
+    print_plan(plan)
+    if plan.accelerator is None:
+        why = "this machine has no accelerator that the plan knows" if here else "--device-memory names no accelerator"
+        print(f"\nno time, because {why}; --accelerator NAME gives one: {', '.join(ACCELERATORS)}")
     return 0
 
 
+def _plan_here(config: RLTrainConfig, num_devices: int | None) -> Plan:
+    """The plan for the accelerators of this machine, or for its memory."""
+    claim_device_memory()
+    found = find_accelerator()
+    if num_devices is None:
+        num_devices = config.fsdp.fsdp_devices if found is None else jax.device_count()
+    validate_config(config, num_devices=num_devices).raise_for_errors()
+    return make_plan(
+        config,
+        num_devices=num_devices,
+        device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / GIB,
+        accelerator=found and found.name,
+    )
+
+
+def _plan_elsewhere(config: RLTrainConfig, options: PlanOptions) -> Plan:
+    """The plan for the accelerators that the options describe."""
+    num_devices = config.fsdp.fsdp_devices if options.devices is None else options.devices
+    validate_config(config, num_devices=num_devices).raise_for_errors()
+    return make_plan(
+        config, num_devices=num_devices, device_memory_gib=options.device_memory, accelerator=options.accelerator
+    )
+
+
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """Everything in the plan, with derived numbers; bytes are per device, FLOPs per sample."""
+    """Everything in the plan, with derived numbers; bytes in memory are per device, FLOPs per sample."""
     return {
         "config": plan.config.name,
         "devices": plan.num_devices,
@@ -73,6 +106,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "batch_size": plan.config.batch_size,
         "step_seconds": plan.step_seconds,
         "samples_per_second": plan.samples_per_second,
+        "run_seconds": plan.run_seconds,
+        "disk_bytes": {**dataclasses.asdict(plan.disk), "total": plan.disk.total},
         "fits": plan.fits,
         "suggestion": plan.suggestion,
         "verdict": plan.verdict,
@@ -80,13 +115,14 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Memory, arithmetic, time and the verdict.
+    """Memory, arithmetic, time, disk and the verdict.
 
     Without a known accelerator, as in training on a CPU, arithmetic predicts no time. The plan then leaves it out,
     because counting takes as long as tracing the update once more.
     """
     work: list[Table | str] = [] if plan.accelerator is None else [_work_table(plan), ""]
-    (console or Console()).print(Group(_memory_table(plan), "", *work, plan.verdict), highlight=False)
+    parts = Group(_memory_table(plan), "", *work, _run_table(plan), "", plan.verdict)
+    (console or Console()).print(parts, highlight=False)
 
 
 def _table(heading: str, title: str | None = None) -> Table:
@@ -122,7 +158,24 @@ def _work_table(plan: Plan) -> Table:
     table.add_row("update", _format_flops(flops.total), shares)
     if plan.step_seconds is not None:
         rate = f"{plan.samples_per_second:,.1f} samples/s at batch {plan.config.batch_size}, predicted"
-        table.add_row("step", f"{plan.step_seconds * 1e3:,.0f} ms", rate, style="bold")
+        table.add_row("step", format_seconds(plan.step_seconds), rate, style="bold")
+    return table
+
+
+def _run_table(plan: Plan) -> Table:
+    """What the whole run takes: hours and disk."""
+    training, disk, table = plan.config.training, plan.disk, _table("whole run")
+    phases = {"offline": training.offline_steps, "online": training.online_steps}
+    updates = " + ".join(f"{steps:,} {phase}" for phase, steps in phases.items() if steps)
+    table.add_row("updates", f"{plan.config.num_train_steps:,}", updates)
+    if plan.run_seconds is not None:
+        extra = "predicted" if plan.config.env.id is None else "predicted; playing and evaluations come on top"
+        table.add_row("time", format_duration(plan.run_seconds), extra, style="bold")
+    kept = f"{disk.num_checkpoints} checkpoints of {format_bytes(disk.checkpoint)}, the one being written included"
+    replay = f"; replay {format_bytes(disk.replay)}" if disk.replay else ""
+    table.add_row("disk", format_bytes(disk.total), kept + replay, style="bold")
+    if baselines := plan.config.evaluation.baselines:
+        table.add_row("", "", f"{len(baselines)} baselines ({', '.join(baselines)}) come on top")
     return table
 
 

@@ -1,4 +1,4 @@
-"""`acrlpd train`: refuse what cannot work, show the plan, then train."""
+"""`acrlpd train`: refuse what cannot work or takes too long, say what the run takes, then train."""
 
 import dataclasses
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from acrlpd.config.command_line import Flag, parse_config_args
 from acrlpd.config.plan.accelerators import MEMORY_FRACTION, claim_device_memory, find_accelerator, usable_device_bytes
+from acrlpd.config.plan.plan import LONGEST_RUN_S, Plan, make_plan
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import Validation, validate_config
@@ -27,6 +28,10 @@ class TrainOptions(DistributedOptions, RunOptions):
 
     # Train even if the plan says that the run does not fit into memory.
     ignore_plan: Flag = False
+    # Train even if the plan says that the run takes longer than a week.
+    allow_long: Flag = False
+    # Show the whole plan before training, not only its summary.
+    show_plan: Flag = False
 
 
 def main(args: Sequence[str]) -> int:
@@ -45,7 +50,7 @@ def main(args: Sequence[str]) -> int:
         members = create_members(config, options)
         for member in members:
             collect_missing_demonstrations(member, dry_run=options.dry_run)
-        check(members, resume=options.resume, ignore_plan=options.ignore_plan)
+        check(members, options)
         return run_experiment(config, options)
     except BaseException as error:  # Ctrl-C too
         if (lost := peer_error(error)) is not None:  # This process is not at fault: a message, no traceback.
@@ -54,8 +59,8 @@ def main(args: Sequence[str]) -> int:
         raise
 
 
-def check(members: Sequence[RLTrainConfig], *, resume: bool = False, ignore_plan: bool = False) -> None:
-    """Checks everything that can be known before a compile: the configs and the files, then the memory.
+def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
+    """Checks everything that can be known before a compile: the configs, the files, the memory, the time.
 
     All that is wrong with configs and files is in one error. The plan is that of the first run; several runs share the
     memory of the devices.
@@ -63,7 +68,6 @@ def check(members: Sequence[RLTrainConfig], *, resume: bool = False, ignore_plan
     import jax
 
     from acrlpd.cli.plan import print_plan
-    from acrlpd.config.plan.plan import make_plan
     from acrlpd.training.readiness import find_missing_parts
 
     num_devices = jax.device_count()
@@ -71,7 +75,7 @@ def check(members: Sequence[RLTrainConfig], *, resume: bool = False, ignore_plan
     warnings: list[str] = []
     for member in members:
         validation = validate_config(member, num_devices=num_devices, ready_to_train=True)
-        errors += (*validation.errors, *find_missing_parts(member, resume=resume))
+        errors += (*validation.errors, *find_missing_parts(member, resume=options.resume))
         warnings += validation.warnings
     Validation(tuple(dict.fromkeys(errors)), ()).raise_for_errors()
     for warning in dict.fromkeys(warnings) if is_primary() else ():
@@ -86,7 +90,21 @@ def check(members: Sequence[RLTrainConfig], *, resume: bool = False, ignore_plan
     if is_primary():
         if len(members) > 1:
             print(f"{len(members)} runs train together; the plan is that of one run, with its share of the memory")
-        print_plan(plan)
-    if not plan.fits and not ignore_plan:
-        fewer = "" if len(members) == 1 else "\nOr train fewer runs at a time: each then has more memory"
+        if plan.fits and not options.show_plan:
+            print(f"plan: {plan.summary}")
+        else:
+            print_plan(plan)
+    refuse(plan, options, num_runs=len(members))
+
+
+def refuse(plan: Plan, options: TrainOptions, *, num_runs: int = 1) -> None:
+    """Refuses a run that does not fit or takes too long by its plan, unless the options allow it."""
+    if not plan.fits and not options.ignore_plan:
+        fewer = "" if num_runs == 1 else "\nOr train fewer runs at a time: each then has more memory"
         raise ConfigError(f"{plan.verdict}{fewer}\n--ignore_plan trains all the same")
+    if plan.is_too_long and plan.step_seconds is not None and not options.allow_long:
+        most = int(LONGEST_RUN_S / plan.step_seconds)
+        raise ConfigError(
+            f"too long: {plan.summary}. A run may take a week.\nMake fewer updates (--max_steps {most} takes a week), "
+            "cheaper ones (--best_of_n_samples, --batch_size) or use more devices\n--allow_long trains all the same"
+        )

@@ -62,12 +62,17 @@ def estimate_disk(config: RLTrainConfig) -> Disk:
 
 def _num_checkpoints(config: RLTrainConfig) -> int:
     """Checkpoints that stay, the best by evaluation among them, and one that is being written."""
-    keep, last = config.checkpoints, config.num_train_steps
-    saved = {*range(0, last, config.training.save_frequency), config.training.offline_steps, last} - {0}
-    newest = sorted(saved)[-keep.max_to_keep :]
-    for_good = {step for step in saved if keep.keep_period and step % keep.keep_period == 0}
+    keep, frequency, last = config.checkpoints, config.training.save_frequency, config.num_train_steps
+    ends = {step for step in (config.training.offline_steps, last) if step % frequency}  # of phases, between two saves
+    newest = sorted({*ends, *range(last - last % frequency, 0, -frequency)[: keep.max_to_keep]})[-keep.max_to_keep :]
+    for_good = 0
+    if keep.keep_period is not None:
+        newest = [step for step in newest if step % keep.keep_period]
+        for_good = last // math.lcm(frequency, keep.keep_period)
+        for_good += sum(step % keep.keep_period == 0 for step in ends)
     best = config.env.id is not None and keep.keep_best
-    return min(len({*newest, *for_good}) + best + 1, len(saved) + best)
+    num_saved = last // frequency + len(ends)
+    return min(len(newest) + for_good + 1, num_saved) + best
 
 
 def _replay_bytes(config: RLTrainConfig) -> int:
