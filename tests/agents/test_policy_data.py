@@ -1,6 +1,8 @@
 """What the policy is cloned from: a window that does not count leaves no trace in the policy."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +15,6 @@ from agent_helpers import (
     compute_part,
     make_batch,
     make_config,
-    quick_call,
     quick_jit,
 )
 
@@ -27,12 +28,18 @@ KEY = jax.random.key(3)
 SIZE = 16
 
 
+@functools.cache
 def make_agent(config: RLTrainConfig) -> Agent:
     return quick_jit(lambda key: create_agent(config, key))(jax.random.key(0))
 
 
+@quick_jit
+def train_step(agent: Agent, batch: Batch) -> tuple[Agent, dict[str, Any]]:
+    return agent.train_step(batch, KEY)
+
+
 def updated(config: RLTrainConfig, batch: Batch) -> tuple[Agent, dict[str, Any]]:
-    return quick_call(jax.jit(lambda agent, batch: agent.train_step(batch, KEY)), make_agent(config), batch)
+    return train_step(make_agent(config), batch)
 
 
 def spoiled(batch: Batch, where: np.ndarray) -> Batch:
@@ -60,19 +67,18 @@ def test_failures_teach_the_critics_and_not_the_policy(accumulation: int) -> Non
     assert "policy_data_ratio" not in plain
 
 
-def losses_of_single_windows(agent: Agent, part: str, batch: Batch, field: str, name: str) -> list[float]:
-    """The loss `name` of the batch where `field` is above 0 for one window only, for each window."""
-    loss = quick_jit(lambda batch: compute_part(agent, part, batch, KEY)[1][name])
-    return [float(loss(batch.replace(**{field: jnp.zeros(SIZE).at[k].set(1.0)}))) for k in range(SIZE)]
+def losses_of_single_windows(loss: Callable[[Batch], jax.Array], batch: Batch, field: str) -> list[float]:
+    """The loss of the batch where `field` is above 0 for one window only, for each window."""
+    return [float(loss(batch.replace(**{field: jnp.asarray(window)}))) for window in np.eye(SIZE, dtype=np.float32)]
 
 
 def test_cloning_is_the_mean_over_the_windows_that_count() -> None:
     config = make_config(policy_data="success")
     batch, agent = make_batch(config, SIZE), make_agent(config)
-    single = losses_of_single_windows(agent, "bc", batch, "leads_to_success", "bc_loss")
-    _, info = compute_part(agent, "bc", batch, KEY)
+    loss = quick_jit(lambda batch: compute_part(agent, "bc", batch, KEY)[1]["bc_loss"])
+    single = losses_of_single_windows(loss, batch, "leads_to_success")
     steps = np.sum(batch.valid, axis=1) * np.asarray(batch.leads_to_success)
-    np.testing.assert_allclose(info["bc_loss"], np.average(single, weights=steps), rtol=1e-5)
+    np.testing.assert_allclose(loss(batch), np.average(single, weights=steps), rtol=1e-5)
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -123,8 +129,8 @@ def test_micro_batches_compare_with_the_whole_batch() -> None:
 def test_the_critics_loss_follows_the_importance() -> None:
     config = make_config()
     batch, agent = make_batch(config, SIZE, all_valid=True), make_agent(config)
-    single = losses_of_single_windows(agent, "critic", batch, "importance", "critic_loss")
+    loss = quick_jit(lambda batch: compute_part(agent, "critic", batch, KEY)[1]["critic_loss"])
+    single = losses_of_single_windows(loss, batch, "importance")
     for importance in (np.ones(SIZE), np.random.default_rng(0).uniform(0.2, 3.0, SIZE)):
         weighted = batch.replace(importance=jnp.asarray(importance, jnp.float32))
-        _, info = compute_part(agent, "critic", weighted, KEY)
-        np.testing.assert_allclose(info["critic_loss"], np.average(single, weights=importance), rtol=1e-4)
+        np.testing.assert_allclose(loss(weighted), np.average(single, weights=importance), rtol=1e-4)
