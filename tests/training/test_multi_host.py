@@ -69,10 +69,10 @@ def two_processes(base: pathlib.Path, results_of_two: list[Finished]) -> pathlib
 
 
 @pytest.fixture(scope="module")
-def one_process(base: pathlib.Path, processes: Processes) -> pathlib.Path:
-    config = state_config(base, exp_name="one", **SHARDED)
-    result = processes.run(config, devices=8)
-    assert result.returncode == 0, result.output
+def one_process(base: pathlib.Path) -> pathlib.Path:
+    """The same training on the one device of this process."""
+    config = state_config(base, exp_name="one", **SHARDED | {"fsdp_devices": 1})
+    train_here(config)
     return run_directory(config)
 
 
