@@ -11,6 +11,23 @@ from acrlpd.models.observation import Array, Observation
 
 
 @flax.struct.dataclass
+class Returns:
+    """How the episodes of B windows go on, for improvements that label prompts.
+
+    Each step until the step that succeeds costs 1 / L, where L is the number of steps of the task's longest episode.
+    The return of a failure is -1, and no return is lower. Steps after a failure go on to cost, so that all windows of a
+    failure are judged alike, those at its end included.
+    """
+
+    return_to_go: Array  # float32 [B] from step t on, in [-1, 0]
+    rewards: Array  # float32 [B] the cost of the H steps, as a negative number
+    continues: Array  # float32 [B] 1 if the episode goes on after the H steps
+    fails: Array  # float32 [B] 1 if the episode ends within the H steps without success
+    counts: Array  # float32 [B] 0 for a window that begins after the success
+    human: Array  # float32 [B] 1 if a human, who took over from the policy, chose all actions of the window
+
+
+@flax.struct.dataclass
 class Batch:
     """A batch of action-chunk transitions: B windows that start at a random step t of an episode.
 
@@ -36,6 +53,7 @@ class Batch:
     step_id: Array  # int32 [B]
     # float32 [B, n] the noise that the played chunk at t was made of; None unless critics judge noise.
     noise: Array | None = None
+    returns: Returns | None = None  # None: the improvement labels no prompts
 
     @property
     def critic_weight(self) -> Array:

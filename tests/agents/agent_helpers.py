@@ -15,7 +15,7 @@ from acrlpd.agents.critics.mlp import MLPCritics
 from acrlpd.agents.improvements.base import Improvement, Info
 from acrlpd.agents.optimizers.adamw import AdamW
 from acrlpd.agents.schedules.constant import ConstantSchedule
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, Returns
 from acrlpd.choice import find_kind
 from acrlpd.config import ACRLPDHyperparams, LossWeights, QChunkingConfig, RLTrainConfig, TrainingConfig
 from acrlpd.models.families.pi0 import Pi0Config
@@ -117,7 +117,7 @@ def choose(
 def make_batch(config: RLTrainConfig, batch_size: int, seed: int = 0, *, all_valid: bool = False) -> Batch:
     """Random numbers everywhere; some windows end early, some in a terminal, some are not for the critic."""
     rng = np.random.default_rng(seed)
-    observation_spec, action_spec = config.model.inputs_spec(batch_size)
+    observation_spec, action_spec = config.model.inputs_spec(batch_size, labelled_prompts=config.labels_prompts)
     b, horizon = batch_size, config.qchunking.horizon_length
     lengths = rng.integers(1, action_spec.shape[1] + 3, b)  # valid steps of the window
     steps = np.arange(action_spec.shape[1])
@@ -145,7 +145,16 @@ def make_batch(config: RLTrainConfig, batch_size: int, seed: int = 0, *, all_val
         task_id=jnp.asarray(rng.integers(0, 2, b), jnp.int32),
         episode_id=jnp.zeros(b, jnp.int32),
         step_id=jnp.arange(b, dtype=jnp.int32),
+        returns=make_returns(b, rng) if config.labels_prompts else None,
     )
+
+
+def make_returns(b: int, rng: np.random.Generator) -> Returns:
+    """Random returns; some windows are the last of their episode, some begin after its success, some are human."""
+    numbers = jnp.asarray(-rng.random((2, b)), jnp.float32)
+    shares = np.array([[0.7], [0.5], [0.8], [0.2]])
+    goes_on, fails, counts, human = jnp.asarray(rng.random((4, b)) < shares, jnp.float32)
+    return Returns(*numbers, goes_on, (1 - goes_on) * fails, counts, human)
 
 
 def fill(spec: Observation, rng: np.random.Generator) -> Observation:

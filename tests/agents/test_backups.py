@@ -60,8 +60,8 @@ def test_the_loss_of_the_implicit_value_by_hand(loss):
         value, chunk = agent.networks().backup, batch.actions[:, :3, :2].reshape(12, 1, 6)
         seen = batch.observations
         return (
-            value(None, seen),
-            value(None, batch.next_observations),
+            value(None, seen)[:, 0],
+            value(None, batch.next_observations)[:, 0],
             agent.critics.online_ensemble(None, seen, chunk)[:, 0],
             jnp.mean(agent.critics.target_ensemble(None, seen, chunk)[:, 0], axis=-1),
         )

@@ -25,7 +25,7 @@ class EditActions(Improvement):
 
     reach: float = 0.1
 
-    def create_networks(self, policy, algorithm, rngs):
+    def create_networks(self, policy, algorithm, critic, rngs):
         return nnx.Linear(policy.action_dim, policy.action_dim, rngs=rngs)
 
     def propose(self, networks, context, observation, noise, denoise):

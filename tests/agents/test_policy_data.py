@@ -109,7 +109,7 @@ def test_the_quantile_is_that_of_the_task(quantile: float) -> None:
     rng = np.random.default_rng(1)
     # The tasks differ in their scale.
     advantage = (10.0 * (np.arange(41) % 3) + rng.normal(size=41)).astype(np.float32)
-    found = np.asarray(exceeds_quantile(jnp.asarray(advantage), batch, quantile))
+    found = np.asarray(exceeds_quantile(jnp.asarray(advantage), batch.task_id, batch.sequence_mask > 0, quantile))
     assert found.tolist() == brute_force(advantage, batch, quantile)
     for task in range(3):
         judged = np.asarray(batch.sequence_mask)[np.arange(41) % 3 == task].sum()

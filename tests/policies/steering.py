@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from acrlpd.agents.algorithm import Algorithm
+from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.improvements.base import Improvement, SampleWeights, View
 from acrlpd.models.policy import FlowPolicy
 
@@ -23,7 +24,7 @@ class Steering(Improvement):
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
         return jnp.zeros(view.batch.actions.shape[0], jnp.float32)
 
-    def create_networks(self, policy: FlowPolicy, algorithm: Algorithm, rngs: nnx.Rngs) -> Offset:
+    def create_networks(self, policy: FlowPolicy, algorithm: Algorithm, critic: CriticConfig, rngs: nnx.Rngs) -> Offset:
         return Offset(policy.action_dim)
 
     def propose(self, networks, context, observation, noise, denoise):  # type: ignore[no-untyped-def]

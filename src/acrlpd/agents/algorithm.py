@@ -36,7 +36,7 @@ from acrlpd.agents.td_loss import ensemble_td_loss
 from acrlpd.agents.temperature import follow_choice, largest_log_weight
 from acrlpd.batch import Batch
 from acrlpd.models.observation import Array, Observation
-from acrlpd.models.policy import Context
+from acrlpd.models.policy import Context, FlowPolicy
 
 if TYPE_CHECKING:
     from acrlpd.agents.agent import Agent
@@ -99,7 +99,7 @@ class Algorithm:
         denoise = functools.partial(
             sample_candidates,
             networks.policy,
-            context,
+            self.acting_context(networks.policy, context, observation),
             num_steps=self.acrlpd.sampling_steps if num_steps is None else num_steps,
             config=self.acrlpd.best_of_n,
             data_shards=self.data_shards,
@@ -122,6 +122,10 @@ class Algorithm:
     def logged(self, batch: Batch) -> jax.Array:
         """What critics see of the logged chunks: [b, c]."""
         return jnp.asarray(batch.noise) if self.judges_noise else self.critic_chunks(batch.actions)
+
+    def acting_context(self, policy: FlowPolicy, context: Context, observation: Observation) -> Context:
+        """The context that candidates are denoised from."""
+        return self.improvement.acting_context(policy, context, observation) if self.has_improvement else context
 
     def clip(self, actions: jax.Array) -> jax.Array:
         """Actions within the bounds of the robot, if the config names bounds."""
@@ -196,7 +200,7 @@ class JointLoss:
 
     agent: "Agent"
     subset_rng: jax.Array
-    trains_policy: bool  # False: only critics and temperature learn
+    trains_policy: bool  # False: only critics, networks that judge, and temperature learn
 
     @property
     def algorithm(self) -> Algorithm:
@@ -215,8 +219,10 @@ class JointLoss:
     def weigh(self, view: View) -> Weights:
         if not self.trains_policy:
             return Weights()
-        cloning = cloning_weights(view) if jax.tree.leaves(self.agent.policy_params) else None
-        improvement = self.algorithm.improvement.weigh(view) if self.algorithm.has_improvement else None
+        improves, method = self.algorithm.has_improvement, self.algorithm.improvement
+        clones = jax.tree.leaves(self.agent.policy_params) and not (improves and method.labels_prompts)
+        cloning = cloning_weights(view) if clones else None
+        improvement = method.weigh(view) if improves else None
         return Weights(cloning=cloning, improvement=improvement)
 
     def balance(self, inputs: tuple[Batch, Draws], weights: Weights) -> Weights:
@@ -267,6 +273,10 @@ class JointLoss:
             weighted = _weight(weights.improvement, norm.improvement) * losses
             total += loss_weights.actor_weight * jnp.sum(weighted)
             record = record.replace(improvement=weighted)
+        judged = algorithm.improvement.judge(view) if algorithm.has_improvement else None
+        if judged is not None:
+            total += loss_weights.actor_weight * jnp.sum(judged) / norm.samples
+            record = record.replace(judge=judged)
         return total, record
 
 
@@ -315,10 +325,10 @@ def compute_loss(agent: "Agent", batch: Batch, rng: jax.Array) -> tuple[jax.Arra
 def update(agent: "Agent", prepared: Prepared, *, update_policy: bool = True) -> tuple["Agent", Info]:
     """One update of policy, critics, temperature, targets and moving average. Pure.
 
-    Without `update_policy` (critic warm-up) only critics and temperature learn, and the policy's backward pass is not
-    computed. It is not computed for a policy with nothing to train either; then the improvement's own networks learn.
-    Where the config gives the TD loss no weight, only the policy learns, and nothing about next observations is
-    computed. With k critic updates per policy update, every k-th update is one of both; the agent's step says which, so
+    Without `update_policy` (critic warm-up) only critics, networks that judge, and temperature learn, and the policy's
+    backward pass is not computed. It is not computed for a policy with nothing to train either; then the improvement's
+    own networks learn. Where the config gives the TD loss no weight, the critics and their targets are not computed.
+    With k critic updates per policy update, every k-th update is one of both; the agent's step says which, so
     a resumed run goes on as if it had not been interrupted.
     """
     every = agent.algorithm.acrlpd.critic_updates_per_policy_update
@@ -329,7 +339,8 @@ def update(agent: "Agent", prepared: Prepared, *, update_policy: bool = True) ->
 
     def of_critics(agent: "Agent", prepared: Prepared) -> tuple["Agent", Info]:
         agent, info = _update(agent, prepared, update_policy=False)
-        of_policy = {"policy_grad_norm", "improvement_grad_norm"}
+        judges = agent.algorithm.improvement.judges
+        of_policy = {"policy_grad_norm"} if judges else {"policy_grad_norm", "improvement_grad_norm"}
         if agent.algorithm.has_improvement and agent.improvement.learns:
             of_policy |= {"alpha_value"}  # that of the improvement, if it has one
         known = {name: value for name, value in info.items() if name not in of_policy}
@@ -341,12 +352,13 @@ def update(agent: "Agent", prepared: Prepared, *, update_policy: bool = True) ->
 def _update(agent: "Agent", prepared: Prepared, *, update_policy: bool) -> tuple["Agent", Info]:
     algorithm = agent.algorithm
     improves = update_policy and algorithm.has_improvement and agent.improvement.learns
+    judges = algorithm.has_improvement and algorithm.improvement.judges
     update_policy = update_policy and bool(jax.tree.leaves(agent.policy_params))
     params = Params(
         policy=agent.policy_params if update_policy else None,
         critic=agent.critics.online if algorithm.has_critic else None,
         temperature=agent.temperature_params if algorithm.acrlpd.learnable_temperature else None,
-        improvement=agent.improvement.params if improves else None,
+        improvement=agent.improvement.params if improves or judges else None,
         backup=agent.backup.params if algorithm.has_critic and agent.backup.learns else None,
     )
     joint = JointLoss(agent, prepared.subset_rng, trains_policy=update_policy or improves)

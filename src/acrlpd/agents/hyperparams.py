@@ -16,6 +16,8 @@ from acrlpd.findings import Finding, error, warning
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 
+_WITHOUT = "acrlpd.loss_weights.critic_weight 0 trains no critic"
+
 
 # The agent carries the weights as arrays, so that a schedule can move them without a new compile.
 @jax.tree_util.register_dataclass
@@ -119,8 +121,8 @@ class ACRLPDHyperparams:
         is_chosen = self.policy_data != "all" or self.bc_importance_weighting
         return self.loss_weights.actor_weight != 0 or is_chosen or self.critic_gradient_to_policy
 
-    def check(self) -> Iterator[Finding]:
-        """Errors and warnings about fields that do not fit each other."""
+    def check(self, *, improvement_judges: bool = False) -> Iterator[Finding]:
+        """Errors and warnings about fields that do not fit each other, and the improvement (`Improvement.judges`)."""
         samples, weights = self.num_action_samples, self.loss_weights
         if self.best_of_n.top_k > max(samples, 1):
             yield error(f"acrlpd.best_of_n.top_k {self.best_of_n.top_k} exceeds the {samples} candidates")
@@ -139,23 +141,27 @@ class ACRLPDHyperparams:
         if weights.actor_weight == 0 and weights.bc_weight == 0:
             yield warning("actor_weight and bc_weight are both 0: the policy does not train, only the critics do")
         if weights.critic_weight == 0:
-            yield from self._check_cloning()
+            judges = improvement_judges and weights.actor_weight > 0
+            yield from self._check_without_critics() if judges else self._check_cloning()
 
     def _check_cloning(self) -> Iterator[Finding]:
-        """Without critics there are no values, so settings that need values are errors."""
-        without = "acrlpd.loss_weights.critic_weight 0 trains no critic"
+        """Where nothing judges, settings that need a judge are errors."""
+        yield from self._check_without_critics()
         if self.loss_weights.actor_weight > 0:
-            yield error(f"{without}, which a policy improvement needs: set acrlpd.loss_weights.actor_weight 0")
-        if self.bc_importance_weighting:
-            yield error(f"{without}, which bc_importance_weighting needs: turn bc_importance_weighting off")
-        if self.policy_data == "advantage":
-            yield error(f"{without}, which acrlpd.policy_data advantage needs: set acrlpd.policy_data all or success")
-        if self.learnable_temperature:
-            yield error(f"{without}, but alpha learns only beside critics: set acrlpd.learnable_temperature false")
+            yield error(f"{_WITHOUT}, which a policy improvement needs: set acrlpd.loss_weights.actor_weight 0")
         if self.critic_updates_per_policy_update > 1:
-            yield error(f"{without}: every update is the policy's, so set acrlpd.critic_updates_per_policy_update 1")
+            yield error(f"{_WITHOUT}: every update is the policy's, so set acrlpd.critic_updates_per_policy_update 1")
         if self.critic_warmup_steps > 0:
-            yield error(f"{without}, so there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
+            yield error(f"{_WITHOUT}, so there is nothing to warm up: set acrlpd.critic_warmup_steps 0")
+
+    def _check_without_critics(self) -> Iterator[Finding]:
+        """Without critics there are no values of chunks, so settings that need such values are errors."""
+        if self.bc_importance_weighting:
+            yield error(f"{_WITHOUT}, which bc_importance_weighting needs: turn bc_importance_weighting off")
+        if self.policy_data == "advantage":
+            yield error(f"{_WITHOUT}, which acrlpd.policy_data advantage needs: set acrlpd.policy_data all or success")
+        if self.learnable_temperature:
+            yield error(f"{_WITHOUT}, but alpha learns only beside critics: set acrlpd.learnable_temperature false")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ class SampleRecord(flax.struct.PyTreeNode):
     temperature: jax.Array | None = None  # [b]
     cloning: jax.Array | None = None  # [b] weighted, before the sum is divided
     improvement: jax.Array | None = None  # [b]
+    judge: jax.Array | None = None  # [b] of the improvement's networks that judge
 
 
 def loss_info(
@@ -69,6 +70,8 @@ def loss_info(
     if weights.improvement is not None and record.improvement is not None:
         info["actor_loss"] = jnp.sum(record.improvement)
         info |= algorithm.improvement.metrics(weights.improvement)
+    if record.judge is not None:
+        info["judge_loss"] = jnp.mean(record.judge)
     return info
 
 

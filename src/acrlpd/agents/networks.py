@@ -148,6 +148,7 @@ class Draws:
     next_noise: jax.Array  # [b, N, T, a] of candidates at s'
     candidate_noise: jax.Array  # [b, N, T, a] of candidates at s
     dropout_keys: jax.Array  # [b]
+    label_noise: jax.Array  # [b] in [0, 1): which prompts keep their label
 
 
 def draw(rng: jax.Array, batch: Batch, hyperparams: ACRLPDHyperparams) -> Draws:
@@ -164,6 +165,7 @@ def draw(rng: jax.Array, batch: Batch, hyperparams: ACRLPDHyperparams) -> Draws:
         next_noise=draw_noise(next_rng, candidates_shape),
         candidate_noise=draw_noise(candidate_rng, candidates_shape),
         dropout_keys=jax.random.split(dropout_rng, b),
+        label_noise=jax.random.uniform(jax.random.fold_in(rng, 5), (b,)),
     )
 
 

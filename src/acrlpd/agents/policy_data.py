@@ -13,18 +13,18 @@ def select_policy_data(hyperparams: ACRLPDHyperparams, batch: Batch, cloning: Sa
     if hyperparams.policy_data == "success":
         return jnp.asarray(batch.leads_to_success) > 0
     if hyperparams.policy_data == "advantage":
-        return exceeds_quantile(cloning.kept["advantage"], batch, hyperparams.advantage_quantile)
+        judged = jnp.asarray(batch.sequence_mask) > 0
+        task = jnp.asarray(batch.task_id)
+        return exceeds_quantile(cloning.kept["advantage"], task, judged, hyperparams.advantage_quantile)
     return None
 
 
-def exceeds_quantile(advantage: jax.Array, batch: Batch, quantile: float) -> jax.Array:
+def exceeds_quantile(advantage: jax.Array, task: jax.Array, judged: jax.Array, quantile: float) -> jax.Array:
     """bool [B]: whether an advantage is above the quantile of the advantages of its task in the batch.
 
-    Windows that the critics may not judge are left out. The only window of a task has nothing to be compared with, and
+    Windows that are not `judged` are left out. The only window of a task has nothing to be compared with, and
     its rank is one half, so batches should be large enough for several windows of each task.
     """
-    judged = jnp.asarray(batch.sequence_mask) > 0
-    task = jnp.asarray(batch.task_id)
     compared = (task[:, None] == task) & judged  # [B, B]: a row for each window
     below = jnp.sum(compared & (advantage < advantage[:, None]), axis=1)
     equal = jnp.sum(compared & (advantage == advantage[:, None]), axis=1)  # the window itself is one of them

@@ -123,6 +123,11 @@ def check_online(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
             f"the {online_steps} online steps need an environment: set env.id, or online_steps 0 to train offline only"
         )
         yield Finding(level, message)
+    if online_steps > 0 and config.labels_prompts:
+        yield error(
+            f"improvement {kind_name(config.improvement)} learns from the policy's own episodes in rounds, each of "
+            "which starts from the first weights: set training.online_steps 0, and see `acrlpd recap`"
+        )
     if online_steps > 0 and len(actions) != 1:
         yield error(
             "an online phase needs actions in one column of the dataset; data.repack.actions names "

@@ -63,7 +63,7 @@ def create_agent(
     improvement = backup = None
     if algorithm.has_improvement:
         own_rngs = nnx.Rngs(jax.random.fold_in(critic_rng, 1))
-        improvement = rl_config.improvement.create_networks(policy, algorithm, own_rngs)
+        improvement = rl_config.improvement.create_networks(policy, algorithm, rl_config.critic, own_rngs)
     if algorithm.has_critic:
         own_rngs = nnx.Rngs(jax.random.fold_in(critic_rng, 2))
         reader = ObservationReader(
@@ -146,7 +146,7 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
     """What is wrong with the sections that make an agent, beyond the bounds of single fields."""
     model, acrlpd = rl_config.model, rl_config.acrlpd
     yield from rl_config.qchunking.check(policy_action_horizon=model.action_horizon, policy_action_dim=model.action_dim)
-    yield from acrlpd.check()
+    yield from acrlpd.check(improvement_judges=rl_config.improvement.judges)
     yield from rl_config.critic.check(model)
     if acrlpd.loss_weights.critic_weight > 0:
         yield from rl_config.backup.check(acrlpd, model=model, qchunking=rl_config.qchunking)

@@ -94,6 +94,11 @@ class RLTrainConfig:
         return self.improvement.noise_dim(self.model) if judges_noise else None
 
     @property
+    def labels_prompts(self) -> bool:
+        """Whether the policy reads prompts that say how good the actions to come are."""
+        return self.acrlpd.loss_weights.actor_weight > 0 and self.improvement.labels_prompts
+
+    @property
     def acts_with_average(self) -> bool:
         """Whether the policy that acts, and that openpi serves, is the moving average of the policy that learns."""
         return self.openpi_compatibility.enable_ema_for_inference and self.acrlpd.ema_decay is not None

@@ -25,6 +25,9 @@ _JITTER_PROBABILITY = 0.5
 
 Array = jax.Array | np.ndarray
 
+# Labels of prompts; the first two are places along the second axis of `Observation.labelled_prompt`.
+NEGATIVE, POSITIVE, NO_LABEL = 0, 1, -1
+
 
 @flax.struct.dataclass
 class Observation:
@@ -39,6 +42,26 @@ class Observation:
     state: Array  # float32 [b, s]
     tokenized_prompt: Array | None = None  # int32 [b, l]
     tokenized_prompt_mask: Array | None = None  # bool [b, l]
+    # The same prompt with a label that says how good the actions to come are, NEGATIVE and POSITIVE along the second
+    # axis; None for policies whose prompts have no such label.
+    labelled_prompt: Array | None = None  # int32 [b, 2, l]
+    labelled_prompt_mask: Array | None = None  # bool [b, 2, l]
+
+    def with_label(self, label: Array) -> "Observation":
+        """The observation whose prompt has a label, int [b]: NEGATIVE, POSITIVE, or NO_LABEL for the plain prompt."""
+        if self.labelled_prompt is None or self.tokenized_prompt is None:
+            raise ValueError("the observation has no labelled prompt; its policy was not trained with labels")
+        plain = (jnp.asarray(label) == NO_LABEL)[:, None]
+        row = jnp.maximum(jnp.asarray(label), 0)[:, None, None]
+
+        def choose(unlabelled: Array | None, labelled: Array | None) -> jax.Array:
+            return jnp.where(plain, unlabelled, jnp.take_along_axis(jnp.asarray(labelled), row, axis=1)[:, 0])
+
+        return dataclasses.replace(
+            self,
+            tokenized_prompt=choose(self.tokenized_prompt, self.labelled_prompt),
+            tokenized_prompt_mask=choose(self.tokenized_prompt_mask, self.labelled_prompt_mask),
+        )
 
 
 def to_float_image(image: Array) -> Array:

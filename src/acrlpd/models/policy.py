@@ -48,6 +48,9 @@ class Context:
 
     features: Features | None  # for the critics; None if the policy has no features, or the caller asked for none
     memory: Any  # for `velocity` alone: pi0 has a KV cache here, the state-space policy has the state
+    # Classifier-free guidance away from another context: v = v_other + guidance (v - v_other).
+    other: "Context | None" = None
+    guidance: float = flax.struct.field(pytree_node=False, default=1.0)
 
 
 class FlowPolicy(nnx.Module):
@@ -61,6 +64,7 @@ class FlowPolicy(nnx.Module):
         self.action_horizon = config.action_horizon
         self.feature_dim = config.feature_dim  # width of the tokens in Context.features; 0: the policy has no features
         self.dtype = config.dtype  # of matrix products
+        self.image_keys = config.image_keys  # cameras that the policy reads
 
     def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
         """The observation as `encode` reads it, with images augmented when `train`. States arrive normalised."""
@@ -77,6 +81,19 @@ class FlowPolicy(nnx.Module):
     def velocity_fn(self, context: Context) -> Callable[[jax.Array, jax.Array], jax.Array]:
         """`velocity` for a fixed context, for callers that evaluate it many times."""
         return lambda x_t, time: self.velocity(context, x_t, time)
+
+    def guided_velocity_fn(self, context: Context) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """`velocity_fn`, with the guidance of the context if it has one."""
+        velocity = self.velocity_fn(context)
+        if context.other is None:
+            return velocity
+        other = self.velocity_fn(context.other)
+
+        def guided(x_t: jax.Array, time: jax.Array) -> jax.Array:
+            v_other = other(x_t, time)
+            return v_other + context.guidance * (velocity(x_t, time) - v_other)
+
+        return guided
 
     def flow_matching_loss(self, context: Context, actions: jax.Array, noise: jax.Array, time: jax.Array) -> jax.Array:
         """Squared error of the predicted flow, mean over action dims: [b, T].
@@ -103,7 +120,7 @@ class FlowPolicy(nnx.Module):
         With `remat` a gradient through the steps recomputes each of them instead of storing it.
         """
         dt = jnp.asarray(-1.0 / num_steps, noise.dtype)
-        velocity = self.velocity_fn(context)
+        velocity = self.guided_velocity_fn(context)
 
         def step(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, jax.Array], None]:
             x_t, time = carry

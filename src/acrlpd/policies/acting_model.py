@@ -146,10 +146,11 @@ def choose_actions(
     """
     noise = jnp.asarray(noise)
     if model.critics is None:
-        candidates = model.policy().sample_candidates(
-            jax.random.key(0), observation, noise.shape[1], num_steps=num_steps, noise=noise
-        )
-        candidates = model.algorithm.clip(candidates)
+        policy = model.policy()
+        observation = policy.preprocess(None, observation, train=False)
+        context = policy.encode(observation, features=False)
+        context = model.algorithm.acting_context(policy, context, observation)
+        candidates = model.algorithm.clip(policy.denoise(context, noise, num_steps=num_steps))
         return ChosenActions(candidates[:, 0], jnp.zeros(noise.shape[0], jnp.int32), None, candidates)
     candidates, judged, member_values = judge_candidates(model, observation, noise, num_steps=num_steps)
     q_values = model.networks().critics.online_ensemble.aggregate(member_values)

@@ -110,6 +110,8 @@ class Policy:
             state=np.asarray(data["state"], np.float32),
             tokenized_prompt=data["tokenized_prompt"] if reads_prompt else None,
             tokenized_prompt_mask=data["tokenized_prompt_mask"] if reads_prompt else None,
+            labelled_prompt=data.get("labelled_prompt"),
+            labelled_prompt_mask=data.get("labelled_prompt_mask"),
         )
 
     def noise(self, seed: int) -> np.ndarray:

@@ -92,7 +92,9 @@ class ServingPolicy:
 
     def warm_up(self) -> None:
         """Compiles everything that a request can ask for."""
-        observation = jax.tree.map(lambda x: np.asarray(x[0]), self.policy.rl_config.model.fake_obs())
+        config = self.policy.rl_config
+        fake = config.model.fake_obs(labelled_prompts=config.labels_prompts)
+        observation = jax.tree.map(lambda x: np.asarray(x[0]), fake)
         images = {key: image.astype(np.uint8) for key, image in observation.images.items()}
         observation = observation.replace(images=images)
         for num_steps in self.num_steps:

@@ -106,12 +106,14 @@ def test_a_baseline_has_the_shapes_of_its_run() -> None:
     assert shapes[0] == shapes[1] == shapes[2]
 
 
-def test_prompts_are_those_of_the_host() -> None:
-    """The tiny pi0 of the quick start reads a prompt, and sees no image."""
-    config = changed(get_config("quickstart"), data__repo_id="fake", data__num_workers=0)
+@pytest.mark.parametrize("preset", ["quickstart", "quickstart_recap"])
+def test_prompts_are_those_of_the_host(preset: str) -> None:
+    """The tiny pi0 of the quick start reads a prompt, and sees no image. RECAP adds labelled prompts and returns."""
+    config = changed(get_config(preset), data__repo_id="fake", data__num_workers=0)
     with create_data_loader(config) as host, create_data_loader(config, device_sharding=DEVICE) as device:
         expected, feed = [host.sample_batch() for _ in range(2)], device.sample_feed(2)
         assert isinstance(feed, RowFeed) and expected[0].observations.tokenized_prompt is not None
+        assert (expected[0].returns is not None) == (preset == "quickstart_recap")
         assert_same_batches([jax.device_get(take_batch(feed, i)) for i in range(2)], expected)
 
 

@@ -6,6 +6,7 @@ import pytest
 import sentencepiece
 
 from acrlpd.data.pipeline.tokenizer import ByteTokenizer, PaligemmaTokenizer, create_tokenizer, default_tokenizer_path
+from acrlpd.data.pipeline.transforms import TokenizePrompt
 
 
 def test_formats_equal_openpi(goldens):
@@ -16,6 +17,29 @@ def test_formats_equal_openpi(goldens):
         assert mask[0].tolist() == case["mask"]
         assert tokens.dtype == np.int32
         assert mask.dtype == bool
+
+
+def test_a_labelled_prompt_is_what_openpi_makes_of_the_text(goldens):
+    """The label stands behind the task and before the state, so openpi, sent the task with its label, agrees."""
+    for case in json.loads((goldens / "tokenizer_formats.json").read_text())["cases"]:
+        state = np.zeros(2) if case["state"] is None else np.array(case["state"])
+        transform = TokenizePrompt(ByteTokenizer(400), case["state"] is not None, labelled=True)
+        found = transform({"prompt": case["prompt"], "state": state})
+        for row, label in enumerate(("Advantage: negative", "Advantage: positive")):
+            texts = [call["text"] for call in case["encode_calls"]]  # as openpi encoded them
+            task, comma, rest = texts[0].partition(", State:") if case["state"] is not None else (texts[0], "", "")
+            ids = [2, *(3 + byte for byte in "".join([f"{task} {label}{comma}{rest}", *texts[1:]]).encode())]
+            assert found["labelled_prompt"][row, : len(ids)].tolist() == ids
+            assert found["labelled_prompt_mask"][row].sum() == len(ids)
+            stock, _ = ByteTokenizer(400).tokenize(
+                [f"{case['prompt'].strip()} {label}"], None if case["state"] is None else state[None]
+            )
+            np.testing.assert_array_equal(found["labelled_prompt"][row], stock[0])
+
+
+def test_a_label_is_not_added_twice():
+    with pytest.raises(ValueError, match="has its label already; leave the label out"):
+        TokenizePrompt(ByteTokenizer(64), labelled=True)({"prompt": "cube Advantage: positive", "state": np.zeros(2)})
 
 
 def test_rows_do_not_depend_on_each_other():

@@ -10,11 +10,12 @@ from annotated_types import Interval
 from flax import nnx
 
 from acrlpd.agents.backups.base import Targets
-from acrlpd.agents.backups.implicit_value import ImplicitValue, ValueNetwork, optimistic_weights
+from acrlpd.agents.backups.implicit_value import ImplicitValue, optimistic_weights
 from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble, ObservationReader
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
 from acrlpd.agents.networks import Networks
 from acrlpd.agents.td_loss import ensemble_td_loss
+from acrlpd.agents.value_network import ValueNetwork
 from acrlpd.findings import Finding, error
 from acrlpd.models.families.base import PolicyConfig
 
@@ -51,7 +52,7 @@ class Decoupled(ImplicitValue):
     ) -> nnx.Module:
         chunk_dim = qchunking.horizon_length * qchunking.action_dim
         return DecoupledNetworks(
-            value=ValueNetwork(self.hidden_dims, reader, state_dim, rngs),
+            value=ValueNetwork(self.hidden_dims, reader, state_dim, 1, rngs),
             chunk_critics=critic.create(reader=reader, state_dim=state_dim, chunk_dim=chunk_dim, rngs=rngs),
         )
 

@@ -1,7 +1,6 @@
 """A value network that learns from the logged chunks alone: the implicit value of IQL and DQC."""
 
 import dataclasses
-import itertools
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import jax
@@ -10,12 +9,11 @@ from annotated_types import Ge, Interval, MinLen
 from flax import nnx
 
 from acrlpd.agents.backups.base import Backup, Targets, td_target
-from acrlpd.agents.critics.base import CriticConfig, EnsembleDense, EnsembleLayerNorm, ObservationReader
+from acrlpd.agents.critics.base import CriticConfig, ObservationReader
 from acrlpd.agents.hyperparams import QChunkingConfig
 from acrlpd.agents.networks import Draws, Networks
+from acrlpd.agents.value_network import ValueNetwork
 from acrlpd.batch import Batch
-from acrlpd.models.observation import Observation
-from acrlpd.models.policy import Features
 
 if TYPE_CHECKING:
     from acrlpd.agents.algorithm import Algorithm
@@ -47,9 +45,9 @@ class ImplicitValue(Backup):
         state_dim: int,
         rngs: nnx.Rngs,
     ) -> nnx.Module:
-        return ValueNetwork(self.hidden_dims, reader, state_dim, rngs)
+        return ValueNetwork(self.hidden_dims, reader, state_dim, 1, rngs)
 
-    def value(self, networks: Networks) -> "ValueNetwork":
+    def value(self, networks: Networks) -> ValueNetwork:
         """V among the backup's own networks."""
         assert isinstance(networks.backup, ValueNetwork)
         return networks.backup
@@ -58,7 +56,7 @@ class ImplicitValue(Backup):
         self, algorithm: "Algorithm", networks: Networks, batch: Batch, draws: Draws, subset_rng: jax.Array
     ) -> Targets:
         features = networks.encode(batch.next_observations).features
-        next_value = self.value(networks)(features, batch.next_observations)
+        next_value = self.value(networks)(features, batch.next_observations)[:, 0]
         return Targets(value=td_target(batch, next_value, algorithm.acrlpd.discount))
 
     def losses(self, view: "View", targets: Targets, subset_rng: jax.Array) -> jax.Array:
@@ -66,28 +64,9 @@ class ImplicitValue(Backup):
         target = view.fixed.critics.target_ensemble
         chunk = view.algorithm.logged(view.batch)[:, None]
         q = target.aggregate_target(target(features, observation, chunk)[:, 0], subset_rng)
-        error = q - self.value(view.networks)(features, observation)
+        error = q - self.value(view.networks)(features, observation)[:, 0]
         size = jnp.abs(error) if self.loss == "quantile" else jnp.square(error)
         return optimistic_weights(error, self.kappa) * size
-
-
-class ValueNetwork(nnx.Module):
-    """V(s): a perceptron with the layers of the critics. V reads observations as the critics do."""
-
-    def __init__(self, hidden_dims: tuple[int, ...], reader: ObservationReader, state_dim: int, rngs: nnx.Rngs):
-        self.reader = reader
-        dims = (reader.dim + state_dim, *hidden_dims)
-        self.hidden = nnx.List(EnsembleDense(1, before, after, 1.0, rngs) for before, after in itertools.pairwise(dims))
-        self.norms = nnx.List(EnsembleLayerNorm(1, dim) for dim in hidden_dims)
-        self.out = EnsembleDense(1, dims[-1], 1, 1.0, rngs)
-
-    @jax.named_scope("critic")
-    def __call__(self, features: Features | None, observation: Observation) -> jax.Array:
-        """Values [b] of observations."""
-        x = jnp.concatenate([self.reader(features, observation), observation.state], axis=-1)[None]
-        for layer, norm in zip(self.hidden, self.norms, strict=True):
-            x = norm(jax.nn.gelu(layer(x)))
-        return self.out(x)[0, :, 0]
 
 
 def optimistic_weights(error: jax.Array, kappa: float) -> jax.Array:

@@ -144,6 +144,12 @@ class Improvement(Choice, abc.ABC):
     # Whether the policy keeps its initial weights, so that only critics and the improvement's own networks learn. Such
     # a policy has neither gradients nor optimizer state, and its weights are bfloat16.
     freezes_policy: ClassVar[bool] = False
+    # Whether the policy learns from prompts that say how good the logged actions are. Batches then have the labelled
+    # prompts and the returns of their windows, and the improvement takes the place of plain cloning.
+    labels_prompts: ClassVar[bool] = False
+    # Whether networks of the improvement's own judge windows. They learn from `judge` in every update, the updates of
+    # critics alone included, and critics may be left out.
+    judges: ClassVar[bool] = False
 
     def weigh(self, view: View) -> SampleWeights:
         """How much each sample of the batch counts."""
@@ -161,12 +167,26 @@ class Improvement(Choice, abc.ABC):
         """Scalars about the whole batch to report beside the loss."""
         return {}
 
-    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> nnx.Module | None:
-        """The improvement's own networks, which learn from `losses` alone. A view has them as `networks.improvement`.
+    def judge(self, view: View) -> jax.Array | None:
+        """The loss of each sample for networks that judge windows, [b]; None: the improvement has no such networks."""
+        return None
 
-        They are trained with the critics' optimizer and learning rate, and saved and exported with the critics.
+    def create_networks(
+        self, policy: FlowPolicy, algorithm: "Algorithm", critic: CriticConfig, rngs: nnx.Rngs
+    ) -> nnx.Module | None:
+        """The improvement's own networks, which learn from `losses` and `judge` alone; `critic` says what critics read.
+
+        A view has them as `networks.improvement`. They are trained with the critics' optimizer and learning rate, and
+        saved and exported with the critics.
         """
         return None
+
+    def acting_context(self, policy: FlowPolicy, context: Context, observation: Observation) -> Context:
+        """What candidates are denoised from, for targets and for acting; `context` is that of the observation as it is.
+
+        Acting without critics asks for this, too, so it needs no network of the improvement's own.
+        """
+        return context
 
     def propose(
         self,

@@ -39,7 +39,9 @@ class Distillation(Improvement):
 
     zero_at_best: ClassVar[bool] = False
 
-    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> "OneStepPolicy":
+    def create_networks(
+        self, policy: FlowPolicy, algorithm: "Algorithm", critic: CriticConfig, rngs: nnx.Rngs
+    ) -> "OneStepPolicy":
         return OneStepPolicy(self.hidden_dims, policy, rngs)
 
     def propose(

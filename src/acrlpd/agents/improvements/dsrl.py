@@ -70,7 +70,9 @@ class DSRL(Improvement):
         """Rows of noise that the actor chooses for a chunk."""
         return 1 if self.noise_rows == "one" else action_horizon
 
-    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> "NoiseActor":
+    def create_networks(
+        self, policy: FlowPolicy, algorithm: "Algorithm", critic: CriticConfig, rngs: nnx.Rngs
+    ) -> "NoiseActor":
         return NoiseNetworks(self, policy, algorithm, rngs)
 
     def propose(

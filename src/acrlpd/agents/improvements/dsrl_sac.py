@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import jax
 from flax import nnx
 
+from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.improvements.base import Info, SampleWeights, View, equal_weights
 from acrlpd.agents.improvements.dsrl import DSRL, NoiseActor
 from acrlpd.agents.networks import Networks
@@ -29,7 +30,9 @@ class DSRLSAC(DSRL):
     learn with the critics' optimizer. As there, targets have no entropy term.
     """
 
-    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> NoiseActor:
+    def create_networks(
+        self, policy: FlowPolicy, algorithm: "Algorithm", critic: CriticConfig, rngs: nnx.Rngs
+    ) -> NoiseActor:
         return NoiseActor(self, policy, algorithm, rngs)
 
     def noise_dim(self, model: PolicyConfig) -> int:

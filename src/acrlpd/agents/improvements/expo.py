@@ -57,7 +57,9 @@ class EXPO(Improvement):
 
     zero_at_best: ClassVar[bool] = False
 
-    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> "EditNetworks":
+    def create_networks(
+        self, policy: FlowPolicy, algorithm: "Algorithm", critic: CriticConfig, rngs: nnx.Rngs
+    ) -> "EditNetworks":
         return EditNetworks(self, policy, algorithm, rngs)
 
     def propose(

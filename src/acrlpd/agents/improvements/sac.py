@@ -40,7 +40,9 @@ class SAC(Improvement):
 
     zero_at_best: ClassVar[bool] = False
 
-    def create_networks(self, policy: FlowPolicy, algorithm: "Algorithm", rngs: nnx.Rngs) -> TemperatureModule:
+    def create_networks(
+        self, policy: FlowPolicy, algorithm: "Algorithm", critic: CriticConfig, rngs: nnx.Rngs
+    ) -> TemperatureModule:
         return TemperatureModule(algorithm.acrlpd.initial_temperature)
 
     def weigh(self, view: View) -> SampleWeights:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 from jax.interpreters import partial_eval
 
-from acrlpd.batch import Batch
+from acrlpd.batch import Batch, Returns
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.policy import DENOISE, ENCODE
@@ -104,7 +104,7 @@ def _words(scopes: str) -> list[str]:
 def batch_spec(config: RLTrainConfig) -> Batch:
     """Shapes and dtypes of the batches of a run; images are uint8, as they travel to the device."""
     model, size, chunk = config.model, config.batch_size, config.qchunking.horizon_length
-    observation, actions = model.inputs_spec(size)
+    observation, actions = model.inputs_spec(size, labelled_prompts=config.labels_prompts)
 
     def spec(*shape: int, dtype: Any = jnp.float32) -> Any:
         return jax.ShapeDtypeStruct((size, *shape), dtype)
@@ -127,6 +127,7 @@ def batch_spec(config: RLTrainConfig) -> Batch:
         episode_id=spec(dtype=jnp.int32),
         step_id=spec(dtype=jnp.int32),
         noise=None if config.noise_dim is None else spec(config.noise_dim),
+        returns=Returns(*[spec() for _ in dataclasses.fields(Returns)]) if config.labels_prompts else None,
     )
 
 

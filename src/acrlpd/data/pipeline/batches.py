@@ -20,6 +20,7 @@ import numpy as np
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.dataset import Dataset
+from acrlpd.data.pipeline.returns import StepReturns, compute_returns
 from acrlpd.data.sources.source import NOISE_COLUMN
 from acrlpd.models.observation import Array, Observation
 
@@ -237,6 +238,10 @@ class BatchBuilder:
         prompts = dataset.table.prompts if dataset.prompts is None else dataset.prompts
         # Numbers that follow from the text alone, so that equal prompts of dataset and replay are one task.
         self._task_ids = np.array([zlib.crc32(str(prompt).encode()) for prompt in prompts], np.uint32).view(np.int32)
+        self.returns: StepReturns | None = None
+        if rl_config.labels_prompts:
+            table = dataset.table
+            self.returns = compute_returns(table, dataset.rewards, self.task_ids(np.arange(table.offsets[-1])))
 
     @property
     def offsets(self) -> np.ndarray:
@@ -282,6 +287,7 @@ class BatchBuilder:
             episode_id=self._episode_ids[episodes],
             step_id=steps.astype(np.int32),
             noise=self.noise(first_rows),
+            returns=self.returns and self.returns.of_windows(first_rows, last_rows, self.horizons),
         )
 
     def read(
@@ -301,6 +307,8 @@ class BatchBuilder:
             state=data["state"].astype(np.float32),
             tokenized_prompt=data.get("tokenized_prompt"),
             tokenized_prompt_mask=data.get("tokenized_prompt_mask"),
+            labelled_prompt=data.get("labelled_prompt"),
+            labelled_prompt_mask=data.get("labelled_prompt_mask"),
         )
         return observation, data["actions"].astype(np.float32)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from acrlpd.choice import kind_name
 from acrlpd.config import DataConfig, RLTrainConfig
 from acrlpd.data.frames.decoded import open_frame_store
 from acrlpd.data.frames.store import FrameStore
@@ -24,7 +25,9 @@ from acrlpd.data.pipeline.norm_stats import (
     save_norm_stats,
 )
 from acrlpd.data.pipeline.norm_stats_checks import check_norm_stats
+from acrlpd.data.pipeline.returns import INTERVENTION_COLUMNS
 from acrlpd.data.pipeline.rewards import StepRewards, read_rewards
+from acrlpd.data.pipeline.tokenizer import LABELS, add_label, create_tokenizer
 from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
     DeltaActions,
@@ -118,8 +121,8 @@ def check_outcomes(rl_config: RLTrainConfig) -> None:
 
 
 def _needs_outcomes(rl_config: RLTrainConfig) -> bool:
-    has_share = rl_config.qchunking.success_ratio is not None
-    return rl_config.acrlpd.policy_data == "success" or has_share or rl_config.data.rewards.failure_reward is not None
+    needs_success = rl_config.acrlpd.policy_data == "success" or rl_config.qchunking.success_ratio is not None
+    return needs_success or rl_config.labels_prompts or rl_config.data.rewards.failure_reward is not None
 
 
 def require_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
@@ -142,6 +145,12 @@ def require_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
         raise OutcomeError(
             f"qchunking.success_ratio {rl_config.qchunking.success_ratio}: none of the {len(rewards.success)} episodes "
             f"of the data is a success to draw windows from. {label}, or set qchunking.success_ratio null"
+        )
+    if rl_config.labels_prompts and (rewards.success.all() or not rewards.success.any()):
+        kind = "successes" if rewards.success.any() else "failures"
+        raise OutcomeError(
+            f"improvement {kind_name(rl_config.improvement)} labels good and bad windows, and the "
+            f"{len(rewards.success)} episodes of the data are all {kind}. {label}, or add episodes of the other kind"
         )
 
 
@@ -252,10 +261,10 @@ def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) ->
 
 
 def reward_columns(source: EpisodeSource, config: DataConfig) -> list[str]:
-    """The columns of a source that its rewards are made from; labels need none."""
+    """The columns of a source that its rewards and returns are made from; labels need no column."""
     wanted = config.rewards
     named = (wanted.reward_column, wanted.success_column, wanted.done_column, wanted.truncated_column)
-    names = [name for name in named if name in source.column_names]
+    names = [name for name in (*named, *INTERVENTION_COLUMNS) if name in source.column_names]
     if wanted.source in ("reward_column", "success_column"):
         names.append(getattr(wanted, wanted.source))  # The source names its columns if this column is missing.
     return names
@@ -285,6 +294,8 @@ def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) 
     """Refuses data that would lead to a shape error or to a policy that does not learn."""
     sample = sample_windows(dataset.table, rl_config)
     require_dims(sample, rl_config)
+    if dataset.prompts is not None and rl_config.labels_prompts:
+        require_labelled_prompts(dataset.prompts, sample["state"].shape[-1], rl_config)
     if dataset.norm_stats is not None:
         for warning in check_statistics(dataset.norm_stats, sample, rl_config, origin):
             logger.warning("%s: %s", norm_stats_dir(rl_config.data), warning)
@@ -330,6 +341,22 @@ def require_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> 
         raise DatasetError(
             f"the state {rl_config.data.repack.state} has {state_dim} dims, but model.state_dim is {wanted}"
         )
+
+
+def require_labelled_prompts(prompts: np.ndarray, state_dim: int, rl_config: RLTrainConfig) -> None:
+    """Refuses prompts that would be cut once they have their label, and the longest state where it is part of them."""
+    model = rl_config.model
+    tokenizer = create_tokenizer(rl_config.data.tokenizer, model.prompt_len, "refuse")
+    longest_state = np.ones((1, state_dim)) if model.discrete_state_input else None
+    for prompt in dict.fromkeys(prompts.tolist()):
+        for label in LABELS:
+            try:
+                tokenizer.tokenize([add_label(prompt, label)], longest_state)
+            except ValueError as error:
+                raise DatasetError(
+                    f"{add_label(prompt, label)!r}, the prompt with its label, cannot be used: {error}. Raise "
+                    "model.max_token_len, or shorten the prompt"
+                ) from error
 
 
 def require_cameras(source: EpisodeSource, cameras: Mapping[str, str], model: PolicyConfig) -> None:

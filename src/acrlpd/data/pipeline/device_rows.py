@@ -22,6 +22,7 @@ from acrlpd.batch import Batch
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.data.pipeline.batches import BatchBuilder, Part, interleave, make_windows
 from acrlpd.data.pipeline.dataset import Dataset
+from acrlpd.data.pipeline.returns import StepReturns
 from acrlpd.models.observation import Array, Observation
 from acrlpd.units import format_bytes
 
@@ -56,6 +57,7 @@ class RowTable:
     episode_id: Array  # int32 [N]
     step_id: Array  # int32 [N]
     noise: Array | None  # float32 [N, n]; None unless critics judge noise
+    returns: StepReturns | None  # None: the improvement labels no prompts
 
 
 @flax.struct.dataclass
@@ -84,6 +86,7 @@ class RowFeed:
             episode_id=table.episode_id[rows],
             step_id=table.step_id[rows],
             noise=None if table.noise is None else table.noise[rows],
+            returns=table.returns and table.returns.of_windows(rows, table.last_row[rows], self.horizons, jnp),
         )
 
 
@@ -259,6 +262,7 @@ def read_rows(builder: BatchBuilder, *, first: int = 0, rows_before: int = 0) ->
         episode_id=np.array(dataset.source.indices, np.int32)[episodes],
         step_id=(rows - offsets[episodes]).astype(np.int32),
         noise=builder.noise(rows),
+        returns=jax.tree.map(lambda x: x[rows], builder.returns),
     )
 
 
@@ -323,7 +327,7 @@ def _what_prevents_rows(
 
 def row_bytes(rl_config: RLTrainConfig) -> int:
     """Bytes of one row: observation, action, reward, last row, task, episode, step, three flags, and noise if any."""
-    observation, _ = rl_config.model.inputs_spec(1)
+    observation, _ = rl_config.model.inputs_spec(1, labelled_prompts=rl_config.labels_prompts)
     seen = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(observation))
     return seen + 4 * (rl_config.model.action_dim + 5 + (rl_config.noise_dim or 0)) + 3
 

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 PALIGEMMA_URL = "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model"
 # What happens to a prompt with more tokens than the policy reads: cut with a warning, or refused with a ValueError.
 LongPrompts = Literal["cut", "refuse"]
+# What follows a prompt that says how good the actions to come are, in the order of `Observation.labelled_prompt`.
+LABELS = ("Advantage: negative", "Advantage: positive")
 _STATE_BIN_EDGES = np.linspace(-1, 1, 257)[:-1]
 
 
@@ -118,6 +120,13 @@ class PaligemmaTokenizer(Tokenizer):
 
     def encode(self, texts: Sequence[str], *, add_bos: bool) -> list[list[int]]:
         return self._processor.encode(list(texts), add_bos=add_bos)
+
+
+def add_label(prompt: str, label: str) -> str:
+    """The prompt with one of `LABELS`: the text that stock openpi is sent for the same tokens."""
+    if prompt.strip().endswith(LABELS):
+        raise ValueError(f"the prompt {prompt!r} has its label already; leave the label out, it is added here")
+    return f"{prompt.strip()} {label}"
 
 
 def create_tokenizer(name: str, max_len: int, long_prompts: LongPrompts = "cut") -> Tokenizer:

@@ -19,7 +19,7 @@ from acrlpd.choice import kind_name
 from acrlpd.config import DataConfig, RLTrainConfig, to_dict
 from acrlpd.data.frames.store import resize_with_pad
 from acrlpd.data.pipeline.norm_stats import EPSILON, NormStats
-from acrlpd.data.pipeline.tokenizer import LongPrompts, Tokenizer, create_tokenizer
+from acrlpd.data.pipeline.tokenizer import LABELS, LongPrompts, Tokenizer, add_label, create_tokenizer
 from acrlpd.robots.base import DataDict, make_bool_mask
 
 DataTransformFn = Callable[[DataDict], DataDict]
@@ -172,12 +172,13 @@ class TokenizePrompt:
     """Replaces the prompt by its tokens; with `discrete_state_input` the state is written into it (pi0.5).
 
     Data without a prompt gets the default prompt. Comes after normalisation (the state is binned over [-1, 1]) and
-    before padding.
+    before padding. With `labelled`, the prompt with each of the `LABELS` is tokenized as well.
     """
 
     tokenizer: Tokenizer
     discrete_state_input: bool = False
     default_prompt: str | None = None
+    labelled: bool = False
 
     def __call__(self, data: DataDict) -> DataDict:
         prompt = data.get("prompt", self.default_prompt)
@@ -185,15 +186,28 @@ class TokenizePrompt:
             raise KeyError("there is no prompt: give the dataset a task, or set data.default_prompt")
         state = np.asarray(data["state"])
         batch_shape = state.shape[:-1]
-        prompts = np.broadcast_to(np.asarray(prompt), batch_shape).ravel()
-        if self.discrete_state_input:
-            tokens, mask = self.tokenizer.tokenize(prompts.tolist(), state.reshape(-1, state.shape[-1]))
-        else:  # a batch has few distinct prompts
-            distinct, which = np.unique(prompts, return_inverse=True)
-            tokens, mask = (x[which] for x in self.tokenizer.tokenize(distinct.tolist()))
+        distinct, which = np.unique(np.broadcast_to(np.asarray(prompt), batch_shape).ravel(), return_inverse=True)
+        states = state.reshape(-1, state.shape[-1]) if self.discrete_state_input else None
+        tokens, mask = self._tokenize(distinct.tolist(), which, states)
         rest = {key: value for key, value in data.items() if key != "prompt"}
-        tokenized = {"tokenized_prompt": tokens, "tokenized_prompt_mask": mask}
-        return rest | {key: x.reshape(*batch_shape, -1) for key, x in tokenized.items()}
+        rest["tokenized_prompt"] = tokens.reshape(*batch_shape, -1)
+        rest["tokenized_prompt_mask"] = mask.reshape(*batch_shape, -1)
+        if self.labelled:
+            texts = [[add_label(text, label) for text in distinct.tolist()] for label in LABELS]
+            labelled = [self._tokenize(text, which, states) for text in texts]
+            tokens, mask = (np.stack(of_labels, axis=1) for of_labels in zip(*labelled, strict=True))
+            rest["labelled_prompt"] = tokens.reshape(*batch_shape, len(LABELS), -1)
+            rest["labelled_prompt_mask"] = mask.reshape(*batch_shape, len(LABELS), -1)
+        return rest
+
+    def _tokenize(
+        self, distinct: list[str], which: np.ndarray, states: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and masks [n, l] of the prompts distinct[which], into which states [n, s] are written if given."""
+        if states is not None:
+            return self.tokenizer.tokenize([distinct[i] for i in which], states)
+        tokens, mask = self.tokenizer.tokenize(distinct)  # a batch has few distinct prompts
+        return tokens[which], mask[which]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,7 +334,9 @@ def _model_inputs(rl_config: RLTrainConfig, long_prompts: LongPrompts) -> list[D
                 f"data.tokenizer={config.tokenizer} has {tokenizer.vocab_size} ids, the model's vocab_size is "
                 f"{model.vocab_size}; use data.tokenizer=byte for a small vocabulary"
             )
-        inputs.append(TokenizePrompt(tokenizer, bool(model.discrete_state_input), config.default_prompt))
+        inputs.append(
+            TokenizePrompt(tokenizer, bool(model.discrete_state_input), config.default_prompt, rl_config.labels_prompts)
+        )
     if model.pads_actions:
         inputs.append(PadStatesAndActions(model.action_dim))
     return inputs

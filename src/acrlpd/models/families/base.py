@@ -158,21 +158,25 @@ class PolicyConfig(Choice, abc.ABC):
 
     # -- examples of inputs
 
-    def fake_obs(self, batch_size: int = 1) -> Observation:
+    def fake_obs(self, batch_size: int = 1, *, labelled_prompts: bool = False) -> Observation:
         """An observation of ones with float images, for shape checks and compile-time warm-up."""
-        prompt = (batch_size, self.prompt_len)
+        prompt, labelled = (batch_size, self.prompt_len), (batch_size, 2, self.prompt_len)
         return Observation(
             images={key: jnp.ones((batch_size, *self.image_resolution, 3), jnp.float32) for key in self.image_keys},
             image_masks={key: jnp.ones(batch_size, jnp.bool_) for key in self.image_keys},
             state=jnp.ones((batch_size, self.state_dim), jnp.float32),
             tokenized_prompt=jnp.ones(prompt, jnp.int32) if self.prompt_len else None,
             tokenized_prompt_mask=jnp.ones(prompt, jnp.bool_) if self.prompt_len else None,
+            labelled_prompt=jnp.ones(labelled, jnp.int32) if labelled_prompts else None,
+            labelled_prompt_mask=jnp.ones(labelled, jnp.bool_) if labelled_prompts else None,
         )
 
     def fake_act(self, batch_size: int = 1) -> jax.Array:
         """Actions of ones, to go with `fake_obs`."""
         return jnp.ones((batch_size, self.action_horizon, self.action_dim), jnp.float32)
 
-    def inputs_spec(self, batch_size: int = 1) -> tuple[Observation, jax.Array]:
+    def inputs_spec(self, batch_size: int = 1, *, labelled_prompts: bool = False) -> tuple[Observation, jax.Array]:
         """Shapes and dtypes of an (observation, actions) pair."""
-        return jax.eval_shape(lambda: (self.fake_obs(batch_size), self.fake_act(batch_size)))
+        return jax.eval_shape(
+            lambda: (self.fake_obs(batch_size, labelled_prompts=labelled_prompts), self.fake_act(batch_size))
+        )
