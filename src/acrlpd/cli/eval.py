@@ -40,6 +40,8 @@ class EvalOptions:
     seed: Annotated[int | None, Ge(0)] = None
     # Candidates per chunk; default: those that the checkpoint is served with.
     best_of_n: Annotated[int | None, Ge(1)] = None
+    # Guidance towards good actions, for policies that were trained with labels (recap); 1: the positive label alone.
+    guidance: Annotated[float | None, Ge(0)] = None
     # How chunks become steps: open_loop, or module:Name of your own execution.
     execution: str | None = None
     # Steps of a chunk that are executed before the policy is asked again.
@@ -72,7 +74,8 @@ def main(args: Sequence[str]) -> int:
 
     setup_logging()
     config = None if options.config is None else find_config(options.config)
-    checkpoints = open_checkpoints(options.checkpoints, config, no_norm_stats=options.no_norm_stats)
+    opened = open_checkpoints(options.checkpoints, config, no_norm_stats=options.no_norm_stats)
+    checkpoints = [checkpoint.with_guidance(options.guidance) for checkpoint in opened]
     # Run and step name a checkpoint in the table; the whole path does where run and step are not unique.
     short = [f"{checkpoint.directory.parent.name} {checkpoint.directory.name}" for checkpoint in checkpoints]
     named: dict[str, Evaluation] = {}

@@ -3,10 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
+from annotated_types import Ge
 
+from acrlpd.config.bounds import check_bounds
 from acrlpd.config.command_line import Flag
 from acrlpd.text import parse_arguments, print
 
@@ -27,6 +29,8 @@ class ExportOptions:
     dtype: Literal["bfloat16", "float32"] | None = None
     # Critics to put beside the policy: as many as the level wants (the best on the run's data), all, or none.
     critics: Literal["level", "all", "none"] = "level"
+    # Guidance towards good actions, for policies that were trained with labels (recap); 1: the positive label alone.
+    guidance: Annotated[float | None, Ge(0)] = None
     # Replace an earlier export.
     overwrite: Flag = False
     # Export without norm statistics; by default missing or changed statistics are refused.
@@ -35,6 +39,8 @@ class ExportOptions:
 
 def main(args: Sequence[str]) -> int:
     options = parse_arguments(ExportOptions, args=args, prog="acrlpd export")
+    for finding in check_bounds(options, "--"):
+        raise ValueError(finding.message)
     from acrlpd.process import setup_logging
     from acrlpd.serving.export import export_policy
 
@@ -46,6 +52,7 @@ def main(args: Sequence[str]) -> int:
         merge_adapters=options.merge_lora,
         dtype=options.dtype,
         critics=options.critics,
+        guidance=options.guidance,
         overwrite=options.overwrite,
         no_norm_stats=options.no_norm_stats,
     )

@@ -34,6 +34,8 @@ class ServeOptions:
     port: int = 8000
     # Candidates per action chunk, and the most that a request may ask for; default: the checkpoint's.
     best_of_n: Annotated[int | None, Ge(1)] = None
+    # Guidance towards good actions, for policies that were trained with labels (recap); 1: the positive label alone.
+    guidance: Annotated[float | None, Ge(0)] = None
     # Denoising steps; the first is the default, requests may ask for the others. Default: the checkpoint's.
     num_steps: Annotated[tuple[int, ...], Ge(1)] = ()
     # Most requests that share one call of the policy.
@@ -133,7 +135,8 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
         same = dataclasses.replace(options, best_of_n=served.policy.best_of_n, num_steps=served.num_steps)
 
         def load(path: Path) -> "ServingPolicy":
-            return _load(open_checkpoint(path, no_norm_stats=options.no_norm_stats), same)
+            newer = open_checkpoint(path, no_norm_stats=options.no_norm_stats)
+            return _load(newer.with_guidance(options.guidance), same)
 
         follower = asyncio.create_task(follow_run(server, run, load))
     await stop.wait()
@@ -147,7 +150,8 @@ def _open(options: ServeOptions) -> "Checkpoint":
     from acrlpd.policies.checkpoint import open_checkpoints
 
     config = None if options.config is None else find_config(options.config)
-    return open_checkpoints([options.checkpoint], config, no_norm_stats=options.no_norm_stats)[0]
+    [checkpoint] = open_checkpoints([options.checkpoint], config, no_norm_stats=options.no_norm_stats)
+    return checkpoint.with_guidance(options.guidance)
 
 
 def load_present(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":

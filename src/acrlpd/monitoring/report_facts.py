@@ -112,8 +112,7 @@ def _known(value: float | None, form: Callable[[float], str]) -> str:
 def final_stages(record: RunRecord) -> list[Stage]:
     """The stages of the run; without stages, the last evaluation of the run."""
     if record.stages:
-        # The offline phase of a run without a critic is imitation.
-        names = {stage: "bc" if stage == "offline" and not record.has_critic else stage for stage in record.stages}
+        names = {stage: "bc" if stage == "offline" and record.is_imitation else stage for stage in record.stages}
         return [Stage(name, STAGES[name], record.stages[stage]) for stage, name in names.items()]
     step = max(record.evaluations, default=0)
     outcome = read_outcome(record.evaluations.get(step))

@@ -52,7 +52,7 @@ def judge(record: RunRecord) -> Verdict:
     """The verdict on one run."""
     stages = record.stages
     final = "online" if "online" in stages else "offline"
-    if record.has_critic and "bc" in stages and final in stages:
+    if not record.is_imitation and "bc" in stages and final in stages:
         return _against_imitation(record, final)
     return _over_steps(record)
 
@@ -121,10 +121,10 @@ def _over_steps(record: RunRecord) -> Verdict:
     first, last, best = rates.values[0], rates.values[-1], rates.values.max()
     headline = f"Success {format_percent(last)} at step {rates.steps[-1]:,}"
     told = ["This run trains no critic: it is imitation."]
-    if record.has_critic and "bc" in record.stages:
+    if not record.is_imitation and "bc" in record.stages:
         reached = format_percent(record.stages["bc"].success_rate)
         told = [f"Imitation reached {reached}; whether RL beats it is judged at the end of the run."]
-    elif record.has_critic:
+    elif not record.is_imitation:
         told = ["There is no imitation baseline in this run, so this does not say whether RL beat it."]
     if len(rates.steps) > 1:
         headline += f", from {format_percent(first)} at step {rates.steps[0]:,}"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 
 from acrlpd.checksums import read_checksums, verified
-from acrlpd.config import RLTrainConfig
+from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import from_dict
 from acrlpd.data.pipeline.dataset import norm_stats_dir
@@ -111,6 +111,18 @@ class Checkpoint:
             )
         logger.warning("%s acts without norm statistics: states and actions are not scaled", self.directory)
         return None
+
+    def with_guidance(self, guidance: float | None) -> "Checkpoint":
+        """This checkpoint, acting with another guidance towards good actions; None: as its config says."""
+        if guidance is None:
+            return self
+        if not self.rl_config.labels_prompts:
+            raise CheckpointError(
+                f"--guidance needs a policy that was trained with labels in its prompts, as improvement recap does; "
+                f"{self.directory} was not. Leave --guidance out"
+            )
+        changed = apply_config_overrides(self.rl_config, {"improvement.guidance": guidance})
+        return dataclasses.replace(self, rl_config=changed)
 
     def abstract_model(self) -> ActingModel:
         """The model as shapes and dtypes, with critics only if the directory has critics."""

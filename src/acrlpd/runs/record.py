@@ -135,8 +135,13 @@ class RunRecord(RunProgress):
 
     @property
     def has_critic(self) -> bool:
-        """Whether a critic was trained; a run without a critic is imitation."""
+        """Whether a critic was trained."""
         return self.config.get("acrlpd.loss_weights.critic_weight") != 0
+
+    @property
+    def is_imitation(self) -> bool:
+        """Whether the policy only clones: there is neither a critic nor an improvement that needs no critic."""
+        return not self.has_critic and self.config.get("acrlpd.loss_weights.actor_weight") == 0
 
 
 class RunReader:

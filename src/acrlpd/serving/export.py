@@ -65,15 +65,17 @@ def export_policy(
     merge_adapters: bool = False,
     dtype: DType | None = None,
     critics: Critics = "level",
+    guidance: float | None = None,
     overwrite: bool = False,
     no_norm_stats: bool = False,
 ) -> Verification:
     """Exports a run (its newest checkpoint) or one checkpoint, and compares the result with the source.
 
-    `dtype` None keeps every parameter as it was trained. With `no_norm_stats` the export has no norm statistics. The
-    directory appears when it is complete and its actions are right, or not at all.
+    `dtype` None keeps every parameter as it was trained, and `guidance` None is the guidance of the run. With
+    `no_norm_stats` the export has no norm statistics. The directory appears when it is complete and its actions are
+    right, or not at all.
     """
-    checkpoint = open_checkpoint(source, no_norm_stats=no_norm_stats)
+    checkpoint = open_checkpoint(source, no_norm_stats=no_norm_stats).with_guidance(guidance)
     if checkpoint.kind != "run":
         raise CheckpointError(f"{checkpoint.directory} is not a checkpoint of a run: there is nothing to export")
     if critics == "none":
@@ -219,7 +221,7 @@ def verify_export(trained: Checkpoint, exported: Checkpoint, dtype: DType | None
     noise = rng.standard_normal((_VERIFY_BATCH, 2, config.action_horizon, config.action_dim), np.float32)
     observation = jax.tree.map(
         lambda x: rng.uniform(-1, 1, x.shape).astype(np.float32) if x.dtype == np.float32 else np.asarray(x),
-        config.fake_obs(_VERIFY_BATCH),
+        config.fake_obs(_VERIFY_BATCH, labelled_prompts=trained.rl_config.labels_prompts),
     )
     actions = []
     for checkpoint, stored_dtype in ((trained, None), (exported, dtype)):

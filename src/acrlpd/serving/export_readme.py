@@ -5,9 +5,11 @@ import shlex
 from collections.abc import Iterator
 
 from acrlpd.choice import kind_name
-from acrlpd.config import RLTrainConfig
+from acrlpd.config import RLTrainConfig, to_dict
 from acrlpd.config.data import NORM_STATS_FILE
+from acrlpd.data.pipeline.tokenizer import LABELS, add_label
 from acrlpd.data.pipeline.transforms import delta_action_mask
+from acrlpd.models.observation import POSITIVE
 from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.policies.levels import Level
 from acrlpd.runs.checkpoint_layout import EXPORT_FILE
@@ -25,7 +27,7 @@ A policy trained with acrlpd, exported at level `{level}`: {num_steps} denoising
 ```
 acrlpd serve THIS_DIRECTORY
 ```
-
+{label}
 ## Serve with openpi (one sample in 10 denoising steps, no critics)
 
 {openpi}
@@ -45,6 +47,11 @@ uv run scripts/serve_policy.py {prompt}policy:checkpoint --policy.config={name} 
 
 openpi does not notice settings that are not those of the training, such as another `action_horizon`: it acts wrongly \
 without an error."""
+
+
+_LABEL = """
+The policy acts well because its prompt ends with `{label}`. This server adds the label: clients send the task alone.
+"""
 
 
 def write_readme(
@@ -68,6 +75,7 @@ def write_readme(
         if checkpoint.has_critics
         else "no critics",
         files="\n".join(f"- `{file}`: {content}" for file, content in files.items()),
+        label=_LABEL.format(label=LABELS[POSITIVE]) if checkpoint.rl_config.labels_prompts else "",
         openpi=_openpi_section(checkpoint, merged_adapters),
     )
     (directory / "README.md").write_text(text)
@@ -80,6 +88,8 @@ def _openpi_section(checkpoint: Checkpoint, merged_adapters: bool) -> str:
     # openpi's list of configs may have both: the model of a merged export is another one.
     name = f"acrlpd_{rl_config.name}{'_merged' if merged_adapters else ''}"
     prompt, like = rl_config.data.default_prompt, rl_config.openpi_compatibility.config_name
+    if prompt is not None and rl_config.labels_prompts:
+        prompt = add_label(prompt, LABELS[POSITIVE])
     # Before the command, because whoever reads on only after the command has moved a robot already.
     warnings = "".join(f"- {difference}\n" for difference in _differences(rl_config))
     text = _OPENPI.format(
@@ -120,6 +130,15 @@ def _differences(rl_config: RLTrainConfig) -> Iterator[str]:
             f"openpi serves the policy without the improvement `{kind_name(rl_config.improvement)}`, whose networks "
             "make the actions of this run, so its actions differ. `acrlpd serve` serves both."
         )
+    if rl_config.labels_prompts:
+        yield (
+            f"openpi adds no label: every prompt that it is sent must be the task, one space and `{LABELS[POSITIVE]}`, "
+            f"for example `{add_label(data.default_prompt or 'fold the shirt', LABELS[POSITIVE])}`. Without the label "
+            "the policy acts like all of its data, good and bad."
+        )
+        guidance = to_dict(rl_config.improvement).get("guidance", 1.0)
+        if guidance != 1.0:
+            yield f"openpi has no guidance, so it acts as with guidance 1; this policy is exported with {guidance:g}."
     if rl_config.acrlpd.action_bounds is not None:
         low, high = rl_config.acrlpd.action_bounds
         yield f"openpi does not clip actions; this policy was trained with actions clipped to {low} and {high}."
