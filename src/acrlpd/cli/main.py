@@ -35,6 +35,7 @@ _XLA_LOG_LEVEL = "2"
 # that CONFIG_COMMANDS of the module names get their arguments as they are, as a `main` does.
 COMMANDS = {
     "train": "train a policy: offline, then online",
+    "recap": "train in rounds: RECAP on the policy's own episodes",
     "configs": "list, show and compare configs, or make one for a dataset",
     "data": "look at, label, convert and prepare datasets",
     "demos": "collect demonstrations with scripted experts",

@@ -1,0 +1,81 @@
+"""Joins datasets of one task into one LeRobot dataset, with what a policy reads and how each episode ends."""
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from acrlpd.data.pipeline.returns import INTERVENTION_COLUMNS
+from acrlpd.data.sources.source import DatasetError, EpisodeSource, Feature, step_blocks
+from acrlpd.data.tools.lerobot_writer import LeRobotWriter
+
+SUCCESS = "next.success"
+_HUMAN = INTERVENTION_COLUMNS[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Episodes of one source, and which of their steps succeed."""
+
+    source: EpisodeSource
+    success: Sequence[np.ndarray]  # bool [length] for each episode
+
+
+def join_datasets(
+    output: Path, parts: Sequence[Part], *, columns: Sequence[str], cameras: Sequence[str], default_prompt: str | None
+) -> None:
+    """Writes the episodes of all parts, in their order, as a LeRobot v3.0 dataset.
+
+    The dataset has the named columns and cameras, and says which steps succeed and which a human chose. It appears
+    under `output` when it is complete. `default_prompt` is the task of episodes that name none.
+    """
+    first = parts[0].source
+    features = {name: first.features[name] for name in columns}
+    features |= {name: Feature("video", first.features[name].shape) for name in cameras}
+    for part in parts[1:]:
+        _require_equal_shapes(part.source, features, first)
+    features |= {SUCCESS: Feature("bool", ()), _HUMAN: Feature("bool", ())}
+    partial = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left behind by a process that was stopped
+    with LeRobotWriter(partial, fps=first.fps, features=features, codec="h264") as writer:
+        for part in parts:
+            for i, success in enumerate(part.success):
+                _copy_episode(part.source, i, success, writer, columns, cameras, default_prompt)
+    partial.replace(output)
+
+
+def _require_equal_shapes(source: EpisodeSource, features: dict[str, Feature], first: EpisodeSource) -> None:
+    for name, feature in features.items():
+        found = source.features[name].shape if name in source.features else None
+        if found != feature.shape:
+            raise DatasetError(
+                f"{name} has the shape {feature.shape} in {first.root} and {found} in {source.root}: one dataset "
+                "cannot hold both. Cameras of an environment have the size env.image_size"
+            )
+
+
+def _copy_episode(
+    source: EpisodeSource,
+    i: int,
+    success: np.ndarray,
+    writer: LeRobotWriter,
+    columns: Sequence[str],
+    cameras: Sequence[str],
+    default_prompt: str | None,
+) -> None:
+    episode = source.episode(i)
+    prompt = episode.prompt or default_prompt
+    if prompt is None:
+        raise DatasetError(f"{source.root}: episode {episode.index} names no task; set data.default_prompt")
+    [human] = [episode.columns[name] for name in INTERVENTION_COLUMNS if name in episode.columns][:1] or [
+        np.zeros(episode.length, bool)
+    ]
+    values = {name: episode.columns[name] for name in columns} | {SUCCESS: success, _HUMAN: human.astype(bool)}
+    for ts in step_blocks(episode.length):
+        writer.add_steps(
+            {name: column[ts] for name, column in values.items()},
+            {camera: episode.frames(camera, ts) for camera in cameras},
+        )
+    writer.end_episode(prompt)
