@@ -55,7 +55,8 @@ class Observation:
         row = jnp.maximum(jnp.asarray(label), 0)[:, None, None]
 
         def choose(unlabelled: Array | None, labelled: Array | None) -> jax.Array:
-            return jnp.where(plain, unlabelled, jnp.take_along_axis(jnp.asarray(labelled), row, axis=1)[:, 0])
+            chosen = jnp.take_along_axis(jnp.asarray(labelled), row, axis=1)[:, 0]
+            return jnp.where(plain, jnp.asarray(unlabelled), chosen)
 
         return dataclasses.replace(
             self,

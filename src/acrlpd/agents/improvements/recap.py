@@ -88,7 +88,7 @@ class RECAP(Improvement):
             log_weight=jnp.zeros_like(steps),
             size=steps,
             kept={
-                "advantage": returns.rewards + returns.continues * next_value - returns.fails - value,
+                "advantage": jnp.asarray(returns.rewards - returns.fails) + returns.continues * next_value - value,
                 "error": jnp.abs(value - returns.return_to_go),
                 "value": value,
                 "task": jnp.asarray(batch.task_id),
@@ -133,7 +133,7 @@ class RECAP(Improvement):
         positive = policy.encode(observation.with_label(label), features=False)
         if self.guidance == 1.0:
             return positive
-        return positive.replace(other=context, guidance=self.guidance)
+        return dataclasses.replace(positive, other=context, guidance=self.guidance)
 
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool

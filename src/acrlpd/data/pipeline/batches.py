@@ -287,7 +287,7 @@ class BatchBuilder:
             episode_id=self._episode_ids[episodes],
             step_id=steps.astype(np.int32),
             noise=self.noise(first_rows),
-            returns=self.returns and self.returns.of_windows(first_rows, last_rows, self.horizons),
+            returns=None if self.returns is None else self.returns.of_windows(first_rows, last_rows, self.horizons),
         )
 
     def read(

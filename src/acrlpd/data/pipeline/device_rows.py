@@ -74,7 +74,7 @@ class RowFeed:
         return self.rows.shape[0]
 
     def batch(self, index: jax.Array) -> Batch:
-        table, rows = self.table, self.rows[index]
+        table, returns, rows = self.table, self.table.returns, self.rows[index]
         windows = make_windows(rows, table.last_row[rows], table, *self.horizons, xp=jnp)
         return Batch(
             observations=jax.tree.map(lambda x: x[rows], table.observation),
@@ -86,7 +86,7 @@ class RowFeed:
             episode_id=table.episode_id[rows],
             step_id=table.step_id[rows],
             noise=None if table.noise is None else table.noise[rows],
-            returns=table.returns and table.returns.of_windows(rows, table.last_row[rows], self.horizons, jnp),
+            returns=None if returns is None else returns.of_windows(rows, table.last_row[rows], self.horizons, jnp),
         )
 
 

@@ -87,5 +87,5 @@ def _read_interventions(table: ColumnTable) -> np.ndarray:
     for name in INTERVENTION_COLUMNS:
         if name in table.columns:
             column = table.columns[name]
-            return column.reshape(len(column), -1).any(axis=1)
+            return np.asarray(column.reshape(len(column), -1).any(axis=1))
     return np.zeros(table.offsets[-1], bool)
