@@ -25,23 +25,21 @@ pytest.importorskip("gymnasium", reason="gymnasium is missing: pip install 'acrl
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the example, in which the commands are run."""
-    shutil.copytree(
-        EXAMPLE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "checkpoints", "assets")
-    )
+    """A directory with a copy of the example, in which the commands are run."""
+    shutil.copytree(EXAMPLE, tmp_path / "examples" / "my_env", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "examples" / "my_env")  # the processes that play get the path, too
     return tmp_path
 
 
 def test_the_commands_lead_from_nothing_to_an_evaluated_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [block] = re.findall(r"```bash\n(.*?)```", (here / "README.md").read_text(), re.DOTALL)
-    commands = [line.split() for line in block.splitlines()]
-    assert [words[2] for words in commands] == ["demos", "train", "eval"]
-    for words in commands:
-        assert words[:2] == ["PYTHONPATH=.", "acrlpd"]
+    [block] = re.findall(r"```bash\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
+    path, *commands = [line.split() for line in block.splitlines()]
+    assert path == ["export", "PYTHONPATH=examples/my_env"]
+    assert [words[:2] for words in commands] == [["acrlpd", "demos"], ["acrlpd", "train"], ["acrlpd", "eval"]]
+    for _, command, *words in commands:
         capsys.readouterr()
-        assert main([*words[2:], *FEWER[words[2]].split()]) == 0
+        assert main([command, *words, *FEWER[command].split()]) == 0
     [result] = json.loads(capsys.readouterr().out).values()
     assert (result["env"], result["episodes"], result["lost_episodes"]) == ("my_env:reach", 3, 0)
     info = json.loads((here / "data" / "my_env" / "meta" / "info.json").read_text())
@@ -53,7 +51,7 @@ def test_the_expert_goes_where_only_the_image_tells(here: Path) -> None:
     right = [demonstrate(env, expert, seed, "expert") for seed in range(20)]
     mixed = [demonstrate(env, expert, seed, "mixed") for seed in range(20)]
     assert all(episode.succeeded for episode in right)
-    assert 4 <= sum(episode.succeeded for episode in mixed) <= 16
+    assert 10 <= sum(episode.succeeded for episode in mixed) < 20
     for episode in right:
         image, places = (episode.observations[name] for name in ("observation.images.top", "observation.state"))
         [_, red] = np.argwhere((image[0] == [255, 0, 0]).all(axis=-1)).mean(axis=0)  # row and column of 28

@@ -1,8 +1,8 @@
 """An environment and an expert of one's own: a hand over a table, two balls, and a camera above them.
 
-The hand is to touch the red ball within 15 steps. The state is the place of the hand alone, so a policy must look at
-the image to know where the balls are and which ball is red. Change this file step by step into your own robot:
-docs/environments.md and docs/demonstrations.md describe the two interfaces.
+The hand is to touch the red ball within 15 steps; touching the blue ball ends the episode. The state is the place of
+the hand alone, so a policy must look at the image to know where the balls are and which ball is red. Change this file
+step by step into your own robot: docs/environments.md and docs/demonstrations.md describe the two interfaces.
 """
 
 from typing import ClassVar
@@ -38,8 +38,8 @@ class Table(gymnasium.Env):
 
     def step(self, action):
         self.hand = np.clip(self.hand + REACH * action, -1, 1)
-        success = bool(np.linalg.norm(self.hand - self.red) < RADIUS)
-        return self.observation(), float(success), success, False, {"success": success}
+        success, failure = (bool(np.linalg.norm(self.hand - ball) < RADIUS) for ball in (self.red, self.blue))
+        return self.observation(), float(success), success or failure, False, {"success": success}
 
     def observation(self):  # the dataset gets the columns observation.state and observation.images.top
         return {"state": self.hand, "top": self.render()}
@@ -58,11 +58,14 @@ class Table(gymnasium.Env):
 class TableExpert(Expert):
     """Moves straight to a ball. An expert may look at the state of the simulator, which a policy does not see."""
 
-    qualities: ClassVar = {"expert": "touches the red ball", "mixed": "goes to the blue ball in half of the episodes"}
+    qualities: ClassVar = {
+        "expert": "touches the red ball",
+        "mixed": "goes to the blue ball in a quarter of the episodes",
+    }
 
     def __init__(self, env, quality, rng):
         self.table, self.rng = env.env, rng
-        self.to_red = quality == "expert" or rng.uniform() < 0.5
+        self.to_red = quality == "expert" or rng.uniform() < 0.75
 
     def act(self):
         target = self.table.red if self.to_red else self.table.blue
