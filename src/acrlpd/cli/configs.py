@@ -103,13 +103,11 @@ def new(dataset: Dataset, output: Path | None = None, accelerator: str | None = 
         raise ConfigError(f"{file} exists: replace it with --overwrite, or name another file with --output")
     validate_config(made.config, num_devices=devices.num_devices if devices else None).raise_for_errors()
     write_text_atomically(file, made.text)
-    _print_next(made, file, devices)
+    _print_next(made, file, accelerator)
 
 
-def _print_next(made: "NewConfig", file: Path, devices: "Devices | None") -> None:
+def _print_next(made: "NewConfig", file: Path, accelerator: str | None) -> None:
     """What was written, and the commands that lead from there to the first update."""
-    from acrlpd.config.plan.chips import CHIPS
-
     data, given = made.config.data, shlex.quote(str(file))
     print(f"wrote {file}: robot {kind_name(data.robot)}, {made.config.qchunking.action_dim} action dims")
     for slot, camera in data.repack.cameras.items():
@@ -119,11 +117,9 @@ def _print_next(made: "NewConfig", file: Path, devices: "Devices | None") -> Non
     if made.label_command is not None:
         print(f"  {made.label_command}    # or --success 0-41,43 --failure 42: say how every episode ended")
     print(f"  acrlpd data stats --config {given}")
-    if devices is not None:
-        where = (
-            f"--accelerator {devices.name}" if devices.name in CHIPS else f"--device-memory {devices.memory_gib:.0f}"
-        )
-        print(f"  acrlpd plan --config {given} {where}    # if you like: memory and time of an update")
+    if made.config.weight_loader.kind != "none":
+        where = "" if accelerator is None else f" --accelerator {shlex.quote(accelerator)}"
+        print(f"  acrlpd plan --config {given}{where}    # if you like: memory, hours and disk")
     print(f"  acrlpd train --config {given} --exp_name first")
 
 
@@ -131,17 +127,19 @@ def _find_devices(name: str | None) -> "Devices | None":
     """The accelerators of this name, or of this machine; None for a CPU."""
     import jax
 
-    from acrlpd.config.plan.chips import MEMORY_FRACTION, find_chip, find_device_chip, usable_device_bytes
+    from acrlpd.config.plan import accelerators
     from acrlpd.data.tools.new_config import Devices
 
+    if name is not None and name.lower() == "cpu":
+        return None
     if name is not None:
-        chip = None if name.lower() == "cpu" else find_chip(name)
-        return None if chip is None else Devices(chip.name, chip.memory_gib)
-    device = jax.local_devices()[0]
+        named = accelerators.accelerator(name)
+        return Devices(named.name, named.memory_gib)
+    accelerators.claim_device_memory()
+    device, found = jax.local_devices()[0], accelerators.find_accelerator()
     if device.platform == "cpu":
         return None
-    found = find_device_chip(device.device_kind)
-    memory_gib = usable_device_bytes() / MEMORY_FRACTION / 2**30
+    memory_gib = accelerators.usable_device_bytes() / accelerators.MEMORY_FRACTION / 2**30
     return Devices(found.name if found else device.device_kind, memory_gib, jax.local_device_count())
 
 

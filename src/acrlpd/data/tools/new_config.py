@@ -33,15 +33,11 @@ _ABOUT_GENERIC = (
     "No robot that acrlpd knows: state and actions go to the policy as they are. Relative actions need "
     "use_delta_joint_actions and delta_action_mask; units of its own need a class (docs/data_batches.md)."
 )
-# Windows per update, over all devices.
-_BATCH_SIZE = 32
-# Fine-tuning on one dataset: it ends within a day on one accelerator.
+# How a robot without a preset is fine-tuned, where the defaults of a config are meant for smaller policies.
 _RECIPE: Settings = {
     "acrlpd.num_action_samples": Setting(8, "Candidates per observation. More: better choices, slower updates."),
-    "training.offline_steps": Setting(20_000),
-    "training.online_steps": Setting(0, "More than 0 needs an environment (env.id)."),
-    "training.gradient_accumulation_steps": Setting(1),
-    "training.save_frequency": Setting(2_000),
+    "training.save_frequency": Setting(2_500),
+    "checkpoints.keep_period": Setting(None, "Only the newest checkpoint is kept; one has tens of GB."),
 }
 # A tiny policy from scratch: some minutes on a CPU.
 _TINY_RECIPE: Settings = {
@@ -163,10 +159,13 @@ def _pretrained(layout: Layout, fps: float, base: str | None, num_devices: int) 
     horizon = min(max(round(fps / 2), 5), 50) if base is None else preset.model.action_horizon
     settings["model.action_horizon"] = Setting(horizon, f"Steps of a chunk: {horizon / fps:.2g} s.")
     settings["qchunking.horizon_length"] = Setting(horizon, "Steps that the critics judge, at most those of a chunk.")
-    settings["batch_size"] = Setting(max(_BATCH_SIZE // num_devices, 1) * num_devices)
+    if preset.batch_size % num_devices:
+        share = max(preset.batch_size // num_devices, 1)
+        settings["batch_size"] = Setting(share * num_devices, f"{share} windows on each device.")
     if preset.env.id is not None:
         settings["env.id"] = Setting(None, f"The run is offline; the preset acts in {preset.env.id}.")
-    return settings | _RECIPE
+        settings["training.online_steps"] = Setting(0)
+    return settings | (_RECIPE if base is None else {})
 
 
 def _fit(start: RLTrainConfig, settings: Settings, devices: Devices) -> tuple[Settings, str] | None:
