@@ -129,7 +129,7 @@ def test_help_that_shows_the_values_of_a_config_file(tmp_path: Path, capsys: pyt
     config = tmp_path / "config.yaml"
     config.write_text('base_config: debug\ndata:\n  default_prompt: "go \\e[2J \\e[31m left"\n')
     with pytest.raises(SystemExit):
-        main(["train", "--config", str(config), "--help"])
+        main(["train", "--config", str(config), "--help", "data"])
     shown = capsys.readouterr().out
     assert is_harmless(shown) and r"go \x1b[2J \x1b[31m left" in " ".join(shown.replace("│", "").split())
 

@@ -34,6 +34,31 @@ def test_every_command_has_help(name, capsys):
     assert f"acrlpd {name}" in capsys.readouterr().out
 
 
+def shown_flags(capsys, *args) -> list[str]:
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", *args])
+    assert exit_.value.code == 0
+    return re.findall(r"^│ --([^\s,]+)", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_help_shows_twenty_flags_first_and_the_rest_by_section(capsys):
+    first = shown_flags(capsys, "--help")
+    assert len(first) == 20
+    assert {"config", "exp-name", "data-dir", "resume", "batch-size"} <= set(first)
+    assert set(first) < set(shown_flags(capsys, "--config", "debug", "--help", "all"))
+    section = shown_flags(capsys, "--config", "debug", "--help", "actor-lr-schedule")
+    assert section == [f"actor-lr-schedule.{name}" for name in ("warmup-steps", "peak-lr", "decay-steps", "decay-lr")]
+    assert {"distributed", "auto-batch", "async", "improvement"} <= set(shown_flags(capsys, "--help", "run"))
+
+
+def test_help_has_the_values_of_the_config_and_the_comments_of_its_fields(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--config", "quickstart", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "--batch-size INT Windows per update over all devices and micro-batches." in text
+    assert "slower steps. (default: 64)" in text
+
+
 def test_version_and_no_arguments(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("acrlpd ")
@@ -46,6 +71,7 @@ def test_version_and_no_arguments(capsys):
         (["trian"], "unknown command 'trian'; did you mean 'train'?"),
         (["configs", "lits"], "unknown command 'lits'; did you mean 'list'?"),
         (["train"], "--config is missing"),
+        (["train", "--help", "critics"], "unknown topic of help 'critics'; did you mean 'critic'?"),
         (["train", "--config", "alhoa"], "unknown config 'alhoa'; did you mean 'aloha'?"),
         (["train", "--config", "missing.yaml"], "config file missing.yaml cannot be read: [Errno 2] No such file"),
         (["train", "--config", "debug", "--max_steps", "0"], "--max_steps must be at least 1"),
@@ -240,7 +266,7 @@ def test_doctor_looks_at_this_machine(check):
 
 @pytest.mark.slow
 def test_doctor_finds_this_machine_healthy():
-    result = run("doctor", "--json")
+    result = run("doctor", "--train", "--json")
     report = json.loads(result.stdout)
     assert result.returncode == 0
     assert report["healthy"]

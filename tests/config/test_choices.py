@@ -112,7 +112,7 @@ def test_a_flag_without_its_kind_names_the_kinds(end):
 @pytest.mark.parametrize("config", [[], ["--config", "debug"]])
 def test_help_lists_the_kinds_of_every_section(config, capsys):
     with pytest.raises(SystemExit):
-        cli([*config, "--help"])
+        cli([*config, "--help", "run"])
     shown = "".join(capsys.readouterr().out.replace("│", "").split())
     for section, family in families().items():
         assert f"--{section.replace('_', '-')}{'|'.join(kind_names(family))}|module:Name" in shown

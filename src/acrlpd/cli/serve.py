@@ -73,7 +73,7 @@ def main(args: Sequence[str]) -> int:
         raise ValueError(finding.message)
     import asyncio
 
-    from acrlpd.process import enable_compilation_cache, setup_logging
+    from acrlpd.process import setup_logging
     from acrlpd.serving.secrets import create_tls_context, read_api_key
     from acrlpd.serving.server import PolicyServer, ServerOptions
 
@@ -94,7 +94,6 @@ def main(args: Sequence[str]) -> int:
     if options.follow is not None and not options.follow.expanduser().is_dir():
         raise ValueError(f"--follow: {options.follow} is not a directory; give that of the run")
     setup_logging()
-    enable_compilation_cache()
     logger.info(
         "loading %s, then compiling all that a request can ask for; a large policy takes minutes", checkpoint.directory
     )

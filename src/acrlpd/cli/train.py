@@ -34,8 +34,15 @@ class TrainOptions(DistributedOptions, RunOptions):
     show_plan: Flag = False
 
 
+# Options that `acrlpd train --help run` shows.
+_RARE = (
+    *("tasks", "auto_batch", "allow_changed", "profile_steps", "ignore_plan"),
+    *(field.name for field in dataclasses.fields(DistributedOptions)),
+)
+
+
 def main(args: Sequence[str]) -> int:
-    config, options = parse_config_args(TrainOptions, args, prog="acrlpd train")
+    config, options = parse_config_args(TrainOptions, args, prog="acrlpd train", rare=_RARE)
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
     claim_device_memory()

@@ -10,12 +10,13 @@ import operator
 import pathlib
 import re
 import sys
-from collections.abc import Collection, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
 from acrlpd.choice import kind_name, kind_names
+from acrlpd.config import command_help
 from acrlpd.config.overrides import ALIASES, apply_config_overrides
 from acrlpd.config.registry import load_training_config
 from acrlpd.config.train_config import RLTrainConfig
@@ -66,6 +67,17 @@ class ConfigFlags:
     no_wandb: Flag = False
 
 
+# Short names that help does not show first.
+_RARE_FLAGS = (
+    "environment",
+    "critic_lr",
+    "fsdp_devices",
+    "gradient_accumulation_steps",
+    "async_actor",
+    "no_wandb",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
     """Choose and change a config."""
@@ -77,36 +89,71 @@ def cli(args: Sequence[str] | None = None) -> RLTrainConfig:
 
 
 def parse_config_args(
-    options: type[Options], args: Sequence[str] | None = None, *, prog: str | None = None
+    options: type[Options], args: Sequence[str] | None = None, *, prog: str | None = None, rare: Collection[str] = ()
 ) -> tuple[RLTrainConfig, Options]:
     """Parses config flags together with a command's own options, whose docstring is the description in the help.
 
-    Help without `--config` shows the options and short names only; with it, every field and its value.
+    Options that are `rare` are not among the flags that help shows first.
     """
     args = list(sys.argv[1:] if args is None else args)
-    description = options.__doc__ or ""
+    topic = command_help.find_topic(args)
     # These flags decide which other flags exist, so they are read before the real parse.
     first = _peek(args, ("config", "environment", *families()))
-    if "config" not in first:
-        if not any(arg in ("-h", "--help") for arg in args):
-            raise ConfigError("--config is missing: give a preset (`acrlpd configs list`) or a YAML file")
-        description += "\n\nEvery field of the config is a flag too: `--config NAME --help` lists them."
-        _parse(args, prog, description, own=options, flags=ConfigFlags, kinds=_kind_flags(None))
-    base = find_config(first.pop("config"), first.pop("environment", "production"))
+    if "config" in first:
+        base = find_config(first.pop("config"), first.pop("environment", "production"))
+    elif topic is None:
+        raise ConfigError("--config is missing: give a preset (`acrlpd configs list`) or a YAML file")
+    else:
+        base = RLTrainConfig(name="")
     base = apply_config_overrides(base, first)
+    if topic is not None:
+        _show_help(topic, options, prog, base, rare)
     parts = {"own": options, "flags": ConfigFlags, "kinds": _kind_flags(base), "fields": RLTrainConfig}
-    parsed = _parse(args, prog, description, default=base, **parts)
+    parsed = _parse(args, prog, parts, default=base)
     # All changes at once: fields that were not given may change with those that were.
     changes = _given_fields(args, parsed.fields) | _flag_changes(parsed.fields, parsed.flags)
     config = apply_config_overrides(base, changes)
     return config if parsed.flags.max_steps is None else limit_steps(config, parsed.flags.max_steps), parsed.own
 
 
+def _show_help(topic: str, options: type, prog: str | None, base: RLTrainConfig, rare: Collection[str]) -> NoReturn:
+    """Prints help about a topic with the values of `base`, and ends the process."""
+    description, default = options.__doc__ or "", None
+    if topic == command_help.ALL:
+        parts = {"own": options, "flags": ConfigFlags, "kinds": _kind_flags(base), "fields": RLTrainConfig}
+        default = base
+    elif topic == command_help.RUN:
+        parts = {"own": options, "flags": ConfigFlags, "kinds": _kind_flags(base)}
+    elif topic:
+        default = getattr(base, topic)
+        parts = {topic: type(default)}
+    else:
+        description += f"\n\n{command_help.describe_topics()}"
+        parts = {
+            "own": command_help.without(options, rare),
+            "flags": command_help.without(ConfigFlags, _RARE_FLAGS),
+            "fields": command_help.without(RLTrainConfig, {"name", *command_help.sections()}, base),
+        }
+    _parse(["--help"], prog, parts, description=description, default=default)
+    raise AssertionError("tyro ends the process after help")
+
+
 def _parse(
-    args: Sequence[str], prog: str | None, description: str, default: RLTrainConfig | None = None, **parts: type
+    args: Sequence[str],
+    prog: str | None,
+    parts: Mapping[str, type],
+    *,
+    description: str = "",
+    default: Any = None,
 ) -> Any:
-    """One flat command line from several dataclasses; the result has an attribute for each of them."""
-    fields: list[Any] = [(name, Annotated[cls, tyro.conf.arg(name="")]) for name, cls in parts.items()]
+    """One flat command line from several dataclasses; the result has an attribute for each of them.
+
+    The last one may have a default. A part that is a section of the config keeps its name in its flags.
+    """
+    fields: list[Any] = [
+        (name, cls if name in command_help.sections() else Annotated[cls, tyro.conf.arg(name="")])
+        for name, cls in parts.items()
+    ]
     if default is not None:
         fields[-1] += (dataclasses.field(default=default),)
     together = dataclasses.make_dataclass("CommandLine", fields)
@@ -115,13 +162,13 @@ def _parse(
     )
 
 
-def _kind_flags(config: RLTrainConfig | None) -> type:
+def _kind_flags(config: RLTrainConfig) -> type:
     """A flag for each section that is one of several classes; `config` says which classes its sections are now."""
     fields: list[Any] = []
     for section, family in families().items():
         kinds = "|".join([*kind_names(family), "module:Name"])
         flag = tyro.conf.arg(name=section, metavar=kinds, help=f"Kind of {section}: one of ours, or your own.")
-        chosen = None if config is None else kind_name(operator.attrgetter(section)(config))
+        chosen = kind_name(operator.attrgetter(section)(config))
         fields.append((section.replace(".", "_"), Annotated[str | None, flag], dataclasses.field(default=chosen)))
     return dataclasses.make_dataclass("KindsOfSections", fields)
 

@@ -26,6 +26,7 @@ from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi, restor
 from acrlpd.policies.acting_model import ActingCritics, ActingModel, abstract_model
 from acrlpd.policies.levels import trained_level
 from acrlpd.policies.policy import Policy, create_policy
+from acrlpd.process import enable_compilation_cache
 from acrlpd.robots.base import ServingLevel
 from acrlpd.runs.checkpoint_layout import (
     ASSETS,
@@ -130,7 +131,11 @@ class Checkpoint:
         return model if self.has_critics else model.replace(critics=None)
 
     def load_model(self, *, dtype: str | None = None) -> ActingModel:
-        """Reads the arrays to the first device; policy parameters in `dtype`, None: as they were trained."""
+        """Reads the arrays to the first device; policy parameters in `dtype`, None: as they were trained.
+
+        The programs of a model that acts take long to compile, so they are kept on disk from here on.
+        """
+        enable_compilation_cache()
         model = self.abstract_model()
         params = _on_first_device(model.params, dtype)
         if self.kind != "openpi":

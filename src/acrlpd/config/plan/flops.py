@@ -20,6 +20,7 @@ from jax.interpreters import partial_eval
 
 from acrlpd.batch import Batch, Returns
 from acrlpd.config.create_agent import create_agent
+from acrlpd.config.run import FSDPConfig, TrainingConfig
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.models.policy import DENOISE, ENCODE
 
@@ -59,9 +60,15 @@ class StepFlops:
         return self.dense + self.candidates + self.critics
 
 
-@functools.lru_cache(maxsize=32)
 def step_flops(config: RLTrainConfig) -> StepFlops:
     """One sample's share of an update of policy and critics."""
+    # One cached trace serves runs of any length and layout.
+    training = TrainingConfig(gradient_accumulation_steps=config.training.gradient_accumulation_steps)
+    return _trace_flops(dataclasses.replace(config, training=training, fsdp=FSDPConfig()))
+
+
+@functools.lru_cache(maxsize=32)
+def _trace_flops(config: RLTrainConfig) -> StepFlops:
     key = jax.eval_shape(lambda: jax.random.key(0))
     agent = jax.eval_shape(lambda key: create_agent(config, key), key)
     update = find_products(lambda agent, batch, key: agent.train_step(batch, key), agent, batch_spec(config), key)
