@@ -24,6 +24,7 @@ SHARDED = {
     "fsdp__min_size_mib": 1e-3,
     "offline_steps": STEPS,
     "save_frequency": 5,
+    "data__validation_share": 0.25,  # the processes judge together, too
 }
 
 
@@ -85,9 +86,10 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
 def test_two_processes_train_as_one(two_processes: pathlib.Path, one_process: pathlib.Path) -> None:
     assert_close(arrays_of(two_processes / str(STEPS)), arrays_of(one_process / str(STEPS)))
     lines = metrics_of(two_processes)
-    assert [line["step"] for line in lines] == [5, 10, 15, 20]
+    assert [line["step"] for line in lines] == [5, 10, 15, 20, 20]  # the last line is that of the validation
     for line, expected in zip(lines, metrics_of(one_process), strict=True):
-        np.testing.assert_allclose(line["total_loss"], expected["total_loss"], rtol=1e-4)
+        for name in {"total_loss", "validation/flow_loss", "validation/q_rmse"} & expected.keys():
+            np.testing.assert_allclose(line[name], expected[name], rtol=1e-4)
 
 
 def test_both_processes_write_the_checkpoint(two_processes: pathlib.Path) -> None:

@@ -63,6 +63,14 @@ class Dataset:
     norm_stats: dict[str, NormStats] | None  # None only for fake data
     held_out: "Dataset | None" = None  # the episodes for validation, from which no batch is drawn
 
+    def close(self) -> None:
+        """Closes the files, also those of the held-out episodes."""
+        if self.frames is not None:
+            self.frames.close()
+        self.source.close()
+        if self.held_out is not None:
+            self.held_out.close()
+
 
 def open_dataset(rl_config: RLTrainConfig) -> Dataset:
     """Opens the dataset of a config, and checks that all parts fit together."""

@@ -45,7 +45,7 @@ class HeldOutWindows:
 
 
 def read_held_out_windows(dataset: Dataset, rl_config: RLTrainConfig) -> HeldOutWindows | None:
-    """The windows of the held-out episodes of a dataset, which are closed afterwards; None if nothing is held out."""
+    """The windows of the held-out episodes of a dataset; None if nothing is held out."""
     held_out = dataset.held_out
     if held_out is None:
         return None
@@ -54,8 +54,6 @@ def read_held_out_windows(dataset: Dataset, rl_config: RLTrainConfig) -> HeldOut
     episodes = np.searchsorted(offsets, rows, side="right") - 1
     windows = make_windows(rows, offsets[episodes + 1] - 1, rewards, *builder.horizons)
     observations, actions = builder.read(rows, windows.action_rows, builder.read_frames(episodes, rows))
-    if held_out.frames is not None:
-        held_out.frames.close()
     to_robot = compose(dataset.transforms.data_outputs)
     plain = read_windows(held_out.table, rl_config, rows)  # before normalisation
     mean = np.broadcast_to(_mean_chunk(dataset, rl_config), plain["actions"].shape)

@@ -182,9 +182,7 @@ class DataLoader:
     def close(self) -> None:
         """Stops the threads and closes the files; the loader cannot be used afterwards."""
         self._prefetcher.close()
-        if self.dataset.frames is not None:
-            self.dataset.frames.close()
-        self.dataset.source.close()
+        self.dataset.close()
 
     def __enter__(self) -> Self:
         return self
