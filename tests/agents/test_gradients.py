@@ -1,5 +1,7 @@
 """Who learns from what."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,20 +32,22 @@ def build(config):
     return random_like(shapes)
 
 
-def gradients(agent, batch, *names):
-    """Gradients of losses with respect to everything in the agent that could have one."""
-
+@functools.partial(quick_jit, static_argnames="names")
+def _gradients(agent, batch, names):
     def loss(parts, name):
         return compute_part(with_parts(agent, parts), name, batch, KEY)[0]
 
-    def all_of_them(parts):
-        return [jax.grad(loss)(parts, name) for name in names]
-
-    return quick_jit(all_of_them)(learned_parts(agent))
+    return [jax.grad(loss)(learned_parts(agent), name) for name in names]
 
 
+def gradients(agent, batch, *names):
+    """Gradients of losses with respect to everything in the agent that could have one."""
+    return _gradients(agent, batch, names=names)
+
+
+@functools.partial(quick_jit, static_argnums=2)
 def evaluate(agent, batch, name):
-    return quick_jit(lambda agent: compute_part(agent, name, batch, KEY))(agent)
+    return compute_part(agent, name, batch, KEY)
 
 
 def noise_of(batch) -> Draws:
@@ -122,21 +126,22 @@ def test_awr_with_equal_advantages_is_cloning():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8)
 
 
+@quick_jit
+def advantages_and_losses(agent, batch):
+    draws = noise_of(batch)
+    policy, ensemble = agent.policy(), agent.critics.online_ensemble
+    context = policy.encode(batch.observations)
+    candidates = policy.denoise(context, draws.candidate_noise, num_steps=2)
+    seen = batch.observations
+    q_data = jnp.min(ensemble(None, seen, cut(batch.actions)[:, None]), axis=-1)[:, 0]
+    q_mean = jnp.mean(jnp.min(ensemble(None, seen, cut(candidates)), axis=-1), axis=1)
+    losses = policy.flow_matching_loss(context, batch.actions, draws.flow_noise, draws.flow_time)
+    return (q_data - q_mean) * batch.sequence_mask, losses
+
+
 def awr_by_hand(agent, batch, weights_of):
     """The loss of AWR with candidates, values and the policy's own loss by hand, for weights from advantages [b]."""
-
-    def parts(agent):
-        draws = noise_of(batch)
-        policy, ensemble = agent.policy(), agent.critics.online_ensemble
-        context = policy.encode(batch.observations)
-        candidates = policy.denoise(context, draws.candidate_noise, num_steps=2)
-        seen = batch.observations
-        q_data = jnp.min(ensemble(None, seen, cut(batch.actions)[:, None]), axis=-1)[:, 0]
-        q_mean = jnp.mean(jnp.min(ensemble(None, seen, cut(candidates)), axis=-1), axis=1)
-        losses = policy.flow_matching_loss(context, batch.actions, draws.flow_noise, draws.flow_time)
-        return (q_data - q_mean) * batch.sequence_mask, losses
-
-    advantage, losses = map(np.asarray, quick_jit(parts)(agent))
+    advantage, losses = map(np.asarray, advantages_and_losses(agent, batch))
     weights, valid = weights_of(advantage), np.asarray(batch.valid)
     return weights, np.sum(weights[:, None] * valid * losses) / np.sum(weights[:, None] * valid)
 
