@@ -125,12 +125,12 @@ def test_critic_converges_to_the_optimal_chunk_values(backup):
     assert expected[3, (1, 1)] == 1.0 and abs(expected[0, (1, 1)] - DISCOUNT**3) < 1e-12
     # In the middle of each quadrant; the value jumps at 0, where a network can only be steep.
     keys = list(expected)
-    q = agent.critics.online_ensemble(
-        None,
-        Observation({}, {}, jnp.asarray(one_hot[[state for state, _ in keys]], jnp.float32)),
-        0.6 * jnp.asarray([chunk for _, chunk in keys], jnp.float32)[:, None],
+    q = quick_jit(lambda agent, *seen: agent.critics.online_ensemble(None, *seen))(
+        agent,
+        observation(one_hot[[state for state, _ in keys]]),
+        0.6 * np.asarray([chunk for _, chunk in keys], np.float32)[:, None],
     )
-    np.testing.assert_allclose(q.mean(axis=-1)[:, 0], list(expected.values()), atol=0.06)
+    np.testing.assert_allclose(np.mean(q, axis=-1)[:, 0], list(expected.values()), atol=0.06)
     assert float(info["skipped_updates"]) == 0
 
 
