@@ -123,7 +123,8 @@ def _batch_bytes(config: RLTrainConfig) -> float:
     """One sample: both observations as they arrive and as floats, the chunk, and noise for all candidates."""
     model = config.model
     pixels = len(model.image_keys) * math.prod(model.image_resolution) * 3
-    observation = pixels * (1 + _FLOAT32) + model.state_dim * _FLOAT32 + model.prompt_len * 5
+    num_prompts = 3 if config.labels_prompts else 1  # without label, and with each of the two
+    observation = pixels * (1 + _FLOAT32) + model.state_dim * _FLOAT32 + num_prompts * model.prompt_len * 5
     chunks = 3 + 2 * config.acrlpd.num_action_samples
     return 2 * observation + chunks * model.action_horizon * model.action_dim * _FLOAT32
 
