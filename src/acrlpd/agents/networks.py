@@ -7,16 +7,18 @@ from typing import NamedTuple, TypeVar
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
 from acrlpd.agents.critics.base import CriticConfig, CriticEnsemble, ObservationReader
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.batch import Batch
-from acrlpd.models.observation import Array, Observation
+from acrlpd.models.observation import Observation
 from acrlpd.models.policy import Context, FlowPolicy, draw_noise
 
 _Module = TypeVar("_Module", bound=nnx.Module)
+_Times = TypeVar("_Times", jax.Array, np.ndarray)
 
 
 class CriticNetworks(flax.struct.PyTreeNode):
@@ -169,7 +171,7 @@ def draw(rng: jax.Array, batch: Batch, hyperparams: ACRLPDHyperparams) -> Draws:
     )
 
 
-def flow_times(uniform: Array, hyperparams: ACRLPDHyperparams) -> Array:
+def flow_times(uniform: _Times, hyperparams: ACRLPDHyperparams) -> _Times:
     """Times at which flows are compared, from random numbers between 0 and 1."""
     if hyperparams.flow_times == "uniform":
         return uniform

@@ -80,7 +80,7 @@ def _plan_here(config: RLTrainConfig, num_devices: int | None) -> Plan:
         config,
         num_devices=num_devices,
         device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / GIB,
-        accelerator=found and found.name,
+        accelerator=None if found is None else found.name,
     )
 
 

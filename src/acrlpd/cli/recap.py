@@ -9,7 +9,7 @@ from annotated_types import Ge
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.command_line import parse_config_args
 from acrlpd.config.overrides import apply_config_overrides
-from acrlpd.config.plan.chips import claim_device_memory
+from acrlpd.config.plan.accelerators import claim_device_memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +30,12 @@ def main(args: Sequence[str]) -> int:
     for finding in check_bounds(options, "--"):
         raise ValueError(finding.message)
     claim_device_memory()
-    from acrlpd.cli.train import check
+    from acrlpd.cli.train import TrainOptions, check
     from acrlpd.training.demonstrations import collect_missing_demonstrations
     from acrlpd.training.recap_rounds import check_rounds, run_rounds
 
     config = apply_config_overrides(config, {"online.episodes_per_round": options.episodes})
     check_rounds(config)
     collect_missing_demonstrations(config)
-    check([config])
+    check([config], TrainOptions())
     return run_rounds(config, num_rounds=options.rounds)

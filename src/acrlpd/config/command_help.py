@@ -56,8 +56,9 @@ def without(options: type, hidden: Collection[str], values: Any = None) -> type:
     """
     hints = typing.get_type_hints(options, include_extras=True)
     fields: list[Any] = []
+    suppress: Any = tyro.conf.Suppress  # a type checker knows only types that stand in the source
     for field in dataclasses.fields(options):
-        kind = tyro.conf.Suppress[hints[field.name]] if field.name in hidden else hints[field.name]
+        kind = suppress[hints[field.name]] if field.name in hidden else hints[field.name]
         default = dataclasses.field(default=field.default, default_factory=field.default_factory)
         if values is not None:
             default = dataclasses.field(default_factory=functools.partial(getattr, values, field.name))

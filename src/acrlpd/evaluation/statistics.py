@@ -165,23 +165,13 @@ def compare_values(predicted: np.ndarray, realised: np.ndarray, success_auc: flo
         chunks=len(error),
         bias=float(error.mean()),
         rmse=float(np.sqrt(np.mean(error**2))),
-        correlation=_correlation(predicted, realised) if varies else None,
-        rank_correlation=_correlation(_ranks(predicted), _ranks(realised)) if varies else None,
+        correlation=float(np.corrcoef(predicted, realised)[0, 1]) if varies else None,
+        rank_correlation=rank_correlation(predicted, realised),
         bins=tuple(
             CalibrationBin(len(part), float(predicted[part].mean()), float(realised[part].mean())) for part in parts
         ),
         success_auc=success_auc,
     )
-
-
-def _correlation(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.corrcoef(x, y)[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """The rank of each value; equal values share the mean of their ranks."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
 
 
 def _have_values(rollouts: Sequence[Rollout]) -> bool:

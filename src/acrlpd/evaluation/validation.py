@@ -159,6 +159,7 @@ def _compile(model: ActingModel, batch: Any, everywhere: NamedSharding, num_step
     key = (jax.tree.structure((model, batch)), *arrays, everywhere, num_steps)
     if key not in _programs:
         function = jax.jit(functools.partial(answer, num_steps=num_steps), out_shardings=everywhere)
+        assert isinstance(everywhere.mesh, jax.sharding.Mesh)
         with jax.set_mesh(everywhere.mesh):  # models keep their activations split by sample on this mesh
             _programs[key] = function.lower(model, *batch).compile(compiler_options=compile_fast())
     return _programs[key]
