@@ -17,7 +17,7 @@ from typing import Any
 import flax.struct
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from acrlpd.agents import Agent
 from acrlpd.agents.best_of_n import take_candidate
@@ -159,8 +159,9 @@ def _compile(model: ActingModel, batch: Any, everywhere: NamedSharding, num_step
     key = (jax.tree.structure((model, batch)), *arrays, everywhere, num_steps)
     if key not in _programs:
         function = jax.jit(functools.partial(answer, num_steps=num_steps), out_shardings=everywhere)
-        assert isinstance(everywhere.mesh, jax.sharding.Mesh)
-        with jax.set_mesh(everywhere.mesh):  # models keep their activations split by sample on this mesh
+        mesh = everywhere.mesh
+        assert isinstance(mesh, Mesh)  # that of the devices
+        with jax.set_mesh(mesh):  # models keep their activations split by sample on this mesh
             _programs[key] = function.lower(model, *batch).compile(compiler_options=compile_fast())
     return _programs[key]
 

@@ -53,7 +53,8 @@ def read_held_out_windows(dataset: Dataset, rl_config: RLTrainConfig) -> HeldOut
     rows = _spread_rows(rewards)
     episodes = np.searchsorted(offsets, rows, side="right") - 1
     windows = make_windows(rows, offsets[episodes + 1] - 1, rewards, *builder.horizons)
-    observations, actions = builder.read(rows, np.asarray(windows.action_rows), builder.read_frames(episodes, rows))
+    action_rows = np.asarray(windows.action_rows)
+    observations, actions = builder.read(rows, action_rows, builder.read_frames(episodes, rows))
     to_robot = compose(dataset.transforms.data_outputs)
     plain = read_windows(held_out.table, rl_config, rows)  # before normalisation
     mean = np.broadcast_to(_mean_chunk(dataset, rl_config), plain["actions"].shape)
