@@ -85,7 +85,7 @@ def test_numbers_are_those_of_the_policy_that_acts(tmp_path: Path) -> None:
     assert found.success_auc == pytest.approx(np.mean(pairs))
 
     metrics = found.metrics()
-    assert metrics["action_error_ratio"] == pytest.approx(np.mean([d.sample / d.mean_action for d in found.dims]))
+    assert metrics["relative_action_error"] == pytest.approx(np.mean([d.sample / d.mean_action for d in found.dims]))
     assert {"action_error/0", "best_of_n_error/1", "q_rmse", "success_auc", "best_of_n_gain"} <= metrics.keys()
     assert create_validator(config).judge_at_step(agent, 40, tmp_path) == metrics  # nothing is left to chance
     record = json.loads((tmp_path / "40" / "validation.json").read_text())
@@ -101,7 +101,7 @@ def test_without_critics_there_are_no_numbers_of_critics() -> None:
     found = create_validator(config).judge(toy_agent(config))
     unknown = (found.rank_correlation, found.success_auc, found.best_of_n_gain, found.calibration)
     assert unknown == (None, None, None, None) and found.candidates == 1
-    assert set(found.metrics()) == {"flow_loss", "action_error_ratio", "action_error/0", "action_error/1"}
+    assert set(found.metrics()) == {"flow_loss", "relative_action_error", "action_error/0", "action_error/1"}
 
 
 def test_ranks_are_those_of_scipy_also_with_ties() -> None:

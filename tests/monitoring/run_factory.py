@@ -221,7 +221,7 @@ def add_validations(
     directory: Path, losses: dict[int, float], *, ratio: float = 0.4, ranks: float = 0.7, auc: float | None = 0.9
 ) -> None:
     """Adds validations with these flow losses by step, and the record of the last one."""
-    numbers = {"action_error_ratio": ratio, "q_rank_correlation": ranks, "best_of_n_error_ratio": 1.1 * ratio}
+    numbers = {"relative_action_error": ratio, "q_rank_correlation": ranks, "relative_best_of_n_error": 1.1 * ratio}
     numbers |= {"action_error/0": 2.0 * ratio, "action_error/1": 3.0 * ratio, "q_rmse": 4.5, "q_bias": 2.1}
     numbers |= {} if auc is None else {"success_auc": auc}
     with (directory / "metrics.jsonl").open("a") as file:

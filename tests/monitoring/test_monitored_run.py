@@ -17,6 +17,7 @@ from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.evaluation.protocol import Evaluation
 from acrlpd.evaluation.statistics import BestOfNEffect, Calibration, Summary
+from acrlpd.evaluation.validation import DimError, Validation
 from acrlpd.monitoring import debug_mode
 from acrlpd.monitoring.debug_mode import (
     contact_sheet,
@@ -228,11 +229,12 @@ def general(name: str) -> str:
     """Families of names as they stand in the table."""
     name = re.sub(r"^debug/gradient/.*", "debug/gradient/<group>", name)
     name = re.sub(r"^eval/robustness/.*", "eval/robustness/<disturbance>", name)
+    name = re.sub(r"^(validation/.*)/\d+$", r"\1/<dim>", name)
     return re.sub(r"^(timing/)?anomaly/.*", r"\1anomaly/<kind>", name)
 
 
 def test_all_metrics_are_documented_and_no_others(run: Run, directory_of_docs: pathlib.Path) -> None:
-    names = {name for name in documented(directory_of_docs) if not name.startswith(("eval/", "online/"))}
+    names = {name for name in documented(directory_of_docs) if not name.startswith(("eval/", "online/", "validation/"))}
     lines = [line for line in run.lines if "q_mean" in line]
     written = {general(name) for line in lines for name in line if name not in ("step", "phase")}
     assert written - names == set()
@@ -255,4 +257,7 @@ def test_metrics_of_evaluations_and_of_acting_are_documented(directory_of_docs: 
     played = Round(0, (0,), (30,), ("",), successes=(True,), returns=(1.0,), lost_episodes=0, policy_step=7)
     written = {general(f"eval/{name}") for name in evaluation.metrics()}
     written |= {f"online/{name}" for name in (*played.metrics(), "env_steps", "total_episodes")}
-    assert {name for name in documented(directory_of_docs) if name.startswith(("eval/", "online/"))} == written
+    validation = Validation(3, 9, 4, 0.1, (DimError(0.1, 0.2, 1.0),), evaluation.calibration, 0.5, 0.9, 0.1, ())
+    written |= {general(f"validation/{name}") for name in validation.metrics()}
+    judged = ("eval/", "online/", "validation/")
+    assert {name for name in documented(directory_of_docs) if name.startswith(judged)} == written

@@ -69,14 +69,14 @@ def test_evaluations_and_rounds_have_a_line() -> None:
     found = describe_metrics(1_301, ONLINE, rate | totals | {"lost_episodes": 0.0})
     so_far = "4,321 environment steps in 40 episodes so far"
     assert found == f"episodes before step 1,301: success 50 % (28 to 72 %), 16 episodes, {so_far}"
-    found = describe_metrics(10, VALIDATION, {"flow_loss": 0.12345, "action_error_ratio": 0.421, "q_rmse": 3.0})
+    found = describe_metrics(10, VALIDATION, {"flow_loss": 0.12345, "relative_action_error": 0.421, "q_rmse": 3.0})
     assert found == "validation at step 10: flow loss 0.1235, action error 42 % of the mean action's"
 
 
 def test_the_last_line_of_a_run_has_its_outcome() -> None:
     assert describe_outcome({"success_rate": 0.76, "interval": [0.62, 0.86]}) == ["success 76 % (62 to 86 %)"]
     assert describe_outcome({"success_rate": 0.76}) == ["success 76 %"]
-    assert describe_outcome({"validation/action_error_ratio": 0.4}) == [
+    assert describe_outcome({"validation/relative_action_error": 0.4}) == [
         "held-out action error 40 % of the mean action's"
     ]
     assert describe_outcome(None) == []

@@ -20,7 +20,7 @@ def test_validation_is_logged_and_said_and_survives_a_resume(
         train_here(whole)
     lines = [line for line in metrics_of(run_directory(whole)) if "validation/flow_loss" in line]
     assert [line["step"] for line in lines] == [5, 10]
-    assert {"validation/action_error_ratio", "validation/action_error/6", "validation/q_rmse"} <= lines[0].keys()
+    assert {"validation/relative_action_error", "validation/action_error/6", "validation/q_rmse"} <= lines[0].keys()
     assert lines[0]["validation/flow_loss"] != lines[1]["validation/flow_loss"]
     said = "\n".join(caplog.messages)
     assert "of 2 held-out episodes" in said and "; 6 episodes to train on" in said

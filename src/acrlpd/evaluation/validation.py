@@ -90,8 +90,8 @@ class Validation:
         """The numbers to follow over a run, by name."""
         numbers = {
             "flow_loss": self.flow_loss,
-            "action_error_ratio": self.error_ratio("sample"),
-            "best_of_n_error_ratio": self.error_ratio("best_of_n"),
+            "relative_action_error": self.error_ratio("sample"),
+            "relative_best_of_n_error": self.error_ratio("best_of_n"),
             "q_rank_correlation": self.rank_correlation,
             "q_rmse": None if self.calibration is None else self.calibration.rmse,
             "q_bias": None if self.calibration is None else self.calibration.bias,

@@ -33,8 +33,8 @@ class ValidationVerdict:
 
 def judge_validation(record: RunRecord) -> ValidationVerdict | None:
     """The verdict of the newest validation; None if the run has no validation."""
-    ratio, loss = _latest(record, "action_error_ratio"), _latest(record, "flow_loss")
-    found = {name: _latest(record, name) for name in ("q_rank_correlation", "success_auc", "best_of_n_error_ratio")}
+    ratio, loss = _latest(record, "relative_action_error"), _latest(record, "flow_loss")
+    found = {name: _latest(record, name) for name in ("q_rank_correlation", "success_auc", "relative_best_of_n_error")}
     if ratio is None and loss is None and not any(value is not None for value in found.values()):
         return None
     of_policy = [*_overfitting(record), *_blindness(ratio)]
@@ -52,16 +52,16 @@ def _findings(
     *,
     q_rank_correlation: float | None,
     success_auc: float | None,
-    best_of_n_error_ratio: float | None,
+    relative_best_of_n_error: float | None,
 ) -> Iterator[str]:
     if ratio is not None and ratio < _BLIND:
         yield (
             f"The policy's chunks are off by {format_percent(ratio)} of what the mean action of the data is off, "
             "averaged over the action dims: the policy uses what it sees."
         )
-    if best_of_n_error_ratio is not None and ratio is not None:
+    if relative_best_of_n_error is not None and ratio is not None:
         yield (
-            f"With best-of-N the error is {format_percent(best_of_n_error_ratio)} of the mean action's. Critics may "
+            f"With best-of-N the error is {format_percent(relative_best_of_n_error)} of the mean action's. Critics may "
             "have good reasons to choose another action than the logged one."
         )
     if q_rank_correlation is not None and q_rank_correlation >= _RANKS:

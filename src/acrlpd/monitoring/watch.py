@@ -28,7 +28,7 @@ _CURVES = {
     "success": "eval/success_rate",
     "online success": "online/success_rate",
     "held-out loss": "validation/flow_loss",
-    "held-out error": "validation/action_error_ratio",
+    "held-out error": "validation/relative_action_error",
     "held-out Q rank": "validation/q_rank_correlation",
     "loss": "total_loss",
     "critic loss": "critic_loss",
@@ -158,8 +158,8 @@ def _evaluation(run: RunProgress) -> str | None:
 def _validation(run: RunProgress) -> str | None:
     """What the newest validation says, as far as it says anything."""
     forms: dict[str, Callable[[float], str]] = {
-        "action_error_ratio": lambda share: f"action error {format_percent(share)} of the mean action's",
-        "best_of_n_error_ratio": lambda share: f"best-of-N {format_percent(share)}",
+        "relative_action_error": lambda share: f"action error {format_percent(share)} of the mean action's",
+        "relative_best_of_n_error": lambda share: f"best-of-N {format_percent(share)}",
         "q_rank_correlation": lambda value: f"Q ranks returns {value:.2f}",
         "success_auc": lambda value: f"success above failure {value:.2f}",
     }

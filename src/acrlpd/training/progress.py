@@ -27,8 +27,8 @@ _ACTIVITIES = ("data_wait", "checkpoint", "evaluation", "rollouts")
 # Metrics of a validation in its line on the console, with their forms.
 _VALIDATION_FACTS: dict[str, Callable[[float], str]] = {
     "flow_loss": lambda loss: f"flow loss {loss:.4g}",
-    "action_error_ratio": lambda share: f"action error {format_percent(share)} of the mean action's",
-    "best_of_n_error_ratio": lambda share: f"with best-of-N {format_percent(share)}",
+    "relative_action_error": lambda share: f"action error {format_percent(share)} of the mean action's",
+    "relative_best_of_n_error": lambda share: f"with best-of-N {format_percent(share)}",
     "q_rank_correlation": lambda value: f"rank correlation of Q and return {value:.2f}",
     "success_auc": lambda share: f"Q ranks success above failure in {format_percent(share)}",
 }
@@ -111,7 +111,7 @@ def describe_outcome(result: Mapping[str, Any] | None) -> list[str]:
     success, interval = result.get("success_rate"), result.get("interval")
     if success is not None:
         return [f"success {format_percent(success)}" + (f" ({format_interval(interval)})" if interval else "")]
-    ratio = result.get(f"{VALIDATION}action_error_ratio")
+    ratio = result.get(f"{VALIDATION}relative_action_error")
     return [] if ratio is None else [f"held-out action error {format_percent(ratio)} of the mean action's"]
 
 
