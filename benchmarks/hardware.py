@@ -1,6 +1,6 @@
 """Writes docs/hardware.md: what the robots' presets take on usual GPUs, by the plan. Needs no GPU, and a minute or two.
 
-python benchmarks/hardware.py
+Run `python benchmarks/hardware.py`.
 """
 
 import pathlib

@@ -38,7 +38,7 @@ def shown_flags(capsys, *args) -> list[str]:
     with pytest.raises(SystemExit) as exit_:
         main(["train", *args])
     assert exit_.value.code == 0
-    return re.findall(r"^│ --([^\s,]+)", capsys.readouterr().out, re.MULTILINE)
+    return re.findall(r"^\W+--(?!help)(\w[^\s,]+)", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_help_shows_twenty_flags_first_and_the_rest_by_section(capsys):

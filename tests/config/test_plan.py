@@ -1,9 +1,11 @@
 """The plan as a whole: verdicts, the smallest change, predicted time."""
 
 import dataclasses
+import importlib.util
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from acrlpd.config.plan.plan import make_plan
 from acrlpd.config.registry import describe_config
 from acrlpd.console import Console
 
+ROOT = Path(__file__).parents[2]
 # A full fine-tune of full-size pi0 that one 80 GB device just holds.
 FULL = apply_config_overrides(
     get_config("aloha"),
@@ -56,6 +59,17 @@ def test_every_preset_plans_and_prints(name):
     for word in (*arrays, "FLOP"):
         assert word in text
     assert json.loads(json.dumps(plan_to_dict(plan)))["fits"] is True
+
+
+def test_the_page_about_hardware_is_what_its_script_makes():
+    """One row, because a row of another preset takes seconds; the plan of this one is known from the test above."""
+    spec = importlib.util.spec_from_file_location("hardware", ROOT / "benchmarks" / "hardware.py")
+    hardware = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hardware)
+    page = hardware.PAGE.read_text()
+    assert page.startswith(hardware.HEADER)
+    assert hardware.row("aloha", "H100", 1) in page.splitlines()
+    assert len(page.removeprefix(hardware.HEADER).splitlines()) == 7 * 4 * 2
 
 
 def test_full_fine_tune_needs_what_was_measured():
