@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import tyro
@@ -50,6 +51,19 @@ def change(path: Path) -> None:
 
 def add(path: Path) -> None:
     shutil.copytree(path.parent, path.parents[1] / "other")
+
+
+def test_whoever_loads_a_policy_in_python_keeps_its_compiled_programs(
+    intact: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        load_policy(open_checkpoint(intact["run"]))
+        assert jax.config.jax_compilation_cache_dir.startswith(str(tmp_path))  # type: ignore[attr-defined]
+    finally:
+        jax.config.update("jax_compilation_cache_dir", given)
 
 
 @pytest.mark.parametrize(

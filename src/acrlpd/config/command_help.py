@@ -18,6 +18,7 @@ from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, is_section
 
 ALL, RUN = "all", "run"
+_NOT_SHOWN: Any = tyro.conf.Suppress  # The types that it is applied to are known at run time only.
 
 
 def sections() -> list[str]:
@@ -56,9 +57,8 @@ def without(options: type, hidden: Collection[str], values: Any = None) -> type:
     """
     hints = typing.get_type_hints(options, include_extras=True)
     fields: list[Any] = []
-    suppress: Any = tyro.conf.Suppress  # a type checker knows only types that stand in the source
     for field in dataclasses.fields(options):
-        kind = suppress[hints[field.name]] if field.name in hidden else hints[field.name]
+        kind = _NOT_SHOWN[hints[field.name]] if field.name in hidden else hints[field.name]
         default = dataclasses.field(default=field.default, default_factory=field.default_factory)
         if values is not None:
             default = dataclasses.field(default_factory=functools.partial(getattr, values, field.name))
