@@ -16,6 +16,7 @@ from acrlpd.agents.backups.best_of_n import BestOfN
 from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.improvements.distillation import Distillation
 from acrlpd.agents.improvements.dsrl import DSRL
+from acrlpd.agents.improvements.dsrl_sac import DSRLSAC
 from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.batch import Batch, StackedBatches
 from acrlpd.choice import kind_name
@@ -253,17 +254,45 @@ def test_expo_finds_actions_that_are_better_than_all_data():
     assert float(info["edit_gain"]) > 0.5 and float(info["edit_wins"]) > 0.9
 
 
-def test_dsrl_finds_the_noise_of_the_best_chunk_and_leaves_the_policy_alone():
-    """The data has all actions alike, of which 0.6 is best."""
-    cloning = bandit_config(
+@functools.cache
+def cloned_bandit():
+    """The config and the policy of a run that clones actions, which are all alike; of these actions, 0.6 is best."""
+    config = bandit_config(
         StateFlowPolicyConfig(state_dim=1, action_dim=1, action_horizon=1, hidden_dims=(64, 64)),
         loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
         sampling_steps=5,
     )
-    data = bandit(lambda chunks: -5 * np.square(chunks[:, 0, 0] - 0.6), (1, 1))
-    cloned, _ = learn(cloning, data, updates=500, batch_size=64)
+    agent, _ = learn(config, bandit(value_of_bandit, (1, 1)), updates=500, batch_size=64)
+    return config, agent
+
+
+def value_of_bandit(chunks):
+    return -5 * np.square(chunks[:, 0, 0] - 0.6)
+
+
+def played_bandit(agent, size=2000):
+    """Chunks that the policy makes of known noise."""
+    noise = np.random.default_rng(1).uniform(-1.5, 1.5, (size, 1)).astype(np.float32)
+    states = np.zeros((size, 1))
+
+    @quick_jit
+    def denoise(agent, noise):
+        policy = agent.policy()
+        return policy.denoise(policy.encode(observation(states)), noise[:, None, None], num_steps=5)[:, 0]
+
+    chunks = np.asarray(denoise(agent, noise))
+    rewards = value_of_bandit(chunks)[:, None]
+    return dataclasses.replace(
+        make_transitions(states, states, chunks, rewards, np.ones((size, 1))), noise=jnp.asarray(noise)
+    )
+
+
+@pytest.mark.parametrize("improvement", [DSRL(hidden_dims=(32, 32)), DSRLSAC(hidden_dims=(32, 32))], ids=kind_name)
+def test_dsrl_finds_the_noise_of_the_best_chunk_and_leaves_the_policy_alone(improvement):
+    cloning, cloned = cloned_bandit()
     frozen_losses = dataclasses.replace(cloning.acrlpd, loss_weights=LossWeights(actor_weight=1.0, bc_weight=0.0))
-    config = dataclasses.replace(cloning, acrlpd=frozen_losses, improvement=DSRL(hidden_dims=(32, 32)))
+    config = dataclasses.replace(cloning, acrlpd=frozen_losses, improvement=improvement)
+    data = played_bandit(cloned) if improvement.judges_noise else bandit(value_of_bandit, (1, 1))
     policy_params = nnx.to_pure_dict(cloned.policy_params)
     agent, _ = learn(config, data, updates=500, batch_size=64, policy_params=policy_params)
     for loaded, learned in zip(*map(jax.tree.leaves, (policy_params, agent.frozen_params)), strict=True):
