@@ -237,12 +237,12 @@ def test_the_table_has_the_calibration_of_policies_with_critics(evaluator: Evalu
     out = io.StringIO()
     print_evaluations({"rl": judged, "bc": clone}, Console(file=out, width=120))
     head, rl, bc, *_ = out.getvalue().splitlines()
-    assert head.split()[-4:] == ["rank", "corr.", "value", "rmse"]
+    assert head.split()[-4:] == ["Q", "rank", "Q", "rmse"]
     assert (rl.split()[-2:], bc.split()[-2:]) == (["0.62", "1.75"], ["-", "-"])
     assert judged.metrics()["q_rank_correlation"] == judged.to_json()["calibration"]["rank_correlation"] == 0.625
     out = io.StringIO()
     print_evaluations({"bc": clone}, Console(file=out, width=120))
-    assert "rank corr." not in out.getvalue()
+    assert "Q rank" not in out.getvalue()
 
 
 def test_brackets_in_names_are_no_markup(evaluator: EvaluationProtocol, agent: Agent) -> None:

@@ -45,7 +45,7 @@ def summary_table(
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(title)
     columns = ["success", "95 %", "episodes", "return", "length", *(["lost"] if lost else [])]
-    for column in (*columns, *(["rank corr.", "value rmse"] if calibrations else [])):
+    for column in (*columns, *(["Q rank", "Q rmse"] if calibrations else [])):
         table.add_column(column, justify="right")
     for name, summary in summaries.items():
         table.add_row(
