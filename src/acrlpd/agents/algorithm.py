@@ -27,11 +27,11 @@ from acrlpd.agents.backups.base import Backup, Targets
 from acrlpd.agents.backups.best_of_n import BestOfN
 from acrlpd.agents.best_of_n import sample_candidates
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, QChunkingConfig
-from acrlpd.agents.improvements.awr import AWR, log_awr_weight
+from acrlpd.agents.improvements.awr import AWR
 from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
 from acrlpd.agents.metrics import NOT_COMPUTED, SampleRecord, global_norm, loss_info, update_info
 from acrlpd.agents.networks import Draws, Networks, Params, Prepared, draw
-from acrlpd.agents.policy_data import select_policy_data
+from acrlpd.agents.policy_data import cloning_weights, select_policy_data
 from acrlpd.agents.td_loss import ensemble_td_loss
 from acrlpd.agents.temperature import follow_choice, largest_log_weight
 from acrlpd.batch import Batch
@@ -155,24 +155,7 @@ def critic_loss(view: View, targets: Targets) -> tuple[jax.Array, jax.Array]:
     return q, ensemble_td_loss(online, q, target, algorithm.acrlpd, algorithm.backup.error_weights)
 
 
-# -- 3. cloning ------------------------------------------------------------------------------------------
-
-
-def cloning_weights(view: View) -> SampleWeights:
-    """log k [b]: all 0, unless the config weighs samples by their importance or by their difficulty."""
-    hyperparams = view.algorithm.acrlpd
-    steps = jnp.sum(view.batch.valid, axis=1)
-    log_weight, kept = jnp.zeros_like(steps), {}
-    if hyperparams.bc_difficulty_weighting:
-        log_weight += jnp.log(jnp.sum(view.flow_losses * view.batch.valid, axis=1) / jnp.maximum(steps, 1.0))
-    if hyperparams.bc_importance_weighting:
-        log_weight += log_awr_weight(view.advantage, view.temperature, hyperparams.bc_importance_clip)
-    if hyperparams.bc_importance_weighting or hyperparams.policy_data == "advantage":
-        kept = {"advantage": view.advantage}
-    return SampleWeights(log_weight=log_weight, size=steps, kept=kept)
-
-
-# -- 4. improvement: improvements/ -- 5. temperature: temperature.py -------------------------------------
+# -- 3. cloning: policy_data.py -- 4. improvement: improvements/ -- 5. temperature: temperature.py ---------
 # -- 6. update -------------------------------------------------------------------------------------------
 
 

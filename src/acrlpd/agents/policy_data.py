@@ -1,11 +1,26 @@
-"""Which windows of a batch the policy is cloned from (`acrlpd.policy_data`); critics learn from all windows."""
+"""Which windows of a batch the policy is cloned from, and how much each counts; critics learn from all windows."""
 
 import jax
 import jax.numpy as jnp
 
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
-from acrlpd.agents.improvements.base import SampleWeights
+from acrlpd.agents.improvements.awr import log_awr_weight
+from acrlpd.agents.improvements.base import SampleWeights, View
 from acrlpd.batch import Batch
+
+
+def cloning_weights(view: View) -> SampleWeights:
+    """log k [b]: all 0, unless the config weighs samples by their importance or by their difficulty."""
+    hyperparams = view.algorithm.acrlpd
+    steps = jnp.sum(view.batch.valid, axis=1)
+    log_weight, kept = jnp.zeros_like(steps), {}
+    if hyperparams.bc_difficulty_weighting:
+        log_weight += jnp.log(jnp.sum(view.flow_losses * view.batch.valid, axis=1) / jnp.maximum(steps, 1.0))
+    if hyperparams.bc_importance_weighting:
+        log_weight += log_awr_weight(view.advantage, view.temperature, hyperparams.bc_importance_clip)
+    if hyperparams.bc_importance_weighting or hyperparams.policy_data == "advantage":
+        kept = {"advantage": view.advantage}
+    return SampleWeights(log_weight=log_weight, size=steps, kept=kept)
 
 
 def select_policy_data(hyperparams: ACRLPDHyperparams, batch: Batch, cloning: SampleWeights) -> jax.Array | None:

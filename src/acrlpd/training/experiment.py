@@ -17,7 +17,8 @@ import rich.table
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.console import Console
-from acrlpd.data.pipeline.dataset import OutcomeError, check_outcomes
+from acrlpd.data.pipeline.dataset import check_outcomes
+from acrlpd.data.pipeline.outcomes import OutcomeError
 from acrlpd.envs.create import EnvPools
 from acrlpd.monitoring.report import generate_training_report
 from acrlpd.process import enable_compilation_cache, keep_freed_memory, setup_logging

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from test_device_rows import DEVICE, assert_same_batches, batches_of, changed
 from test_mixing import FEATURES, FIRST, H, Mixed, lived
 
-from acrlpd.data.pipeline.batches import WindowSampler
 from acrlpd.data.pipeline.replay import Replay, ReplayError
+from acrlpd.data.pipeline.sampling import WindowSampler
 from acrlpd.data.sources.source import NOISE_COLUMN, Feature
 
 CONFIG = changed(improvement="dsrl_sac", acrlpd__loss_weights__actor_weight=1.0)

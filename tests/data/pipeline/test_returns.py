@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from acrlpd.config import RewardConfig, RLTrainConfig, apply_config_overrides, get_config, validate_config
-from acrlpd.data.pipeline.dataset import OutcomeError, open_dataset
+from acrlpd.data.pipeline.dataset import open_dataset
+from acrlpd.data.pipeline.outcomes import OutcomeError
 from acrlpd.data.pipeline.returns import INTERVENTION_COLUMNS, compute_returns
 from acrlpd.data.pipeline.rewards import StepRewards, compute_rewards
 from acrlpd.data.sources import fake

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acrlpd.config import RewardConfig
-from acrlpd.data.pipeline.batches import WindowSampler, make_windows
+from acrlpd.data.pipeline.batches import make_windows
 from acrlpd.data.pipeline.rewards import compute_rewards
+from acrlpd.data.pipeline.sampling import WindowSampler
 from acrlpd.data.sources.source import ColumnTable
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from acrlpd.choice import kind_name
 from acrlpd.config import DataConfig, RLTrainConfig
 from acrlpd.data.frames.decoded import open_frame_store
 from acrlpd.data.frames.store import FrameStore
@@ -25,6 +24,7 @@ from acrlpd.data.pipeline.norm_stats import (
     save_norm_stats,
 )
 from acrlpd.data.pipeline.norm_stats_checks import check_norm_stats
+from acrlpd.data.pipeline.outcomes import OutcomeError, needs_outcomes, require_and_report_outcomes
 from acrlpd.data.pipeline.returns import INTERVENTION_COLUMNS
 from acrlpd.data.pipeline.rewards import StepRewards, read_rewards
 from acrlpd.data.pipeline.tokenizer import LABELS, add_label, create_tokenizer
@@ -81,7 +81,7 @@ def open_dataset(rl_config: RLTrainConfig) -> Dataset:
     origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
     source, held_out = choose_episodes(source, config)
     dataset = _read_dataset(source, rl_config, transforms, config.episodes_per_memory_pool)
-    _check_outcomes(dataset.rewards, rl_config)
+    require_and_report_outcomes(dataset.rewards, rl_config)
     _check(dataset, rl_config, origin)
     if held_out is None:
         return dataset
@@ -116,62 +116,12 @@ def _read_dataset(source: EpisodeSource, rl_config: RLTrainConfig, transforms: P
     )
 
 
-class OutcomeError(DatasetError):
-    """Settings that need successes or failures which the data does not have."""
-
-
 def check_outcomes(rl_config: RLTrainConfig) -> None:
     """Refuses a config whose settings need successes or failures that its dataset does not have; reads no frame."""
-    if _needs_outcomes(rl_config) or rl_config.data.episode_filter == "success":
+    if needs_outcomes(rl_config) or rl_config.data.episode_filter == "success":
         source, _ = choose_episodes(open_config_source(rl_config), rl_config.data)
         _, rewards = _read(source, rl_config.data)
-        _check_outcomes(rewards, rl_config)
-
-
-def _needs_outcomes(rl_config: RLTrainConfig) -> bool:
-    needs_success = rl_config.acrlpd.policy_data == "success" or rl_config.qchunking.success_ratio is not None
-    return needs_success or rl_config.labels_prompts or rl_config.data.rewards.failure_reward is not None
-
-
-def require_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
-    """Refuses settings that need successes which the rewards do not have."""
-    label = "Label episodes with `acrlpd data label`"
-    if rl_config.acrlpd.policy_data == "success":
-        found = f"acrlpd.policy_data success: the {len(rewards.success)} episodes of the data"
-        if not rewards.success.any():
-            raise OutcomeError(
-                f"{found} have no success that the policy could be cloned from. {label}, or set acrlpd.policy_data all "
-                "or advantage"
-            )
-        # An online phase may add failures to a dataset of successes.
-        if rewards.leads_to_success.all() and not rl_config.training.online_steps:
-            raise OutcomeError(
-                f"{found} are all successes from beginning to end, so the setting changes nothing. Set "
-                "acrlpd.policy_data all, or add episodes that failed"
-            )
-    if rl_config.qchunking.success_ratio is not None and not rewards.success.any():
-        raise OutcomeError(
-            f"qchunking.success_ratio {rl_config.qchunking.success_ratio}: none of the {len(rewards.success)} episodes "
-            f"of the data is a success to draw windows from. {label}, or set qchunking.success_ratio null"
-        )
-    if rl_config.labels_prompts and (rewards.success.all() or not rewards.success.any()):
-        kind = "successes" if rewards.success.any() else "failures"
-        raise OutcomeError(
-            f"improvement {kind_name(rl_config.improvement)} labels good and bad windows, and the "
-            f"{len(rewards.success)} episodes of the data are all {kind}. {label}, or add episodes of the other kind"
-        )
-
-
-def _check_outcomes(rewards: StepRewards, rl_config: RLTrainConfig) -> None:
-    """As `require_outcomes`, with a warning about a reward that no failure gets."""
-    require_outcomes(rewards, rl_config)
-    if rl_config.data.rewards.failure_reward is not None and not rewards.failure.any():
-        logger.warning(
-            "data.rewards.failure_reward %g: no episode of the data is known to have failed (%s), so the reward is not "
-            "used there. Label failures with `acrlpd data label`, or remove the setting",
-            rl_config.data.rewards.failure_reward,
-            rewards.outcomes,
-        )
+        require_and_report_outcomes(rewards, rl_config)
 
 
 def choose_episodes(source: EpisodeSource, config: DataConfig) -> tuple[EpisodeSource, EpisodeSource | None]:

@@ -17,10 +17,10 @@ from acrlpd.data.pipeline.dataset import (
     read_columns,
     require_cameras,
     require_dims,
-    require_outcomes,
     reward_columns,
     sample_windows,
 )
+from acrlpd.data.pipeline.outcomes import require_outcomes
 from acrlpd.data.pipeline.rewards import read_rewards
 from acrlpd.data.sources.source import EpisodeSource
 

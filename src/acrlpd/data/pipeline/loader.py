@@ -16,9 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from acrlpd.batch import Batch, Feed, StackedBatches, first_batch
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.config.plan.flops import batch_spec
-from acrlpd.data.pipeline.batches import BatchBuilder, JoinedBuilder, Part, WindowSampler, interleave
+from acrlpd.data.pipeline.batches import BatchBuilder, JoinedBuilder, Part, interleave
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset
 from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, RowDraws, create_device_rows
+from acrlpd.data.pipeline.sampling import WindowSampler
 
 logger = logging.getLogger(__name__)
 
