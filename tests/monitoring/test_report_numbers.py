@@ -137,7 +137,8 @@ def test_the_end_of_the_last_phase_is_shown(record: RunRecord) -> None:
     assert final_stages(record)[0].label == "Imitation"
     assert shown_evaluation(dataclasses.replace(record, stages={})) == ("Step 2,500", 2500)
     assert shown_evaluation(dataclasses.replace(record, evaluations={})) is None
-    cloned = dataclasses.replace(stages(record, offline=20), config={"acrlpd.loss_weights.critic_weight": 0.0})
+    without_rl = {"acrlpd.loss_weights.critic_weight": 0.0, "acrlpd.loss_weights.actor_weight": 0.0}
+    cloned = dataclasses.replace(stages(record, offline=20), config=without_rl)
     assert [stage.label for stage in final_stages(cloned)] == ["Imitation"] and shown_evaluation(cloned) is None
     assert any("it is imitation" in sentence for sentence in judge(cloned).sentences)
     compared = dataclasses.replace(cloned, stages=stages(record, bc=10, offline=40).stages)

@@ -83,7 +83,7 @@ def test_guidance_is_refused_for_a_policy_without_labels(tmp_path: pathlib.Path)
 
 
 def write_demonstrations(root: pathlib.Path) -> None:
-    """Four episodes of the toy, two of which succeed, one of them with steps that a human chose."""
+    """Episodes of the toy, of which every other one succeeds, and one was steered by a human."""
     features = {
         "observation.state": Feature("float32", (3,)),
         "action": Feature("float32", (2,)),
@@ -92,7 +92,7 @@ def write_demonstrations(root: pathlib.Path) -> None:
     }
     rng = np.random.default_rng(0)
     with LeRobotWriter(root, fps=10, features=features) as writer:
-        for episode in range(4):
+        for episode in range(5):  # the config leaves the last one out
             length = 8 + episode
             columns = {
                 "observation.state": rng.normal(5.0, 10.0, (length, 3)),
@@ -115,6 +115,7 @@ def test_interrupted_rounds_continue(
         "data.demonstrations.num_episodes": 0,
         "env.id": "toy_env:toy",
         "online.episodes_per_round": EPISODES,
+        "data.max_episodes": 4,
         "exp_name": "r",
     }
     config = recap_config(tmp_path / "runs", **changes)

@@ -6,6 +6,7 @@ all episodes of the rounds before. A round never starts from the policy of anoth
 What is finished is not done again, so the same command continues after an interruption.
 """
 
+import dataclasses
 import logging
 import pathlib
 
@@ -15,17 +16,17 @@ import rich.table
 from acrlpd.choice import kind_name
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, config_to_yaml
 from acrlpd.console import Console
-from acrlpd.data.pipeline.dataset import open_config_source, read_columns
+from acrlpd.data.pipeline.dataset import choose_episodes, open_config_source, read_columns
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.pipeline.rewards import read_rewards
 from acrlpd.data.tools.join import SUCCESS, Part, join_datasets
 from acrlpd.envs.create import check_environment, create_env_pool, policy_cameras
 from acrlpd.evaluation.statistics import wilson_interval
-from acrlpd.files import only_one, write_text_atomically
+from acrlpd.files import LOCK, only_one, write_text_atomically
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.runs import directory as runs
 from acrlpd.training.experiment import run_experiment
-from acrlpd.training.online.records import read_round
+from acrlpd.training.online.records import read_round, read_rounds
 from acrlpd.training.online.rounds import REPLAY, RoundPlayer, open_replay
 from acrlpd.training.options import RunOptions
 from acrlpd.units import format_interval, format_percent
@@ -79,6 +80,9 @@ def round_config(rl_config: RLTrainConfig, number: int, directory: pathlib.Path)
         # The statistics of the demonstrations: all rounds have the same units.
         "data.asset_id": stats.parent.relative_to(rl_config.data.assets_dir).as_posix(),
         "data.demonstrations.num_episodes": 0,
+        # These two are of the demonstrations alone.
+        "data.max_episodes": None,
+        "data.frame_cache_dir": None,
         "data.rewards.source": "success_column",
         "data.rewards.success_column": SUCCESS,
         "data.rewards.labels_file": None,
@@ -113,7 +117,7 @@ def _train(config: RLTrainConfig) -> int:
     if runs.is_finished(directory):
         return 0
     logger.info("%s", config.exp_name)
-    has_begun = directory.exists() and any(directory.iterdir())
+    has_begun = directory.exists() and any(path.name != LOCK for path in directory.iterdir())
     return run_experiment(config, RunOptions(resume=has_begun))
 
 
@@ -141,12 +145,14 @@ def _play(
 
 def _write_data(output: pathlib.Path, rl_config: RLTrainConfig, replay: Replay, num_played: int) -> None:
     """The demonstrations and the episodes of the first `num_played` rounds, as one dataset."""
-    source = open_config_source(rl_config)
+    # A round holds out episodes of all of its data, so nothing is held out here.
+    data = dataclasses.replace(rl_config.data, validation_share=0.0)
+    source, _ = choose_episodes(open_config_source(rl_config), data)
     rewards = read_rewards(source, table := read_columns(source, rl_config.data, rewards=True), rl_config.data.rewards)
     succeeds = rewards.terminals & rewards.leads_to_success
     demonstrated = np.split(succeeds, table.offsets[1:-1])
-    played = [read_round(replay.root, number) for number in range(num_played)]
-    replay.admit(episode for one in played if one is not None for episode in one.episodes)
+    played = read_rounds(replay.root, 0)[:num_played]
+    replay.admit(episode for one in played for episode in one.episodes)
     lived = [replay.columns(index, (SUCCESS,))[SUCCESS].astype(bool) for index in replay.indices]
     join_datasets(
         output,

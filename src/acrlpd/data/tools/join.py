@@ -69,9 +69,8 @@ def _copy_episode(
     prompt = episode.prompt or default_prompt
     if prompt is None:
         raise DatasetError(f"{source.root}: episode {episode.index} names no task; set data.default_prompt")
-    [human] = [episode.columns[name] for name in INTERVENTION_COLUMNS if name in episode.columns][:1] or [
-        np.zeros(episode.length, bool)
-    ]
+    marks = (episode.columns[name] for name in INTERVENTION_COLUMNS if name in episode.columns)
+    human = next(marks, np.zeros(episode.length, bool))
     values = {name: episode.columns[name] for name in columns} | {SUCCESS: success, _HUMAN: human.astype(bool)}
     for ts in step_blocks(episode.length):
         writer.add_steps(
