@@ -104,11 +104,12 @@ def test_quickstart(
         "--offline_steps 2 --online_steps 2 --batch_size 8 --training.log-frequency 1 --online.start-steps 20 "
         "--data.demonstrations.num-episodes 2 --data.demonstrations.max-episode-steps 20 "
         "--acrlpd.sampling-steps 1 --acrlpd.num-action-samples 2 --env.num-envs 2 --env.max-episode-steps 10 "
+        "--acrlpd.policy-data all --qchunking.success-ratio None "  # no expert succeeds within 20 steps
         "--evaluation.num-episodes 2 --evaluation.baselines"
     )
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--config", "quickstart", "--dry_run"]) == 2
-    assert "would begin with 80 demonstrations" in capsys.readouterr().err
+    assert "would begin with 160 demonstrations" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     trained = acrlpd(processes, tmp_path, "train", "--config", "quickstart", *small.split())
     assert trained.returncode == 0, trained.stderr

@@ -39,9 +39,9 @@ QUALITIES = {
         goal_probability=0.35,
     ),
     "detours": Quality(
-        "smooth, does something else first, and then the task in half of the episodes",
+        "smooth, does something else first, and then the task in three of four episodes",
         "plan",
-        goal_probability=0.5,
+        goal_probability=0.75,
         detours=1,
     ),
     "play": Quality(

@@ -1,7 +1,8 @@
-"""EXPO and DSRL: online RL that needs few steps of the environment, from the quick start and from aloha_sim.
+"""EXPO and DSRL: online RL that needs few steps of the environment, in the quick start's task and in aloha_sim.
 
-Everything that is not said here is that of the preset `quickstart` or `aloha_sim`, so that numbers can be compared with
-the run of that preset and its baselines.
+Everything that is not said here is that of the preset `quickstart_mixed` or `aloha_sim`, so that numbers can be
+compared with the run of that preset and its baselines. The demonstrations are not those of `quickstart`, whose cloned
+policy makes detours: DSRL cannot do what its policy never does. Targets are values of candidates, as in both papers.
 
 EXPO (arXiv 2507.07986) has 10 critics, and a target is the minimum of 2 random ones. The policy is cloned from windows
 that lead to a success, which at least half of each batch is; critics learn from all. There are 16 candidates: 8 chunks
@@ -14,7 +15,7 @@ critics are followed by one update of the others.
 DSRL (arXiv 2506.15799) steers a policy that is trained already and stays as it is. The presets start from the policy
 that cloned the successful demonstrations in the run of the base preset, so this run comes first:
 
-    acrlpd train --config quickstart --exp_name quickstart
+    acrlpd train --config quickstart_mixed --exp_name quickstart_mixed
     acrlpd train --config quickstart_dsrl --exp_name dsrl
 
 --weight_loader.path names another policy. As in the paper's code for the cube transfer of ALOHA, the mean of 10 critics
@@ -31,20 +32,21 @@ learn alone in its first updates. There is no such preset for the quick start, w
 
 import dataclasses
 
+from acrlpd.agents.backups.best_of_n import BestOfN
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.dsrl import DSRL
 from acrlpd.agents.improvements.dsrl_sac import DSRLSAC
 from acrlpd.agents.improvements.expo import EXPO
-from acrlpd.config.presets import aloha_sim, quickstart
+from acrlpd.config.presets import aloha_sim, quickstart_mixed
 from acrlpd.config.run import WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 
 
-def _expo(base: RLTrainConfig, *, online_steps: int, update_to_data_ratio: float) -> RLTrainConfig:
+def _expo(name: str, base: RLTrainConfig, *, online_steps: int, update_to_data_ratio: float) -> RLTrainConfig:
     losses = LossWeights(actor_weight=1.0, bc_weight=1.0)
     return dataclasses.replace(
         base,
-        name=f"{base.name}_expo",
+        name=name,
         critic=dataclasses.replace(base.critic, num_critics=10, q_aggregation="min", target_subset_size=2),
         acrlpd=dataclasses.replace(
             base.acrlpd, loss_weights=losses, num_action_samples=16, initial_temperature=0.1, policy_data="success"
@@ -58,6 +60,7 @@ def _expo(base: RLTrainConfig, *, online_steps: int, update_to_data_ratio: float
 
 
 def _dsrl(
+    name: str,
     base: RLTrainConfig,
     improvement: DSRL,
     *,
@@ -69,19 +72,21 @@ def _dsrl(
     cloned = f"./checkpoints/{base.name}/{base.name}/baselines/bc_success_only/{base.training.offline_steps}"
     return dataclasses.replace(
         base,
-        name=f"{base.name}_dsrl",
+        name=name,
         weight_loader=WeightLoaderConfig("checkpoint", cloned),
         critic=dataclasses.replace(base.critic, num_critics=10, q_aggregation="mean"),
         acrlpd=dataclasses.replace(
             base.acrlpd,
             loss_weights=LossWeights(actor_weight=1.0, bc_weight=0.0),
             num_action_samples=1,
+            policy_data="all",  # nothing is cloned
             critic_gradient_to_policy=False,
             critic_warmup_steps=offline_steps,
             initial_temperature=initial_temperature,
             target_entropy=0.0,
             ema_decay=None,
         ),
+        qchunking=dataclasses.replace(base.qchunking, success_ratio=None),
         improvement=improvement,
         training=dataclasses.replace(base.training, offline_steps=offline_steps, online_steps=online_steps),
         online=dataclasses.replace(base.online, update_to_data_ratio=update_to_data_ratio),
@@ -102,7 +107,14 @@ def _dsrl_sac(dsrl: RLTrainConfig, improvement: DSRLSAC, *, start_steps: int) ->
     )
 
 
+# Edit policy and noise actor read the policy's tokens, which are computed only if the critics read them.
+_QUICKSTART = dataclasses.replace(
+    quickstart_mixed.CONFIG,
+    critic=dataclasses.replace(quickstart_mixed.CONFIG.critic, use_pi0_features=True, pooling="mean"),
+    backup=BestOfN(),
+)
 _ALOHA_SIM_DSRL = _dsrl(
+    "aloha_sim_dsrl",
     aloha_sim.CONFIG,
     DSRL(noise_bound=2.0, hidden_dims=(128, 128, 128)),
     initial_temperature=1.0,
@@ -112,10 +124,13 @@ _ALOHA_SIM_DSRL = _dsrl(
 )
 
 _PRESETS = {
-    "EXPO on the quick start's task": _expo(quickstart.CONFIG, online_steps=2_400, update_to_data_ratio=0.5),
-    "EXPO on aloha_sim": _expo(aloha_sim.CONFIG, online_steps=4_500, update_to_data_ratio=0.16),
+    "EXPO on the quick start's task": _expo(
+        "quickstart_expo", _QUICKSTART, online_steps=2_400, update_to_data_ratio=0.5
+    ),
+    "EXPO on aloha_sim": _expo("aloha_sim_expo", aloha_sim.CONFIG, online_steps=4_500, update_to_data_ratio=0.16),
     "DSRL on the quick start's task": _dsrl(
-        quickstart.CONFIG,
+        "quickstart_dsrl",
+        _QUICKSTART,
         DSRL(noise_bound=1.5, noise_rows="all", hidden_dims=(128, 128, 128)),
         initial_temperature=0.1,
         offline_steps=600,

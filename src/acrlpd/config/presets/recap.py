@@ -1,8 +1,8 @@
-"""RECAP (pi*0.6, arXiv 2511.14759): labels in the prompt, and no critics; from the quick start and from aloha.
+"""RECAP (pi*0.6, arXiv 2511.14759): labels in the prompt, and no critics; on the quick start's task and for aloha.
 
-Everything that is not said here is that of the preset `quickstart` or `aloha`. As in the paper, V has 201 bins, 30 % of
-the prompts lose their label, and the policy acts with the positive label and guidance 1. V learns alone for the first
-updates, so that the first labels mean something.
+Everything that is not said here is that of the preset `quickstart_mixed` or `aloha`. As in the paper, V has 201 bins,
+30 % of the prompts lose their label, and the policy acts with the positive label and guidance 1. V learns alone for the
+first updates, so that the first labels mean something.
 
     acrlpd train --config quickstart_recap --exp_name recap
     acrlpd recap --config quickstart_recap --exp_name rounds --rounds 2 --episodes 50
@@ -18,16 +18,21 @@ import dataclasses
 
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.recap import RECAP
-from acrlpd.config.presets import aloha, quickstart
+from acrlpd.config.presets import aloha, quickstart_mixed
 from acrlpd.config.train_config import RLTrainConfig
 
 
-def _recap(base: RLTrainConfig, improvement: RECAP, *, offline_steps: int, warmup_steps: int) -> RLTrainConfig:
+def _recap(
+    name: str, base: RLTrainConfig, improvement: RECAP, *, offline_steps: int, warmup_steps: int
+) -> RLTrainConfig:
     losses = LossWeights(critic_weight=0.0, actor_weight=1.0, bc_weight=0.0)
     return dataclasses.replace(
         base,
-        name=f"{base.name}_recap",
-        acrlpd=dataclasses.replace(base.acrlpd, loss_weights=losses, critic_warmup_steps=warmup_steps),
+        name=name,
+        acrlpd=dataclasses.replace(
+            base.acrlpd, loss_weights=losses, policy_data="all", critic_warmup_steps=warmup_steps
+        ),
+        qchunking=dataclasses.replace(base.qchunking, success_ratio=None),
         improvement=improvement,
         training=dataclasses.replace(base.training, offline_steps=offline_steps, online_steps=0),
         evaluation=dataclasses.replace(base.evaluation, best_of_n=1, baselines=()),
@@ -35,17 +40,18 @@ def _recap(base: RLTrainConfig, improvement: RECAP, *, offline_steps: int, warmu
 
 
 _QUICKSTART = dataclasses.replace(
-    quickstart.CONFIG, model=dataclasses.replace(quickstart.CONFIG.model, max_token_len=32)
+    quickstart_mixed.CONFIG, model=dataclasses.replace(quickstart_mixed.CONFIG.model, max_token_len=32)
 )
 _PRESETS = {
     "RECAP on the quick start's task": _recap(
+        "quickstart_recap",
         _QUICKSTART,
         RECAP(positive_share=0.15, hidden_dims=(256, 256, 256)),
         offline_steps=1_500,
         warmup_steps=300,
     ),
     "RECAP for ALOHA, frozen backbone; takes 6 hours and 41 GiB of disk on one H100": _recap(
-        aloha.CONFIG, RECAP(), offline_steps=30_000, warmup_steps=3_000
+        "aloha_recap", aloha.CONFIG, RECAP(), offline_steps=30_000, warmup_steps=3_000
     ),
 }
 
