@@ -7,9 +7,9 @@ successes alone. Critics learn from all demonstrations which chunks of 5 steps l
 best of 32 chunks of the policy, which clones what leads to a success. Offline RL is followed by online RL, and both are
 compared with cloning and with more offline RL. Two cores are enough; there is no GPU and no download.
 
-The targets are those of an implicit value: they need no candidates, so an update takes a third of the time, and a run
-has time for more updates. The learning rate of the policy decays, because at a constant 2e-3 the policy got worse after
-1,200 updates. docs/quickstart.md says what else was tried.
+The targets are those of an implicit value: they need no candidates, so an update takes less than half of the time, and
+a run has time for more updates. The learning rate of the policy decays, because at a constant 2e-3 the policy got worse
+after 1,200 updates. docs/quickstart.md says what else was tried.
 """
 
 from acrlpd.agents.backups.implicit_value import ImplicitValue
