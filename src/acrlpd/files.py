@@ -103,13 +103,17 @@ def only_one(directory: Path, doing: str, error_type: type[ValueError]) -> Itera
 
     The system frees the lock of a process that is killed.
     """
-    with (directory / LOCK).open("w") as lock:
+    path = directory / LOCK
+    with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise error_type(f"{directory}: another process is {doing}") from None
         except OSError as error:  # Not every file system of a cluster has locks.
             logger.warning("%s cannot be locked (%s): make sure that no other process works there", directory, error)
+        # A process that ends may remove the file after it was opened here. The lock of such a file keeps nobody out.
+        if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+            raise error_type(f"{directory}: another process has just removed what was here; start again")
         yield
 
 

@@ -48,19 +48,28 @@ def prepare_run_directories(directories: Sequence[pathlib.Path], *, resume: bool
 
 @contextlib.contextmanager
 def run_directories(directories: Sequence[pathlib.Path], *, resume: bool, overwrite: bool) -> Iterator[None]:
-    """As `prepare_run_directories`, for the time of the runs: of runs that fail before they begin nothing is left."""
-    new = [path for directory in directories for path in directory.parents if not path.exists()]
-    prepare_run_directories(directories, resume=resume, overwrite=overwrite)
-    try:
-        yield
-    except BaseException:
-        for directory in directories:
-            if not resume and _is_failed_start(directory):
-                shutil.rmtree(directory, ignore_errors=True)
-        for path in new:
-            with contextlib.suppress(OSError):  # Others may have put something there.
-                path.rmdir()
-        raise
+    """As `prepare_run_directories`, and nobody else trains in the directories for the time of the runs.
+
+    Of runs that fail before they begin nothing is left. What was there before stays, and so does what belongs to
+    another process: only a directory whose lock this process holds is emptied.
+    """
+    new = [path for directory in directories for path in (directory, *directory.parents) if not path.exists()]
+    begun_empty: list[pathlib.Path] = []
+    with contextlib.ExitStack() as locks:
+        try:
+            prepare_run_directories(directories, resume=resume, overwrite=overwrite)
+            for directory in directories:
+                locks.enter_context(only_trainer(directory))
+                if not _holds_something(directory):
+                    begun_empty.append(directory)
+            yield
+        except BaseException:
+            for directory in begun_empty:
+                _remove_failed_start(directory)
+            for path in new:
+                with contextlib.suppress(OSError):  # It is not empty: others may have put something there.
+                    path.rmdir()
+            raise
 
 
 def _check_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bool) -> None:
@@ -104,6 +113,22 @@ def _is_failed_start(directory: pathlib.Path) -> bool:
     """Whether the directory holds nothing but configs: a run that failed before it began does not keep its name."""
     leaves = (path for path in directory.rglob("*") if path.is_file() or not any(path.iterdir()))
     return all(path.name in (CONFIG_FILE, LOCK) for path in leaves)
+
+
+def _remove_failed_start(directory: pathlib.Path) -> None:
+    """Empties the directory of a run that failed before it began. This process holds the lock of the directory.
+
+    The lock goes last: another process that starts after that finds nothing that is still to be removed.
+    """
+    if not _is_failed_start(directory):
+        return
+    with contextlib.suppress(OSError):  # The error that ended the run is the one to report.
+        for path in directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        (directory / LOCK).unlink()
 
 
 def _remove_run(directory: pathlib.Path) -> None:

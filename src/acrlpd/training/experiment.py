@@ -58,8 +58,6 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
     with contextlib.ExitStack() as stack:
         if is_primary() and not options.dry_run:
             stack.enter_context(runs.run_directories(directories, resume=options.resume, overwrite=options.overwrite))
-            for directory in directories:
-                stack.enter_context(runs.only_trainer(directory))
         barrier("run directory")
         while True:
             try:
