@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from training_helpers import arrays_of, assert_equal_arrays, metrics_of, state_config, train_here
 
-from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, get_config
+from acrlpd.cli.main import main
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, get_config, save_config
 from acrlpd.data.pipeline.dataset import open_config_source, write_norm_stats
 from acrlpd.data.sources.source import Feature
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
@@ -104,13 +105,12 @@ def write_demonstrations(root: pathlib.Path) -> None:
             writer.end_episode("go right")
 
 
-def test_interrupted_rounds_continue(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_demonstrations(tmp_path / "demos")
-    changes = {
-        "data.data_dir": str(tmp_path / "demos"),
-        "data.assets_dir": str(tmp_path / "assets"),
+def rounds_config(directory: pathlib.Path, **changes: Any) -> RLTrainConfig:
+    """Rounds in the toy environment on demonstrations of the toy."""
+    write_demonstrations(directory / "demos")
+    overrides = {
+        "data.data_dir": str(directory / "demos"),
+        "data.assets_dir": str(directory / "assets"),
         "data.asset_id": "toy",
         "data.demonstrations.num_episodes": 0,
         "env.id": "toy_env:toy",
@@ -118,8 +118,29 @@ def test_interrupted_rounds_continue(
         "data.max_episodes": 4,
         "exp_name": "r",
     }
-    config = recap_config(tmp_path / "runs", **changes)
+    config = recap_config(directory / "runs", **overrides | changes)
     write_norm_stats(config)
+    return config
+
+
+def test_the_flags_that_a_refusal_names_exist(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounds of another config end the command after the plan, before anything is trained."""
+    config = rounds_config(tmp_path, **{"improvement.hidden_dims": [10**6, 10**6]})  # of many terabytes
+    save_config(config, tmp_path / "mine.yaml")
+    shared = run_directory(apply_config_overrides(config, exp_name="r-rounds"))
+    shared.mkdir(parents=True)
+    (shared / "config.yaml").write_text("of another config")
+    command = ["recap", "--config", str(tmp_path / "mine.yaml")]
+    assert main(command) == 2
+    assert "--ignore_plan trains all the same" in capsys.readouterr().err
+    assert main([*command, "--ignore_plan", "--allow_long"]) == 2
+    assert "holds rounds of another config" in capsys.readouterr().err
+
+
+def test_interrupted_rounds_continue(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = rounds_config(tmp_path)
     recap_rounds.check_rounds(config)
 
     with monkeypatch.context() as patch:  # the process ends after the first round was played

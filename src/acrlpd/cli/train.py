@@ -21,15 +21,21 @@ from acrlpd.training.distributed import (
 from acrlpd.training.options import RunOptions
 
 
-# The help shows the options of the last base first, because dataclasses take the fields in this order.
 @dataclasses.dataclass(frozen=True)
-class TrainOptions(DistributedOptions, RunOptions):
-    """Train a policy with RL on action chunks: offline on a dataset, then online."""
+class PlanOptions:
+    """What the plan of a run may refuse. The comments are the help of the commands that train."""
 
     # Train even if the plan says that the run does not fit into memory.
     ignore_plan: Flag = False
     # Train even if the plan says that the run takes longer than a week.
     allow_long: Flag = False
+
+
+# The help shows the options of the last base first, because dataclasses take the fields in this order.
+@dataclasses.dataclass(frozen=True)
+class TrainOptions(PlanOptions, DistributedOptions, RunOptions):
+    """Train a policy with RL on action chunks: offline on a dataset, then online."""
+
     # Show the whole plan before training, not only its summary.
     show_plan: Flag = False
 
@@ -104,7 +110,7 @@ def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
     refuse(plan, options, num_runs=len(members))
 
 
-def refuse(plan: Plan, options: TrainOptions, *, num_runs: int = 1) -> None:
+def refuse(plan: Plan, options: PlanOptions, *, num_runs: int = 1) -> None:
     """Refuses a run that does not fit or takes too long by its plan, unless the options allow it."""
     if not plan.fits and not options.ignore_plan:
         fewer = "" if num_runs == 1 else "\nOr train fewer runs at a time: each then has more memory"
