@@ -104,6 +104,23 @@ def test_without_critics_there_are_no_numbers_of_critics() -> None:
     assert set(found.metrics()) == {"flow_loss", "relative_action_error", "action_error/0", "action_error/1"}
 
 
+def test_critics_of_noise_value_candidates_and_have_nothing_to_say_of_logged_chunks() -> None:
+    of_noise = {"improvement": "dsrl_sac", "improvement.hidden_dims": (16,), "acrlpd.loss_weights.bc_weight": 0.0}
+    config = apply_config_overrides(toy_config(), of_noise | {"acrlpd.learnable_temperature": False})
+    agent, windows = toy_agent(config), held_out_windows(config)
+    found = create_validator(config).judge(agent)
+    assert (found.rank_correlation, found.success_auc, found.calibration) == (None, None, None)
+    policy = create_policy(acting_model(agent, average=True), config, NORM_STATS)
+    noise = np.stack([policy.noise(seed) for seed in range(N)])
+    chosen = choose_actions(policy.model, windows.observations, noise, np.full(N, 4), num_steps=policy.num_steps)
+    values = np.asarray(chosen.q_values)
+    assert found.best_of_n_gain == pytest.approx((values.max(1) - values.mean(1)).mean(), rel=1e-4)
+    networks = policy.model.networks()
+    with pytest.raises(ValueError, match="the critics judge noise"):
+        context = networks.encode(windows.observations)
+        policy.model.algorithm.values(networks, context, windows.observations, windows.actions[:, None])
+
+
 def test_ranks_are_those_of_scipy_also_with_ties() -> None:
     rng = np.random.default_rng(0)
     first, second = rng.integers(0, 4, 50), rng.integers(0, 4, 50)

@@ -134,6 +134,8 @@ class Algorithm:
 
     def values(self, networks: Networks, context: Context, observation: Observation, actions: jax.Array) -> jax.Array:
         """agg_e Q_e(s, c) of actions [b, n, T, a] under the online critics: [b, n]."""
+        if self.judges_noise:
+            raise ValueError("the critics judge noise, so they have no values of actions; value candidates by `judged`")
         online = networks.critics.online_ensemble
         return online.aggregate(online(context.features, observation, self.critic_chunks(actions)))
 

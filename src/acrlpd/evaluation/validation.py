@@ -115,7 +115,7 @@ class Answers:
     flow_losses: Any  # [b, T]
     sample: Any  # [b, T, a] the first candidate
     best: Any  # [b, T, a] the candidate of the highest value
-    logged_values: Any  # [b] of the logged chunks
+    logged_values: Any  # [b] of the logged chunks; None also where critics judge noise, which is not logged
     gains: Any  # [b] the highest value of a candidate minus the mean of all
 
 
@@ -139,12 +139,16 @@ def answer(
     networks = model.networks()
     context = networks.encode(observation)
     candidates = algorithm.candidates(networks, context, observation, noise, num_steps=num_steps)
-    values = algorithm.values(networks, context, observation, candidates)
+    judged, critics = algorithm.judged(networks, context, observation, noise, candidates), networks.critics
+    values = critics.online_ensemble.aggregate(critics.online_ensemble(context.features, observation, judged))
+    logged_values = None
+    if not algorithm.judges_noise:
+        logged_values = algorithm.values(networks, context, observation, actions[:, None])[:, 0]
     return Answers(
         flow_losses=policy.flow_matching_loss(context, actions, flow_noise, times),
         sample=candidates[:, 0],
         best=take_candidate(candidates, values.argmax(axis=1)),
-        logged_values=algorithm.values(networks, context, observation, actions[:, None])[:, 0],
+        logged_values=logged_values,
         gains=values.max(axis=1) - values.mean(axis=1),
     )
 
