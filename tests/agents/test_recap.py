@@ -27,6 +27,7 @@ from acrlpd.agents.improvements.recap import RECAP
 from acrlpd.batch import Batch
 from acrlpd.config import LossWeights, RLTrainConfig
 from acrlpd.config.create_agent import create_agent
+from acrlpd.evaluation.validation import answer
 from acrlpd.models.observation import NEGATIVE, NO_LABEL, POSITIVE
 from acrlpd.policies.acting_model import acting_model, choose_actions
 
@@ -199,6 +200,13 @@ def test_guidance_leads_away_from_the_plain_prompt(batch: Batch, velocities: lis
     expected = NOISE - (plain + guidance * (positive - plain))
     np.testing.assert_allclose(chosen.candidates, expected, rtol=1e-4, atol=1e-5)
     assert chosen.q_values is None
+    # Validation judges the policy as it acts. At time 1 the loss is that of the velocities at the noise.
+    judged = quick_jit(functools.partial(answer, num_steps=1))(
+        model, batch.observations, batch.actions, NOISE[:, 0], jnp.ones(SIZE), NOISE
+    )
+    np.testing.assert_allclose(judged.sample, expected[:, 0], rtol=1e-4, atol=1e-5)
+    losses = np.square(positive - (NOISE - batch.actions[:, None]))[:, 0].mean(axis=-1)
+    np.testing.assert_allclose(judged.flow_losses, losses, rtol=1e-4)
 
 
 def test_critics_beside_the_labels_choose_among_positive_candidates(batch: Batch) -> None:

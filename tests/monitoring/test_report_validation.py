@@ -52,6 +52,13 @@ def test_trouble_is_named_with_its_numbers(
     assert found.tone == tone and re.search(sentence, found.sentences[0])
 
 
+def test_the_loss_of_labelled_prompts_takes_the_place_of_cloning(tmp_path: Path) -> None:
+    run = robot_run(tmp_path / "run", RISING)
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"bc_loss"', '"actor_loss"'))
+    assert "Over-fitting" in judge(read_run(run)).sentences[0]
+
+
 def test_critics_that_rank_by_one_of_both_measures_are_not_accused(tmp_path: Path) -> None:
     assert verdict(tmp_path, FALLING, ranks=0.0, auc=0.9).tone == "none"
 

@@ -112,7 +112,7 @@ class Validation:
 class Answers:
     """What a model says to a batch of windows; fields of critics are None without critics."""
 
-    flow_losses: Any  # [b, T]
+    flow_losses: Any  # [b, T] given what the policy acts by: a prompt may have the label of good actions
     sample: Any  # [b, T, a] the first candidate
     best: Any  # [b, T, a] the candidate of the highest value
     logged_values: Any  # [b] of the logged chunks; None also where critics judge noise, which is not logged
@@ -133,7 +133,7 @@ def answer(
     policy, algorithm = model.policy(), model.algorithm
     observation = policy.preprocess(None, observation, train=False)
     if model.critics is None:
-        context = policy.encode(observation, features=False)
+        context = algorithm.acting_context(policy, policy.encode(observation, features=False), observation)
         sample = algorithm.clip(policy.denoise(context, noise[:, :1], num_steps=num_steps))[:, 0]
         return Answers(policy.flow_matching_loss(context, actions, flow_noise, times), sample, None, None, None)
     networks = model.networks()
@@ -144,8 +144,9 @@ def answer(
     logged_values = None
     if not algorithm.judges_noise:
         logged_values = algorithm.values(networks, context, observation, actions[:, None])[:, 0]
+    acting = algorithm.acting_context(policy, context, observation)
     return Answers(
-        flow_losses=policy.flow_matching_loss(context, actions, flow_noise, times),
+        flow_losses=policy.flow_matching_loss(acting, actions, flow_noise, times),
         sample=candidates[:, 0],
         best=take_candidate(candidates, values.argmax(axis=1)),
         logged_values=logged_values,

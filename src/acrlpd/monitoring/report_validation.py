@@ -75,7 +75,9 @@ def _findings(
 
 def _overfitting(record: RunRecord) -> Iterator[str]:
     """Whether the held-out loss rises while the training loss falls."""
-    held_out, training = record.series.get(f"{VALIDATION}flow_loss"), record.series.get("bc_loss")
+    held_out = record.series.get(f"{VALIDATION}flow_loss")
+    # A policy that learns from labelled prompts is cloned by the improvement, and has no other loss of cloning.
+    training = record.series.get("bc_loss", record.series.get("actor_loss"))
     if held_out is None or training is None or not np.isfinite(held_out.values).all():
         return
     best, last = int(held_out.values.argmin()), len(held_out.values) - 1

@@ -8,6 +8,7 @@ from data_pipeline_helpers import T, batches, decode_identity, with_data
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acrlpd.agents.improvements.recap import RECAP
 from acrlpd.config.validation import validate_config
 from acrlpd.data.pipeline.dataset import Dataset, held_out_episodes, open_dataset
 from acrlpd.data.pipeline.held_out import MAX_WINDOWS, read_held_out_windows, returns_to_terminal
@@ -73,7 +74,10 @@ def test_windows_show_what_was_recorded(config, frames: str) -> None:
     np.testing.assert_allclose(windows.mean_action[0], mean, atol=1e-4)
     assert windows.imitated.all() and set(windows.episode_succeeds) <= {False, True}
     of_successes = dataclasses.replace(split, acrlpd=dataclasses.replace(split.acrlpd, policy_data="success"))
-    np.testing.assert_array_equal(read_held_out_windows(dataset, of_successes).imitated, windows.leads_to_success)
+    labelled = dataclasses.replace(split, improvement=RECAP())  # acts with the label of good actions
+    assert not windows.leads_to_success.all()
+    for other in (of_successes, labelled):
+        np.testing.assert_array_equal(read_held_out_windows(dataset, other).imitated, windows.leads_to_success)
 
 
 def actions_of(dataset: Dataset, episode: int) -> np.ndarray:

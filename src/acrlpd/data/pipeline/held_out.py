@@ -65,7 +65,7 @@ def read_held_out_windows(dataset: Dataset, rl_config: RLTrainConfig) -> HeldOut
         valid=np.asarray(windows.fields["valid"]) > 0,
         logged=to_robot(plain)["actions"],
         mean_action=to_robot({**plain, "actions": mean})["actions"],
-        imitated=leads_to_success if _clones_successes(rl_config) else np.ones(len(rows), bool),
+        imitated=leads_to_success if _imitates_successes(rl_config) else np.ones(len(rows), bool),
         returns=returns_to_terminal(rewards, offsets, rl_config.acrlpd.discount)[rows],
         leads_to_success=leads_to_success,
         episode_succeeds=rewards.success[episodes],
@@ -81,7 +81,7 @@ def read_held_out_windows(dataset: Dataset, rl_config: RLTrainConfig) -> HeldOut
     )
     if not found.imitated.any():
         logger.warning(
-            "no held-out episode is a success, and the policy is cloned from successes alone: the actions of the "
+            "no held-out episode is a success, and the policy is to act as in successes alone: the actions of the "
             "policy cannot be validated. Raise data.validation_share"
         )
     return found
@@ -115,5 +115,7 @@ def _mean_chunk(dataset: Dataset, rl_config: RLTrainConfig) -> np.ndarray:
     return read_windows(dataset.table, rl_config, rows)["actions"].mean(axis=0)
 
 
-def _clones_successes(rl_config: RLTrainConfig) -> bool:
-    return rl_config.acrlpd.policy_data == "success" or rl_config.data.episode_filter == "success"
+def _imitates_successes(rl_config: RLTrainConfig) -> bool:
+    """Whether the policy is meant to act as in successes alone: it saw nothing else, or acts with a label for good."""
+    clones_successes = rl_config.acrlpd.policy_data == "success" or rl_config.data.episode_filter == "success"
+    return clones_successes or rl_config.labels_prompts
