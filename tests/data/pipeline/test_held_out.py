@@ -1,6 +1,7 @@
 """Held-out episodes: which they are, that no batch has them, and what validation reads from them."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acrlpd.agents.improvements.recap import RECAP
+from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig
 from acrlpd.config.validation import validate_config
-from acrlpd.data.pipeline.dataset import Dataset, held_out_episodes, open_dataset
+from acrlpd.data.pipeline.dataset import Dataset, held_out_episodes, open_dataset, write_norm_stats
 from acrlpd.data.pipeline.held_out import MAX_WINDOWS, read_held_out_windows, returns_to_terminal
 from acrlpd.data.pipeline.rewards import RewardOrigin, StepRewards
+from acrlpd.data.sources.source import Feature
+from acrlpd.data.tools.lerobot_writer import LeRobotWriter
+from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 
 @given(st.sets(st.integers(0, 10_000), min_size=1, max_size=60), st.floats(0, 0.5))
@@ -88,6 +93,39 @@ def actions_of(dataset: Dataset, episode: int) -> np.ndarray:
 def chunks_of(actions: np.ndarray) -> list[np.ndarray]:
     """The chunk that begins at each step; past the end the last action repeats."""
     return [actions[np.minimum(np.arange(t, t + T), len(actions) - 1)] for t in range(len(actions))]
+
+
+COLUMNS = {
+    # In a dataset that has only costs, an episode that ends on 0 succeeds. Here all other episodes earn 1.
+    "next.reward": ([0, -1, 0, 1], [0, -1, 0, 0]),
+    # A success from the first step on is refused if all successes of the dataset are of that kind.
+    "next.success": ([0, 0, 0, 1], [1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize(("column", "success"), [("next.reward", False), ("next.success", True)])
+def test_what_a_success_is_follows_from_all_episodes(tmp_path: Path, column: str, success: bool) -> None:
+    [odd] = held_out_episodes(range(10), 0.1)
+    vector, scalar = Feature("float32", (2,)), Feature("float32", (1,))
+    features = {"state": vector, "actions": vector, column: scalar}
+    rng = np.random.default_rng(0)
+    with LeRobotWriter(tmp_path / "data", fps=10, features=features) as writer:
+        for episode in range(10):
+            for value in COLUMNS[column][episode == odd]:
+                moved = rng.normal(size=2).astype(np.float32)
+                writer.add_step({"state": moved, "actions": moved, column: np.float32([value])}, {})
+            writer.end_episode("go")
+    data = DataConfig(data_dir=str(tmp_path / "data"), assets_dir=str(tmp_path), validation_share=0.1)
+    config = RLTrainConfig(
+        name="test",
+        model=StateFlowPolicyConfig(state_dim=2, action_dim=2, action_horizon=2),
+        qchunking=QChunkingConfig(horizon_length=2, action_dim=2),
+        data=dataclasses.replace(data, repack=RepackConfig(state=("state",), actions=("actions",))),
+    )
+    write_norm_stats(config)
+    dataset = open_dataset(config)
+    assert dataset.rewards.success.all() and dataset.held_out.rewards.success.tolist() == [success]
+    assert len(dataset.held_out.rewards.rewards) == 4 and len(dataset.rewards.rewards) == 36
 
 
 def test_returns_end_at_terminals_and_are_unknown_without_one() -> None:

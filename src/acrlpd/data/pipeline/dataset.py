@@ -26,7 +26,7 @@ from acrlpd.data.pipeline.norm_stats import (
 from acrlpd.data.pipeline.norm_stats_checks import check_norm_stats
 from acrlpd.data.pipeline.outcomes import OutcomeError, needs_outcomes, require_and_report_outcomes
 from acrlpd.data.pipeline.returns import INTERVENTION_COLUMNS
-from acrlpd.data.pipeline.rewards import StepRewards, read_rewards
+from acrlpd.data.pipeline.rewards import DatasetRewards, StepRewards, read_rewards
 from acrlpd.data.pipeline.tokenizer import LABELS, add_label, create_tokenizer
 from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
@@ -79,17 +79,20 @@ def open_dataset(rl_config: RLTrainConfig) -> Dataset:
     source = open_config_source(rl_config)
     require_cameras(source, transforms.cameras, rl_config.model)
     origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
+    rewards = read_all_rewards(source, config)
     source, held_out = choose_episodes(source, config)
-    dataset = _read_dataset(source, rl_config, transforms, config.episodes_per_memory_pool)
+    dataset = _read_dataset(source, rewards, rl_config, transforms, config.episodes_per_memory_pool)
     require_and_report_outcomes(dataset.rewards, rl_config)
     _check(dataset, rl_config, origin)
     if held_out is None:
         return dataset
     # Few frames of the held-out episodes are read, and each is read once.
-    return dataclasses.replace(dataset, held_out=_read_dataset(held_out, rl_config, transforms, pool=0))
+    return dataclasses.replace(dataset, held_out=_read_dataset(held_out, rewards, rl_config, transforms, pool=0))
 
 
-def _read_dataset(source: EpisodeSource, rl_config: RLTrainConfig, transforms: PolicyTransforms, pool: int) -> Dataset:
+def _read_dataset(
+    source: EpisodeSource, rewards: DatasetRewards, rl_config: RLTrainConfig, transforms: PolicyTransforms, pool: int
+) -> Dataset:
     """The episodes of a source as a dataset; a memory pool has room for `pool` decoded episodes."""
     config = rl_config.data
     frames = None
@@ -104,12 +107,13 @@ def _read_dataset(source: EpisodeSource, rl_config: RLTrainConfig, transforms: P
             episodes_per_memory_pool=pool,
         )
         source = frames.source  # a cache may lack episodes that could not be decoded
-    table, rewards = _read(source, config)
+    source.require_episodes()
+    table = read_columns(source, config, rewards=True)
     return Dataset(
         source=source,
         frames=frames,
         table=table,
-        rewards=rewards,
+        rewards=rewards.of(source),
         prompts=fill_prompts(source, table, config) if rl_config.model.prompt_len else None,
         transforms=transforms,
         norm_stats=load_config_norm_stats(config),
@@ -119,9 +123,9 @@ def _read_dataset(source: EpisodeSource, rl_config: RLTrainConfig, transforms: P
 def check_outcomes(rl_config: RLTrainConfig) -> None:
     """Refuses a config whose settings need successes or failures that its dataset does not have; reads no frame."""
     if needs_outcomes(rl_config) or rl_config.data.episode_filter == "success":
-        source, _ = choose_episodes(open_config_source(rl_config), rl_config.data)
-        _, rewards = _read(source, rl_config.data)
-        require_and_report_outcomes(rewards, rl_config)
+        everything = open_config_source(rl_config)
+        source, _ = choose_episodes(everything, rl_config.data)
+        require_and_report_outcomes(read_all_rewards(everything, rl_config.data).of(source), rl_config)
 
 
 def choose_episodes(source: EpisodeSource, config: DataConfig) -> tuple[EpisodeSource, EpisodeSource | None]:
@@ -129,14 +133,12 @@ def choose_episodes(source: EpisodeSource, config: DataConfig) -> tuple[EpisodeS
 
     The held-out episodes do not depend on `episode_filter`, so that a run and its baselines are validated alike.
     """
-    if config.max_episodes is not None:
-        late = source.indices[config.max_episodes :]
-        source = source.without(dict.fromkeys(late, f"beyond data.max_episodes={config.max_episodes}"))
-    held_out, everything = held_out_episodes(source.indices, config.validation_share), source
+    everything = _first_episodes(source, config)
+    held_out = held_out_episodes(everything.indices, config.validation_share)
     source = everything.without(dict.fromkeys(held_out, "held out for validation (data.validation_share)"))
     if config.episode_filter == "success":
-        _, rewards = _read(source, config)
-        failed = [index for index, ok in zip(source.indices, rewards.success, strict=True) if not ok]
+        success = read_all_rewards(everything, config).of(source).success
+        failed = [index for index, ok in zip(source.indices, success, strict=True) if not ok]
         if len(failed) == len(source):
             raise OutcomeError(f"{source.root}: data.episode_filter=success leaves none of {len(source)} episodes")
         source = source.without(dict.fromkeys(failed, "no success (data.episode_filter)"))
@@ -199,10 +201,19 @@ def write_norm_stats(rl_config: RLTrainConfig, *, overwrite: bool = False) -> tu
     return directory, norm_stats
 
 
-def _read(source: EpisodeSource, config: DataConfig) -> tuple[ColumnTable, StepRewards]:
+def read_all_rewards(source: EpisodeSource, config: DataConfig) -> DatasetRewards:
+    """The rewards of all episodes that a run may use, those of the held-out episodes included."""
+    source = _first_episodes(source, config)
     source.require_episodes()
-    table = read_columns(source, config, rewards=True)
-    return table, read_rewards(source, table, config.rewards)
+    table = source.read_columns(reward_columns(source, config))
+    return DatasetRewards(source.indices, table.offsets, read_rewards(source, table, config.rewards))
+
+
+def _first_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource:
+    if config.max_episodes is None:
+        return source
+    late = source.indices[config.max_episodes :]
+    return source.without(dict.fromkeys(late, f"beyond data.max_episodes={config.max_episodes}"))
 
 
 def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:
@@ -225,7 +236,7 @@ def reward_columns(source: EpisodeSource, config: DataConfig) -> list[str]:
     names = [name for name in (*named, *INTERVENTION_COLUMNS) if name in source.column_names]
     if wanted.source in ("reward_column", "success_column"):
         names.append(getattr(wanted, wanted.source))  # The source names its columns if this column is missing.
-    return names
+    return list(dict.fromkeys(names))
 
 
 def fill_prompts(source: EpisodeSource, table: ColumnTable, config: DataConfig) -> np.ndarray:

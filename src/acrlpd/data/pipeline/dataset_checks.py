@@ -14,6 +14,7 @@ from acrlpd.data.pipeline.dataset import (
     fill_prompts,
     load_config_norm_stats,
     open_config_source,
+    read_all_rewards,
     read_columns,
     require_cameras,
     require_dims,
@@ -21,7 +22,6 @@ from acrlpd.data.pipeline.dataset import (
     sample_windows,
 )
 from acrlpd.data.pipeline.outcomes import require_outcomes
-from acrlpd.data.pipeline.rewards import read_rewards
 from acrlpd.data.sources.source import EpisodeSource
 
 # Episodes whose states and actions are looked at; the run itself looks at all of them.
@@ -92,9 +92,9 @@ def _check_rewards_and_prompts(attempt: Attempts, source: EpisodeSource, rl_conf
         return
     if rl_config.model.prompt_len:
         attempt(fill_prompts, used, table, rl_config.data)
-    rewards = attempt(read_rewards, used, table, rl_config.data.rewards)
+    rewards = attempt(read_all_rewards, source, rl_config.data)
     if rewards is not None:
-        attempt(require_outcomes, rewards, rl_config)
+        attempt(require_outcomes, rewards.of(used), rl_config)
 
 
 def _check_columns(attempt: Attempts, source: EpisodeSource, rl_config: RLTrainConfig) -> None:

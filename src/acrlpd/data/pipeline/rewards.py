@@ -138,6 +138,34 @@ class StepRewards:
         return Outcomes(successes, failures, len(self.success) - successes - failures)
 
 
+@dataclasses.dataclass(frozen=True)
+class DatasetRewards:
+    """The rewards of all episodes of a dataset.
+
+    What marks a success may follow from all rewards together. So the rewards are computed first, and then taken apart
+    into those of the episodes to train on and those of the held-out episodes.
+    """
+
+    indices: tuple[int, ...]  # the dataset's own numbers of the episodes
+    offsets: np.ndarray  # int64 [episodes + 1], the episodes' first rows
+    steps: StepRewards
+
+    def of(self, source: EpisodeSource) -> StepRewards:
+        """The rewards of the episodes that a source has left, in its order."""
+        places = {index: place for place, index in enumerate(self.indices)}
+        episodes = [places[index] for index in source.indices]
+        rows = np.concatenate([np.arange(self.offsets[i], self.offsets[i + 1]) for i in episodes])
+        return StepRewards(
+            rewards=self.steps.rewards[rows],
+            terminals=self.steps.terminals[rows],
+            after_terminal=self.steps.after_terminal[rows],
+            leads_to_success=self.steps.leads_to_success[rows],
+            success=self.steps.success[episodes],
+            failure=self.steps.failure[episodes],
+            origin=self.steps.origin,
+        )
+
+
 def environment_rewards(config: RewardConfig, origin: RewardOrigin | None) -> RewardConfig:
     """How episodes that the policy lives get their rewards, given where the rewards of its data came from.
 
