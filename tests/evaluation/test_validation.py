@@ -14,7 +14,7 @@ from acrlpd.agents.networks import flow_times
 from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.data.pipeline.held_out import HeldOutWindows
 from acrlpd.evaluation.statistics import probability_above, rank_correlation
-from acrlpd.evaluation.validation import Validator
+from acrlpd.evaluation.validation import DimError, Validation, Validator
 from acrlpd.models.observation import Observation
 from acrlpd.policies.acting_model import acting_model, choose_actions
 from acrlpd.policies.policy import create_policy
@@ -119,6 +119,16 @@ def test_critics_of_noise_value_candidates_and_have_nothing_to_say_of_logged_chu
     with pytest.raises(ValueError, match="the critics judge noise"):
         context = networks.encode(windows.observations)
         policy.model.algorithm.values(networks, context, windows.observations, windows.actions[:, None])
+
+
+@pytest.mark.parametrize("rounding", [0.0, 3e-7])
+def test_a_dim_that_does_not_move_hides_no_blind_policy(rounding: float) -> None:
+    blind, still = DimError(1.0, 0.9, 1.0), DimError(1e-9, 1e-9, rounding)
+    numbers = dict.fromkeys(["flow_loss", "calibration", "rank_correlation", "success_auc", "best_of_n_gain"])
+    counts = {"episodes": 1, "windows": 1, "candidates": 1, "chunks": ()}
+    found = Validation(dims=(blind, still, blind), **counts, **numbers)
+    assert (found.error_ratio("sample"), found.error_ratio("best_of_n")) == (1.0, 0.9)
+    assert Validation(dims=(still,), **counts, **numbers).error_ratio("sample") is None
 
 
 def test_ranks_are_those_of_scipy_also_with_ties() -> None:

@@ -25,6 +25,7 @@ from acrlpd.agents.networks import flow_times
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.held_out import HeldOutWindows
 from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.data.pipeline.norm_stats_checks import near_constant_dims
 from acrlpd.evaluation.statistics import Calibration, compare_values, probability_above, rank_correlation
 from acrlpd.files import write_text_atomically
 from acrlpd.models.observation import Observation
@@ -81,9 +82,13 @@ class Validation:
     chunks: tuple[ComparedChunk, ...]
 
     def error_ratio(self, kind: str) -> float | None:
-        """The error of a `kind` of chunks as a share of that of the mean action, averaged over dims that move."""
-        pairs = [(getattr(dim, kind), dim.mean_action) for dim in self.dims]
-        ratios = [error / mean for error, mean in pairs if error is not None and mean > 0]
+        """The error of a `kind` of chunks as a share of that of the mean action, averaged over dims that move.
+
+        A dim that hardly moves is predicted by its mean, and says nothing about what the policy sees.
+        """
+        still = near_constant_dims(np.array([dim.mean_action for dim in self.dims]))
+        moving = [(getattr(dim, kind), dim.mean_action) for i, dim in enumerate(self.dims) if i not in still]
+        ratios = [error / mean for error, mean in moving if error is not None]
         return sum(ratios) / len(ratios) if ratios else None
 
     def metrics(self) -> dict[str, float]:

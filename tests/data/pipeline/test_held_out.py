@@ -112,7 +112,7 @@ def test_what_a_success_is_follows_from_all_episodes(tmp_path: Path, column: str
     with LeRobotWriter(tmp_path / "data", fps=10, features=features) as writer:
         for episode in range(10):
             for value in COLUMNS[column][episode == odd]:
-                moved = rng.normal(size=2).astype(np.float32)
+                moved = np.array([rng.normal(), 0.3], np.float32)  # the second dim does not move
                 writer.add_step({"state": moved, "actions": moved, column: np.float32([value])}, {})
             writer.end_episode("go")
     data = DataConfig(data_dir=str(tmp_path / "data"), assets_dir=str(tmp_path), validation_share=0.1)
@@ -126,6 +126,8 @@ def test_what_a_success_is_follows_from_all_episodes(tmp_path: Path, column: str
     dataset = open_dataset(config)
     assert dataset.rewards.success.all() and dataset.held_out.rewards.success.tolist() == [success]
     assert len(dataset.held_out.rewards.rewards) == 4 and len(dataset.rewards.rewards) == 36
+    windows = read_held_out_windows(dataset, config)
+    np.testing.assert_array_equal(windows.mean_action[..., 1], windows.logged[..., 1])
 
 
 def test_returns_end_at_terminals_and_are_unknown_without_one() -> None:

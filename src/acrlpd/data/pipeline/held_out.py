@@ -112,7 +112,8 @@ def _mean_chunk(dataset: Dataset, rl_config: RLTrainConfig) -> np.ndarray:
     """The mean of the actions of the training data [T, d], as a policy that sees nothing would predict it."""
     num_rows = int(dataset.table.offsets[-1])
     rows = np.linspace(0, num_rows - 1, min(num_rows, _MEAN_WINDOWS)).round().astype(np.int64)
-    return read_windows(dataset.table, rl_config, rows)["actions"].mean(axis=0)
+    # Sums of float32 are rounded, and a dim that never moves would seem to move.
+    return read_windows(dataset.table, rl_config, rows)["actions"].mean(axis=0, dtype=np.float64).astype(np.float32)
 
 
 def _imitates_successes(rl_config: RLTrainConfig) -> bool:
