@@ -12,6 +12,7 @@ from acrlpd.choice import kind_name
 from acrlpd.cli.main import main
 from acrlpd.config import RLTrainConfig, load_config, validate_config
 from acrlpd.data.sources.source import Feature, open_source
+from acrlpd.data.tools.layout import find_layout
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.data.tools.new_config import Devices, new_config
 from acrlpd.runs.directory import saved_steps
@@ -95,6 +96,14 @@ def test_the_policy_is_what_the_accelerator_holds(datasets: Path) -> None:
     assert adapters[0].model.paligemma_variant == "gemma_2b_lora" and "LoRA" in adapters[1]  # type: ignore[attr-defined]
     assert frozen[0].freeze_pi0_backbone and "of which the action expert learns" in frozen[1]
     assert tiny[0].weight_loader.kind == "none" and "No pi0 fits x (4 GiB)" in tiny[1]
+
+
+@pytest.mark.parametrize("action", ["action", "arm.Actions"])
+def test_the_action_is_the_column_of_that_name(tmp_path: Path, action: str) -> None:
+    names = ("observation.state", "policy_action", "action_of_operator", action, "target")
+    root = write_dataset(tmp_path / "data", {name: Feature("float32", (3,)) for name in names})
+    columns = find_layout(open_source(root)).columns
+    assert (columns.state, columns.actions) == (("observation.state",), (action,))
 
 
 def test_an_unknown_robot_is_described_by_its_names(tmp_path: Path) -> None:

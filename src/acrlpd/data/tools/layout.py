@@ -74,7 +74,8 @@ def _guess(source: EpisodeSource, dims: dict[str, int]) -> DatasetColumns:
             f"{source.root}: a policy needs a state and actions, which are columns of floats; found {list(dims)} among "
             f"the columns {source.column_names}"
         )
-    ranked = sorted(dims, key=lambda name: _rank(name, _ACTION_WORDS))
+    # A column whose whole name is that of the action comes before, for example, "policy_action".
+    ranked = sorted(dims, key=lambda name: (_leaf(name) not in ("action", "actions"), _rank(name, _ACTION_WORDS)))
     # Where no name tells, the action is the column that was recorded last.
     actions = ranked[0] if _rank(ranked[0], _ACTION_WORDS) < len(_ACTION_WORDS) else list(dims)[-1]
     rest = [name for name in dims if name != actions and _rank(name, _ACTION_WORDS) == len(_ACTION_WORDS)]
