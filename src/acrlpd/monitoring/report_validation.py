@@ -74,21 +74,34 @@ def _findings(
 
 
 def _overfitting(record: RunRecord) -> Iterator[str]:
-    """Whether the held-out loss rises while the training loss falls."""
+    """Whether the held-out loss rises while the training loss falls.
+
+    Only the offline phase counts. Online the policy learns from its own episodes, and leaves the demonstrations.
+    """
     held_out = record.series.get(f"{VALIDATION}flow_loss")
     # A policy that learns from labelled prompts is cloned by the improvement, and has no other loss of cloning.
     training = record.series.get("bc_loss", record.series.get("actor_loss"))
-    if held_out is None or training is None or not np.isfinite(held_out.values).all():
+    if held_out is None or training is None:
         return
-    best, last = int(held_out.values.argmin()), len(held_out.values) - 1
-    step, low, high = int(held_out.steps[best]), held_out.values[best], held_out.values[last]
-    before, now = (_around(training, int(held_out.steps[place])) for place in (best, last))
+    offline = held_out.steps <= _offline_end(record)
+    steps, losses = held_out.steps[offline], held_out.values[offline]
+    if not len(steps) or not np.isfinite(losses).all():
+        return
+    best = int(losses.argmin())
+    step, low, high = int(steps[best]), losses[best], losses[-1]
+    before, now = _around(training, step), _around(training, int(steps[-1]))
     if low > 0 and high / low - 1 > _CLEAR_RISE and now < before:
         yield (
             f"Over-fitting: the flow loss on held-out episodes was lowest at step {step:,} ({low:.3g}) and has risen "
             f"to {high:.3g}, while the loss on the training data fell from {before:.3g} to {now:.3g}. Take a "
             f"checkpoint near step {step:,}, train for fewer updates, or record more episodes."
         )
+
+
+def _offline_end(record: RunRecord) -> float:
+    """The last step of the offline phase, which may end before the step that the config says."""
+    online = [phase.first_step - 1 for phase in record.phases if phase.name == "online"]
+    return min([record.config.get("training.offline_steps", np.inf), *online])
 
 
 def _blindness(ratio: float | None) -> Iterator[str]:
