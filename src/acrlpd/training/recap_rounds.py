@@ -18,6 +18,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, co
 from acrlpd.console import Console
 from acrlpd.data.pipeline.dataset import choose_episodes, open_config_source, read_columns
 from acrlpd.data.pipeline.replay import Replay
+from acrlpd.data.pipeline.returns import find_successes
 from acrlpd.data.pipeline.rewards import read_rewards
 from acrlpd.data.tools.join import SUCCESS, Part, join_datasets
 from acrlpd.envs.create import check_environment, create_env_pool, policy_cameras
@@ -149,8 +150,7 @@ def _write_data(output: pathlib.Path, rl_config: RLTrainConfig, replay: Replay, 
     data = dataclasses.replace(rl_config.data, validation_share=0.0)
     source, _ = choose_episodes(open_config_source(rl_config), data)
     rewards = read_rewards(source, table := read_columns(source, rl_config.data, rewards=True), rl_config.data.rewards)
-    succeeds = rewards.terminals & rewards.leads_to_success
-    demonstrated = np.split(succeeds, table.offsets[1:-1])
+    demonstrated = np.split(find_successes(table, rewards), table.offsets[1:-1])
     played = read_rounds(replay.root, 0)[:num_played]
     replay.admit(episode for one in played for episode in one.episodes)
     lived = [replay.columns(index, (SUCCESS,))[SUCCESS].astype(bool) for index in replay.indices]

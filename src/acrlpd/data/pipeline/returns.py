@@ -52,12 +52,19 @@ class StepReturns:
         return Returns(**{name: values.astype(np.float32) for name, values in fields.items()})
 
 
+def find_successes(table: ColumnTable, rewards: StepRewards) -> np.ndarray:
+    """The steps of the table that succeed, bool [N]."""
+    ends = rewards.terminals.copy()
+    # The last step of play data may be a success that is no terminal, because the recording stops there anyway.
+    ends[table.offsets[1:] - 1] = True
+    return rewards.leads_to_success & ends
+
+
 def compute_returns(table: ColumnTable, rewards: StepRewards, task_ids: np.ndarray) -> StepReturns:
     """The returns of the table's steps; `task_ids` [N] are equal for steps of the same task."""
     starts, lengths, rows = table.offsets[:-1], np.diff(table.offsets), np.arange(table.offsets[-1])
     last = np.repeat(table.offsets[1:] - 1, lengths)
-    # The last step of play data may be a success that is no terminal, because the recording stops there anyway.
-    success = rewards.leads_to_success & (rewards.terminals | (rows == last))
+    success = find_successes(table, rewards)
     next_success = _next_success(success, rows, starts, lengths)
     tasks, task_of_row = np.unique(task_ids, return_inverse=True)
     longest = np.zeros(len(tasks), np.int64)
