@@ -10,7 +10,7 @@ from training_helpers import arrays_of, assert_equal_arrays, metrics_of, state_c
 from acrlpd.cli.main import main
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, get_config, save_config
 from acrlpd.data.pipeline.dataset import open_config_source, write_norm_stats
-from acrlpd.data.sources.source import Feature
+from acrlpd.data.sources.source import DatasetError, Feature
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.policies.checkpoint import CheckpointError, load_policy, open_checkpoint
 from acrlpd.runs.directory import read_summary, run_directory
@@ -18,6 +18,7 @@ from acrlpd.serving.export import export_policy
 from acrlpd.training import recap_rounds
 
 EPISODES = 3
+CAMERA = "observation.images.side"  # of the toy, which renders 16 x 24
 
 
 def recap_config(directory: pathlib.Path, **changes: Any) -> RLTrainConfig:
@@ -83,8 +84,9 @@ def test_guidance_is_refused_for_a_policy_without_labels(tmp_path: pathlib.Path)
         open_checkpoint(run_directory(config)).with_guidance(2.0)
 
 
-def write_demonstrations(root: pathlib.Path) -> None:
+def write_demonstrations(root: pathlib.Path, image_size: tuple[int, int] | None = None) -> None:
     """Episodes of the toy, of which every other one succeeds, and one was steered by a human."""
+    cameras = {} if image_size is None else {CAMERA: Feature("video", (*image_size, 3))}
     features = {
         "observation.state": Feature("float32", (3,)),
         "action": Feature("float32", (2,)),
@@ -92,7 +94,7 @@ def write_demonstrations(root: pathlib.Path) -> None:
         "intervention": Feature("bool", (1,)),
     }
     rng = np.random.default_rng(0)
-    with LeRobotWriter(root, fps=10, features=features) as writer:
+    with LeRobotWriter(root, fps=10, features=features | cameras) as writer:
         for episode in range(5):  # the config leaves the last one out
             length = 8 + episode
             columns = {
@@ -101,13 +103,14 @@ def write_demonstrations(root: pathlib.Path) -> None:
                 "next.success": (np.arange(length) == length - 1) & (episode % 2 == 0),
                 "intervention": np.full((length, 1), episode == 2),
             }
-            writer.add_steps(columns, {})
+            frames = {name: np.zeros((length, *camera.shape), np.uint8) for name, camera in cameras.items()}
+            writer.add_steps(columns, frames)
             writer.end_episode("go right")
 
 
-def rounds_config(directory: pathlib.Path, **changes: Any) -> RLTrainConfig:
+def rounds_config(directory: pathlib.Path, image_size: tuple[int, int] | None = None, **changes: Any) -> RLTrainConfig:
     """Rounds in the toy environment on demonstrations of the toy."""
-    write_demonstrations(directory / "demos")
+    write_demonstrations(directory / "demos", image_size)
     overrides = {
         "data.data_dir": str(directory / "demos"),
         "data.assets_dir": str(directory / "assets"),
@@ -168,6 +171,15 @@ def test_interrupted_rounds_continue(
 
     with pytest.raises(ConfigError, match="holds rounds of another config; what is different now: batch_size: 4"):
         recap_rounds.run_rounds(apply_config_overrides(config, batch_size=4), num_rounds=2)
+
+
+def test_episodes_that_do_not_fit_the_demonstrations_are_refused_before_the_first_round(tmp_path: pathlib.Path) -> None:
+    camera = {"model.image_keys": ["base_0_rgb"], "data.repack.base_0_rgb": CAMERA}
+    config = rounds_config(tmp_path, (32, 48), **camera)
+    expected = r"\(32, 48, 3\) in .*demos and \(16, 24, 3\) in environment 'toy_env:toy'.* env.image_size to 32 48"
+    with pytest.raises(DatasetError, match=expected):
+        recap_rounds.run_rounds(config, num_rounds=2)
+    assert not (tmp_path / "runs").exists()  # so that the command may be given again with another config
 
 
 def test_rounds_need_labels_and_an_environment(tmp_path: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ all episodes of the rounds before. A round never starts from the policy of anoth
 What is finished is not done again, so the same command continues after an interruption.
 """
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -20,7 +21,7 @@ from acrlpd.data.pipeline.dataset import choose_episodes, open_config_source, re
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.pipeline.returns import find_successes
 from acrlpd.data.pipeline.rewards import read_rewards
-from acrlpd.data.tools.join import SUCCESS, Part, join_datasets
+from acrlpd.data.tools.join import SUCCESS, Part, join_datasets, require_equal_shapes
 from acrlpd.envs.create import check_environment, create_env_pool, policy_cameras
 from acrlpd.evaluation.statistics import wilson_interval
 from acrlpd.files import LOCK, only_one, write_text_atomically
@@ -28,7 +29,7 @@ from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.runs import directory as runs
 from acrlpd.training.experiment import run_experiment
 from acrlpd.training.online.records import read_round, read_rounds
-from acrlpd.training.online.rounds import REPLAY, RoundPlayer, open_replay
+from acrlpd.training.online.rounds import REPLAY, RoundPlayer, open_replay, replay_features
 from acrlpd.training.options import RunOptions
 from acrlpd.units import format_interval, format_percent
 
@@ -57,6 +58,8 @@ def run_rounds(rl_config: RLTrainConfig, *, num_rounds: int) -> int:
     The policy of each round plays `online.episodes_per_round` episodes.
     """
     directory = runs.run_directory(_named(rl_config, "rounds"))
+    if num_rounds > 1 and not _data_directory(directory, 1).exists():
+        _check_episodes(rl_config)
     directory.mkdir(parents=True, exist_ok=True)
     with only_one(directory, "working on these rounds; wait for it or stop it", ConfigError):
         _require_equal_config(directory, rl_config)
@@ -89,6 +92,22 @@ def round_config(rl_config: RLTrainConfig, number: int, directory: pathlib.Path)
         "data.rewards.labels_file": None,
     }
     return apply_config_overrides(config, changes)
+
+
+def _check_episodes(rl_config: RLTrainConfig) -> None:
+    """Refuses an environment whose episodes cannot be added to the demonstrations, before the first round trains."""
+    with create_env_pool(dataclasses.replace(rl_config, env=dataclasses.replace(rl_config.env, num_envs=1))) as envs:
+        spec = envs.spec
+    check_environment(rl_config, None, spec)
+    with contextlib.closing(open_config_source(rl_config)) as source:
+        wanted = {name: source.features[name] for name in (*_columns(rl_config), *policy_cameras(rl_config))}
+        places = str(source.root), f"environment {spec.name!r}"
+    require_equal_shapes(wanted, replay_features(rl_config, spec), places)
+
+
+def _columns(rl_config: RLTrainConfig) -> tuple[str, ...]:
+    """The columns that the policy reads or learns from."""
+    return *rl_config.data.repack.state, *rl_config.data.repack.actions
 
 
 def _data_directory(directory: pathlib.Path, number: int) -> pathlib.Path:
@@ -157,7 +176,7 @@ def _write_data(output: pathlib.Path, rl_config: RLTrainConfig, replay: Replay, 
     join_datasets(
         output,
         [Part(source, demonstrated), Part(replay, lived)],
-        columns=(*rl_config.data.repack.state, *rl_config.data.repack.actions),
+        columns=_columns(rl_config),
         cameras=policy_cameras(rl_config),
         default_prompt=rl_config.data.default_prompt,
     )

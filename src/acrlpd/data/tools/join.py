@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ def join_datasets(
     features = {name: first.features[name] for name in columns}
     features |= {name: Feature("video", first.features[name].shape) for name in cameras}
     for part in parts[1:]:
-        _require_equal_shapes(part.source, features, first)
+        require_equal_shapes(features, part.source.features, (str(first.root), str(part.source.root)))
     features |= {SUCCESS: Feature("bool", ()), _HUMAN: Feature("bool", ())}
     partial = output.with_name(f".{output.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left behind by a process that was stopped
@@ -46,13 +46,15 @@ def join_datasets(
     partial.replace(output)
 
 
-def _require_equal_shapes(source: EpisodeSource, features: dict[str, Feature], first: EpisodeSource) -> None:
-    for name, feature in features.items():
-        found = source.features[name].shape if name in source.features else None
-        if found != feature.shape:
+def require_equal_shapes(wanted: Mapping[str, Feature], found: Mapping[str, Feature], places: tuple[str, str]) -> None:
+    """Refuses episodes that do not have the `wanted` columns and cameras; `places` say where both are from."""
+    for name, feature in wanted.items():
+        shape = found[name].shape if name in found else None
+        if shape != feature.shape:
+            fix = ". Set env.image_size to {} {}".format(*feature.shape) if feature.is_camera else ""
             raise DatasetError(
-                f"{name} has the shape {feature.shape} in {first.root} and {found} in {source.root}: one dataset "
-                "cannot hold both. Cameras of an environment have the size env.image_size"
+                f"{name} has the shape {feature.shape} in {places[0]} and {shape} in {places[1]}: one dataset cannot "
+                f"hold both{fix}"
             )
 
 

@@ -23,6 +23,7 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.replay import RESTORE, Replay, ReplayDataset, ReplayError, shard_name
+from acrlpd.data.sources.source import Feature
 from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, Plan, Rollout, joint_rollouts, rollout_features
 from acrlpd.envs.create import create_execution
 from acrlpd.policies.acting_model import ActingModel, abstract_model, acting_model
@@ -335,9 +336,13 @@ def create_online_policy(rl_config: RLTrainConfig, norm_stats: Mapping[str, Norm
 
 def open_replay(directory: pathlib.Path, rl_config: RLTrainConfig, spec: EnvSpec) -> Replay:
     """The replay of the run in `directory`, with the columns of its environment."""
+    return Replay(directory / REPLAY, replay_features(rl_config, spec), spec.fps)
+
+
+def replay_features(rl_config: RLTrainConfig, spec: EnvSpec) -> dict[str, Feature]:
+    """The columns and cameras of episodes in a replay; actions are in the dataset's column."""
     [action_column] = rl_config.data.repack.actions
-    features = rollout_features(dataclasses.replace(spec, action_column=action_column), rl_config.noise_dim)
-    return Replay(directory / REPLAY, features, spec.fps)
+    return rollout_features(dataclasses.replace(spec, action_column=action_column), rl_config.noise_dim)
 
 
 def episode_seed(seed: int, episode: int) -> int:
