@@ -78,7 +78,7 @@ def test_trouble_is_also_told_to_runs_with_an_environment(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("offline_steps", "planned"), [(1500, 1500), (1500, 2500), (0, 0)])
 def test_a_loss_that_rises_online_is_no_over_fitting(tmp_path: Path, offline_steps: int, planned: int) -> None:
     """Also after an offline phase that ended early, and without an offline phase."""
-    steps = {"offline_steps": offline_steps, "online_steps": 1000, "training.offline_steps": planned}
+    steps = {"offline_steps": offline_steps, "online_steps": 2500 - offline_steps, "training.offline_steps": planned}
     run = make_run(tmp_path / "run", anomalies=False, **steps)
     add_validations(run, FALLING | {2000: 0.9})
     assert not any("Over-fitting" in sentence for sentence in judge(read_run(run)).sentences)

@@ -1,10 +1,15 @@
 """The data part of a config by itself: paths and limits."""
 
+import dataclasses
+
 import pytest
 from data_pipeline_helpers import with_data
 
+from acrlpd.agents.improvements.recap import RECAP
 from acrlpd.config import DataConfig, RewardConfig, validate_config
-from acrlpd.data.pipeline.dataset import norm_stats_dir, open_config_source
+from acrlpd.data.pipeline.dataset import norm_stats_dir, open_config_source, open_dataset
+from acrlpd.data.pipeline.dataset_checks import find_dataset_errors
+from acrlpd.data.sources.source import DatasetError
 
 
 def test_home_in_paths(config, tmp_path, monkeypatch):
@@ -24,3 +29,17 @@ def test_home_in_paths(config, tmp_path, monkeypatch):
 def test_at_least_one_episode(config, max_episodes):
     errors = validate_config(with_data(config, max_episodes=max_episodes)).errors
     assert f"data.max_episodes must be at least 1; found {max_episodes}" in errors
+
+
+def test_a_prompt_that_is_too_long_with_its_label_is_found_before_the_run_begins(config):
+    """A token of the tokenizer `byte` is a byte. The longest task has 25, and its label 20 more."""
+    assert find_dataset_errors(config) == []
+    short, long = (
+        dataclasses.replace(config, improvement=RECAP(), model=dataclasses.replace(config.model, max_token_len=length))
+        for length in (40, 80)
+    )
+    assert find_dataset_errors(long) == []
+    errors = find_dataset_errors(short)
+    assert len(errors) == 1 and "Raise model.max_token_len, or shorten the prompt" in errors[0]
+    with pytest.raises(DatasetError, match="the prompt with its label, cannot be used"):
+        open_dataset(short)

@@ -15,7 +15,7 @@ from acrlpd.batch import Batch, StackedBatches, first_batch
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, get_config
 from acrlpd.config.presets import debug
 from acrlpd.data.pipeline import device_rows
-from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, RowFeed
+from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, RowFeed, row_bytes
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.robots.generic import Generic
 
@@ -115,6 +115,8 @@ def test_prompts_are_those_of_the_host(preset: str) -> None:
         assert isinstance(feed, RowFeed) and expected[0].observations.tokenized_prompt is not None
         assert (expected[0].returns is not None) == (preset == "quickstart_recap")
         assert_same_batches([jax.device_get(take_batch(feed, i)) for i in range(2)], expected)
+        table = jax.tree.leaves(feed.table)
+        assert sum(column.nbytes for column in table) == len(table[0]) * row_bytes(config)
 
 
 def test_batches_of_the_host_travel_together() -> None:

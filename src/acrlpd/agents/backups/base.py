@@ -30,7 +30,9 @@ class NextCandidates:
     """What is known of the N candidates at the next observation."""
 
     values: jax.Array  # [b, N] under the online critics
-    diversity: jax.Array  # [b] spread of the candidates: root mean variance over action dims and steps
+    # [b] spread of what the critics see of the candidates: root mean variance over action dims and steps, or over the
+    # numbers of the noise where critics judge noise.
+    diversity: jax.Array
 
 
 @flax.struct.dataclass

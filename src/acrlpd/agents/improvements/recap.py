@@ -42,12 +42,13 @@ class RECAP(Improvement):
 
     where V(s') is 0 if the window has the success, and -1 if the episode ends within the window without success. Of
     each task's windows in a batch, the share `positive_share` with the highest advantages is labelled positive. A
-    window in which a human took over from the policy is always positive. Labels are dropped at random, so that the
-    policy knows the plain prompt, too, and guidance can lead away from it.
+    window whose actions are all those of a human who took over from the policy is always positive. Labels are dropped
+    at random, so that the policy knows the plain prompt, too, and guidance can lead away from it.
 
     What differs from the paper: labels follow V as V learns, where the paper labels a dataset once, with a V that has
-    been trained; the quantile is that of a batch; V is a perceptron that reads what the critics read, where the paper
-    has a vision-language model.
+    been trained; the quantile is that of a batch; a window that is a human's only in part is labelled by its advantage,
+    where the paper gives the positive label to every step of a correction; V is a perceptron that reads what the
+    critics read, where the paper has a vision-language model.
     """
 
     # Share of the windows of each task that is labelled positive. The paper has 0.3 for demonstrations, 0.4 where the

@@ -1,5 +1,6 @@
 """Everything about the dataset of a config that would stop a run, found at once, before anything long begins."""
 
+import contextlib
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -18,6 +19,7 @@ from acrlpd.data.pipeline.dataset import (
     read_columns,
     require_cameras,
     require_dims,
+    require_labelled_prompts,
     reward_columns,
     sample_windows,
 )
@@ -51,21 +53,26 @@ def find_dataset_errors(rl_config: RLTrainConfig) -> list[str]:
 
     Files that are missing altogether are found by the checks of the config. No frame is decoded.
     """
-    attempt, data, model = Attempts(), rl_config.data, rl_config.model
+    attempt = Attempts()
     source = attempt(_open, rl_config)
-    if source is None:
-        return attempt.errors
+    if source is not None:
+        with contextlib.closing(source):
+            _check(attempt, source, rl_config)
+    return attempt.errors
+
+
+def _check(attempt: Attempts, source: EpisodeSource, rl_config: RLTrainConfig) -> None:
+    data, model = rl_config.data, rl_config.model
     cameras = {slot: camera for slot, camera in data.repack.cameras.items() if slot in model.image_keys}
     attempt(require_cameras, source, cameras, model)
     if data.frame_cache_dir is not None and set(cameras.values()) <= set(source.cameras):
         attempt(_open_cache, source, rl_config, tuple(dict.fromkeys(cameras.values())))
-    _check_rewards_and_prompts(attempt, source, rl_config)
+    prompts = _check_rewards_and_prompts(attempt, source, rl_config)
     missing = [name for name in (*data.repack.state, *data.repack.actions) if name not in source.column_names]
     if missing:
         attempt.errors.append(f"data.repack names the columns {missing}; {source.root} has {source.column_names}")
     elif model.action_horizon > 0:  # A chunk without steps has been reported by the checks of the config.
-        _check_columns(attempt, source, rl_config)
-    return attempt.errors
+        _check_columns(attempt, source, prompts, rl_config)
 
 
 def _open(rl_config: RLTrainConfig) -> EpisodeSource:
@@ -81,24 +88,28 @@ def _open_cache(source: EpisodeSource, rl_config: RLTrainConfig, cameras: tuple[
     ).close()
 
 
-def _check_rewards_and_prompts(attempt: Attempts, source: EpisodeSource, rl_config: RLTrainConfig) -> None:
-    """Prompts, labels and outcomes of the episodes that the run uses. Only columns of rewards are read."""
+def _check_rewards_and_prompts(attempt: Attempts, source: EpisodeSource, rl_config: RLTrainConfig) -> np.ndarray | None:
+    """Prompts, labels and outcomes of the episodes that the run uses; the prompts, if the policy reads them.
+
+    Only columns of rewards are read.
+    """
     chosen = attempt(choose_episodes, source, rl_config.data)
     if chosen is None:
-        return
+        return None
     used, _ = chosen
     table = attempt(used.read_columns, reward_columns(used, rl_config.data))
     if table is None:
-        return
-    if rl_config.model.prompt_len:
-        attempt(fill_prompts, used, table, rl_config.data)
+        return None
     rewards = attempt(read_all_rewards, source, rl_config.data)
     if rewards is not None:
         attempt(require_outcomes, rewards.of(used), rl_config)
+    return attempt(fill_prompts, used, table, rl_config.data) if rl_config.model.prompt_len else None
 
 
-def _check_columns(attempt: Attempts, source: EpisodeSource, rl_config: RLTrainConfig) -> None:
-    """Dims, and norm statistics against a sample of the data."""
+def _check_columns(
+    attempt: Attempts, source: EpisodeSource, prompts: np.ndarray | None, rl_config: RLTrainConfig
+) -> None:
+    """Dims, the length of labelled prompts, and norm statistics against a sample of the data."""
     chosen = set(np.linspace(0, len(source) - 1, min(_LOOKED_AT, len(source))).astype(int).tolist())
     some = source.without({index: "not looked at" for i, index in enumerate(source.indices) if i not in chosen})
     table = attempt(read_columns, some, rl_config.data, rewards=False)
@@ -106,6 +117,8 @@ def _check_columns(attempt: Attempts, source: EpisodeSource, rl_config: RLTrainC
     if sample is None:
         return
     attempt(require_dims, sample, rl_config)
+    if prompts is not None and rl_config.labels_prompts:
+        attempt(require_labelled_prompts, prompts, sample["state"].shape[-1], rl_config)
     path = rl_config.data.norm_stats_path
     norm_stats = attempt(load_config_norm_stats, rl_config.data) if path is not None and path.is_file() else None
     if norm_stats is not None:

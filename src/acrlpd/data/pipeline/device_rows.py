@@ -326,10 +326,11 @@ def _what_prevents_rows(
 
 
 def row_bytes(rl_config: RLTrainConfig) -> int:
-    """Bytes of one row: observation, action, reward, last row, task, episode, step, three flags, and noise if any."""
+    """Bytes of one row: observation, action, reward, last row, task, episode, step, three flags, noise and returns."""
     observation, _ = rl_config.model.inputs_spec(1, labelled_prompts=rl_config.labels_prompts)
     seen = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(observation))
-    return seen + 4 * (rl_config.model.action_dim + 5 + (rl_config.noise_dim or 0)) + 3
+    returns = 2 * 4 + 3 if rl_config.labels_prompts else 0  # two numbers and three flags, as in `StepReturns`
+    return seen + 4 * (rl_config.model.action_dim + 5 + (rl_config.noise_dim or 0)) + 3 + returns
 
 
 def _device_memory(sharding: NamedSharding) -> int:
