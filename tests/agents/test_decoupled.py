@@ -59,7 +59,7 @@ def by_hand(agent, parts, batch):
     def mean(loss):
         return jnp.sum(loss * batch.sequence_mask) / jnp.sum(batch.sequence_mask)
 
-    next_value = stop(own.value(None, batch.next_observations))
+    next_value = stop(own.value(None, batch.next_observations)[:, 0])
     y = jnp.zeros(len(actions))
     for i in range(H):
         y += 0.99**i * batch.rewards[:, i]
@@ -69,7 +69,7 @@ def by_hand(agent, parts, batch):
     q_first = critics(None, seen, first)[:, 0]
     taught = stop(jnp.mean(q_whole, axis=1))[:, None] - q_first
     distillation = jnp.where(taught > 0, 0.7, 0.3) * taught**2
-    value_error = stop(jnp.mean(target_critics(None, seen, first)[:, 0], axis=1)) - own.value(None, seen)
+    value_error = stop(jnp.mean(target_critics(None, seen, first)[:, 0], axis=1)) - own.value(None, seen)[:, 0]
     quantile = jnp.where(value_error > 0, 0.9, 0.1) * jnp.abs(value_error)
     of_chunks = jnp.mean((q_whole - y[:, None]) ** 2, axis=1)
     return mean(jnp.mean(distillation, axis=1)), mean(of_chunks + quantile)

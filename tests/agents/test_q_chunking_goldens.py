@@ -114,6 +114,7 @@ def inputs(golden: Golden, windows: Batch) -> tuple[Batch, Draws]:
         next_noise=noises(golden, "next_candidate_noise"),
         candidate_noise=jnp.zeros((b, 1, H, A)),
         dropout_keys=jax.random.split(KEY, b),
+        label_noise=jnp.zeros(b),
     )
     return jax.tree.map(jnp.asarray, batch), draws
 
