@@ -22,9 +22,9 @@ Made by `python benchmarks/hardware.py` from [the plan](configuration.md#the-pla
 
 Memory is the peak on one device. Hours are those of all updates; playing and evaluations come on top. Disk is what
 checkpoints and replay take when they take the most. A flag in the last column is the smallest change with which the
-preset fits; where it changes the work of an update, `acrlpd plan` with this flag says the time. Times were fitted to
-updates measured on one H200, where full-size policies agree within 1 %. No other GPU was measured: expect a third more
-or less there, and more on GPUs without NVLink.
+preset fits, and the other columns are those of the preset with this flag. Times were fitted to updates measured on one
+H200, where full-size policies agree within 1 %. No other GPU was measured: expect a third more or less there, and more
+on GPUs without NVLink.
 
 | preset | GPUs | memory | an update | the run | disk | change |
 |---|---|---|---|---|---|---|
@@ -61,14 +61,14 @@ def row(preset: str, accelerator: str, num_devices: int) -> str:
 
 
 def fit(config: RLTrainConfig, accelerator: str, num_devices: int) -> tuple[str, Plan]:
-    """The change that the config needs, and the plan: with the change, if it only shards the state."""
+    """The change that the config needs, and the plan with this change."""
     plan = make_plan(config, num_devices=num_devices, accelerator=accelerator)
     if plan.suggestion is None:
         return "none helps", plan
-    if set(plan.suggestion) == {"fsdp.fsdp_devices"}:
-        sharded = apply_config_overrides(config, plan.suggestion)
-        return f"`{as_flags(plan.suggestion)}`", make_plan(sharded, num_devices=num_devices, accelerator=accelerator)
-    return f"`{as_flags(plan.suggestion)}`" if plan.suggestion else "", plan
+    if not plan.suggestion:
+        return "", plan
+    changed = apply_config_overrides(config, plan.suggestion)
+    return f"`{as_flags(plan.suggestion)}`", make_plan(changed, num_devices=num_devices, accelerator=accelerator)
 
 
 if __name__ == "__main__":
