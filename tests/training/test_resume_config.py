@@ -53,6 +53,19 @@ def test_a_checkpoint_that_is_older_than_a_field(saved: tuple[pathlib.Path, RLTr
     assert set(check_resume(directory, other, STATS, ["online"])) == {"online.episodes_per_round"}
 
 
+def test_a_run_from_before_episodes_were_held_out_goes_on_with_all_episodes(
+    saved: tuple[pathlib.Path, RLTrainConfig],
+) -> None:
+    directory, config = saved
+    metadata = json.loads((directory / "run" / "run.json").read_text())
+    del metadata["config"]["data"]["validation_share"]
+    write_run_file(directory, metadata)
+    assert config.data.validation_share > 0
+    with pytest.raises(ConfigError, match=r"validation_share: 0\.0 -> 0\.05(.|\n)*with --data\.validation_share 0\.0$"):
+        check_resume(directory, config, STATS)
+    assert check_resume(directory, changed(directory, data__validation_share=0.0), STATS) == {}
+
+
 def test_a_changed_config_is_refused_with_a_diff(saved: tuple[pathlib.Path, RLTrainConfig]) -> None:
     directory, _ = saved
     config = changed(directory, seed=7, critic_lr_schedule__peak_lr=1e-5)

@@ -28,6 +28,9 @@ RUN_FILE = "run.json"
 EXPORT_FILE = "acrlpd.json"
 FORMAT = 2  # of run.json, and of the acrlpd.json of an export
 
+# What runs did before a field of the config existed, where this is not the default of the field: <section>.<field>.
+FORMER_VALUES = {"data.validation_share": 0.0}
+
 Types = type | tuple[type, ...]
 # What both descriptions hold, and what each of them adds.
 _KEYS: dict[str, Types] = {"format": int, "step": int, "config": dict, "assets": dict}
@@ -77,6 +80,9 @@ def _read_description(path: pathlib.Path, keys: Mapping[str, Types]) -> dict[str
     problem = file_problem(path, checksums[path]) if path in checksums else f"{path} has no checksum"
     if problem is not None:
         raise CheckpointError(f"{problem}. {fix}")
+    for name, value in FORMER_VALUES.items():
+        section, field = name.split(".")
+        content["config"].setdefault(section, {}).setdefault(field, value)
     return content
 
 

@@ -14,6 +14,7 @@ from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import flatten, from_dict
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,
+    FORMER_VALUES,
     describe_assets,
     load_checkpoint_metadata,
     verify_assets,
@@ -97,11 +98,16 @@ def check_resume(
     changes = diff_configs(saved, rl_config)
     refused = [name for name in changes if not any(_is_within(name, other) for other in (*FREE_TO_CHANGE, *allowed))]
     if refused:
+        older = "".join(
+            f"\nA run that is older than the field {name} continues with --{name} {FORMER_VALUES[name]}"
+            for name in refused
+            if name in FORMER_VALUES
+        )
         raise ConfigError(
             f"the config differs from that of {step_directory}:\n"
             f"{describe_changes({name: changes[name] for name in refused})}\n"
             f"Resume with the config of the run (its config.yaml), or allow the changes by name: "
-            f"--allow_changed {' '.join(refused)}"
+            f"--allow_changed {' '.join(refused)}{older}"
         )
     recorded = metadata["assets"]
     verify_assets(step_directory, recorded, "Copy the file from another checkpoint of the run")
