@@ -201,6 +201,18 @@ def test_high_learning_rate_is_remarked_only_for_pretrained_weights():
     )
 
 
+def test_an_average_that_is_slower_than_the_run_is_remarked():
+    def is_remarked(decay: float | None, steps: int, **changes) -> bool:
+        result = validate({"acrlpd.ema_decay": decay, "training.offline_steps": steps, **changes})
+        return any("acrlpd.ema_decay" in warning for warning in result.warnings)
+
+    assert is_remarked(0.999, 2_301) and not is_remarked(0.999, 2_302)  # 0.999 ** 2301.4 is 0.1
+    assert not is_remarked(None, 20)
+    assert not is_remarked(0.999, 20, **{"openpi_compatibility.enable_ema_for_inference": False})
+    (found,) = [w for w in validate({"training.offline_steps": 200}).warnings if "ema_decay" in w]
+    assert "82% of the policy" in found and "at most 0.988 fits" in found
+
+
 def test_batch_must_split_over_the_devices():
     assert validate({}, num_devices=8).errors == ()
     assert any("use 6 or 9" in e or "use 6 or 12" in e for e in validate({"batch_size": 8}, num_devices=3).errors)

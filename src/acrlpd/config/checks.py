@@ -1,5 +1,6 @@
 """Checks of sections that must fit each other; what a section can check alone, the section checks itself."""
 
+import math
 import pathlib
 from collections.abc import Iterator
 
@@ -10,6 +11,8 @@ from acrlpd.findings import Finding, Level, error, warning
 
 PALIGEMMA_VOCAB = 257_152
 BYTE_VOCAB = 259  # 256 bytes, padding, begin and end
+# The share of the initial policy that a moving average may still have at the end of a run.
+_LARGEST_INITIAL_SHARE = 0.1
 
 
 def check_batch(config: RLTrainConfig, num_devices: int | None) -> Iterator[Finding]:
@@ -95,6 +98,20 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
     if config.critic_lr_schedule.peak_lr > 3e-3:
         yield warning(
             f"critic peak_lr {config.critic_lr_schedule.peak_lr} is high; 1e-4 to 1e-3 is usual (--critic_lr)"
+        )
+
+
+def check_average(config: RLTrainConfig) -> Iterator[Finding]:
+    """A moving average that is slower than the run is still the initial policy when the run ends."""
+    decay, steps = config.acrlpd.ema_decay, config.num_train_steps
+    if decay is None or not config.acts_with_average or config.freezes_policy or not 0 < decay < 1:
+        return
+    left = decay**steps
+    if steps > 0 and left > _LARGEST_INITIAL_SHARE:
+        fitting = math.floor(1_000 * _LARGEST_INITIAL_SHARE ** (1 / steps)) / 1_000
+        yield warning(
+            f"acrlpd.ema_decay {decay} is slow for {steps} updates: {left:.0%} of the policy that is validated, served "
+            f"and exported will be the initial policy; at most {fitting:g} fits, or none for no average"
         )
 
 

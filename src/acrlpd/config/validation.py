@@ -43,6 +43,7 @@ def validate_config(
         *checks.check_policy(config),
         *checks.check_learning_rates(config),
         *checks.check_run(config),
+        *checks.check_average(config),
         # Parts that must fit each other.
         *checks.check_batch(config, num_devices),
         *checks.check_chunks(config),

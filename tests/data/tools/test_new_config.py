@@ -84,6 +84,7 @@ def test_the_config_of_each_dataset_is_valid(datasets: Path, name: str, devices:
     assert (made.label_command is not None) == needs_labels
     assert config.training.online_steps == 0 and config.env.id is None
     assert (config.weight_loader.kind == "none") == (devices is None)
+    assert not any("ema_decay" in warning for warning in found.warnings)
 
 
 def test_the_policy_is_what_the_accelerator_holds(datasets: Path) -> None:

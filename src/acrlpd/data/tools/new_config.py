@@ -43,6 +43,10 @@ _RECIPE: Settings = {
 _TINY_RECIPE: Settings = {
     "actor_lr_schedule.type": Setting("constant"),
     "actor_lr_schedule.peak_lr": Setting(1e-3),
+    "acrlpd.ema_decay": Setting(
+        None,
+        "No moving average: after 200 updates, one with the usual decay 0.999 would still be 82 % the initial policy.",
+    ),
     "training.offline_steps": Setting(200),
     "training.log_frequency": Setting(20),
     "training.save_frequency": Setting(100),
