@@ -89,7 +89,7 @@ def new(dataset: Dataset, output: Path | None = None, accelerator: str | None = 
     """Look at a dataset, and write a config file that trains on it.
 
     Args:
-        output: The file; by default `<name of the dataset>.yaml` in the present directory.
+        output: The file, whose name the config gets; by default `<name of the dataset>.yaml` in the present directory.
         accelerator: The accelerator that will train, for example RTX-4090, or cpu; by default that of this machine.
         overwrite: Replace the file if there is one.
     """
@@ -97,7 +97,7 @@ def new(dataset: Dataset, output: Path | None = None, accelerator: str | None = 
     from acrlpd.data.tools.new_config import new_config
 
     devices = _find_devices(accelerator)
-    made = new_config(open_source(dataset, on_bad_episode="skip"), dataset, devices)
+    made = new_config(open_source(dataset, on_bad_episode="skip"), dataset, devices, output.stem if output else None)
     file = output or Path(f"{made.config.name}.yaml")
     if file.exists() and not overwrite:
         raise ConfigError(f"{file} exists: replace it with --overwrite, or name another file with --output")

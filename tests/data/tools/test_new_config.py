@@ -144,7 +144,8 @@ def test_the_file_is_kept_unless_told_otherwise(datasets: Path, capsys: pytest.C
     assert "mine.yaml exists: replace it with --overwrite" in capsys.readouterr().err
     assert Path("mine.yaml").read_text() == "my work"
     assert main([*command, "--overwrite"]) == 0
-    assert load_config("mine.yaml").name == "droid_like"
+    config = load_config("mine.yaml")
+    assert (config.name, config.data.norm_stats_path) == ("mine", Path("assets/droid_like/norm_stats.json"))
 
 
 @pytest.mark.parametrize("name", ["aloha_v21", "aloha_v30", "aloha_hdf5_sim_raw"])

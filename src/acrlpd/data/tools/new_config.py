@@ -72,8 +72,13 @@ class NewConfig:
     label_command: str | None  # None: the dataset says how its episodes ended
 
 
-def new_config(source: EpisodeSource, dataset: str, devices: Devices | None) -> NewConfig:
-    """Describes a dataset, which the user calls `dataset`, for a policy that fits the devices (None: a CPU)."""
+def new_config(
+    source: EpisodeSource, dataset: str, devices: Devices | None, config_name: str | None = None
+) -> NewConfig:
+    """Describes a dataset, which the user calls `dataset`, for a policy that fits the devices (None: a CPU).
+
+    The config is called `config_name`, so that two configs of a dataset keep their runs apart; None: like the dataset.
+    """
     source.require_episodes()
     layout, table = find_layout(source), source.read_columns()
     is_local = pathlib.Path(dataset).expanduser().is_dir()
@@ -83,7 +88,7 @@ def new_config(source: EpisodeSource, dataset: str, devices: Devices | None) -> 
     base, policy, note = _policy(layout, table, name, source.fps, devices)
     settings = {
         **({} if base is None else {"base_config": Setting(base)}),
-        "name": Setting(name, "Runs are kept in checkpoints/<name>/<exp_name>."),
+        "name": Setting(config_name or name, "Runs are kept in checkpoints/<name>/<exp_name>."),
         "data.data_dir" if is_local else "data.repo_id": Setting(
             dataset, f"Norm statistics are kept under its name, in assets/{name if is_local else dataset}."
         ),
