@@ -82,6 +82,8 @@ def test_the_config_of_each_dataset_is_valid(datasets: Path, name: str, devices:
     assert (config.data.repack.state, config.qchunking.action_dim) == (state, action_dim)
     assert config.data.norm_stats_path == Path("assets") / name / "norm_stats.json"
     assert (made.label_command is not None) == needs_labels
+    has_tasks = not name.startswith("aloha_hdf5")
+    assert config.data.default_prompt == (None if has_tasks else name.replace("_", " "))
     assert config.training.online_steps == 0 and config.env.id is None
     assert (config.weight_loader.kind == "none") == (devices is None)
     assert not any("ema_decay" in warning for warning in found.warnings)

@@ -235,7 +235,10 @@ def _prompts(table: ColumnTable, name: str) -> Settings:
     known = [prompt for prompt in table.prompts if prompt]
     some = ", ".join(map(repr, known[:3])) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
     if len(known) == len(table.prompts):
-        return {"data.prompt_from_task": Setting(True, f"The dataset says what the robot does: {some}.")}
+        return {
+            "data.prompt_from_task": Setting(True, f"The dataset says what the robot does: {some}."),
+            "data.default_prompt": Setting(None, "No other prompt stands in: whoever asks the policy names the task."),
+        }
     which = f"Steps without a task get this prompt; others have {some}." if known else "The dataset names no task."
     comment = f"{which} This is the name of the dataset: write what the robot does."
     return {"data.default_prompt": Setting(_default_prompt(name), comment)}
