@@ -115,7 +115,7 @@ def _print_next(made: "NewConfig", file: Path, accelerator: str | None) -> None:
     print(f"  state: {', '.join(data.repack.state)}\n  actions: {', '.join(data.repack.actions)}")
     print(f"{made.note}\n\nNext:")
     if made.label_command is not None:
-        print(f"  {made.label_command}    # or --success 0-41,43 --failure 42: say how every episode ended")
+        print(f"  {made.label_command}    # or {made.label_example}: say how every episode ended")
     print(f"  acrlpd data stats --config {given}")
     if made.config.weight_loader.kind != "none":
         where = "" if accelerator is None else f" --accelerator {shlex.quote(accelerator)}"

@@ -10,6 +10,7 @@ from acrlpd.console import Console
 from acrlpd.data.pipeline.rewards import Label, Labels, labels_path, load_labels
 from acrlpd.data.sources.source import DatasetError, open_source
 from acrlpd.data.tools.label import (
+    format_indices,
     label_interactively,
     label_list,
     label_rewards,
@@ -75,6 +76,11 @@ def test_an_edited_label_that_says_neither_yes_nor_no_is_refused(source, tmp_pat
     labels.path.write_text(json.dumps(content))
     with pytest.raises(DatasetError, match=message):
         load_labels(labels.path, source)
+
+
+@pytest.mark.parametrize("text", ["", "7", "0-5", "0-3,7,10-11"])
+def test_format_indices_is_the_inverse_of_parse_indices(text):
+    assert format_indices(parse_indices(text)) == text
 
 
 def test_parse_indices():

@@ -11,6 +11,7 @@ import pytest
 from acrlpd.choice import kind_name
 from acrlpd.cli.main import main
 from acrlpd.config import RLTrainConfig, load_config, validate_config
+from acrlpd.data.pipeline.rewards import labels_path, load_labels
 from acrlpd.data.sources.source import Feature, open_source
 from acrlpd.data.tools.layout import find_layout
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
@@ -128,6 +129,9 @@ def test_a_dataset_without_cameras_gets_a_policy_without_cameras(tmp_path: Path)
     assert "The dataset has no cameras" in made.note
     assert (made.config.model.image_keys, made.config.model.action_dim) == ((), 40)
     assert made.label_command == f"acrlpd data label {root} --success 0-1"
+    assert main(["data", "label", str(root), *made.label_example.split()]) == 0
+    labels = load_labels(labels_path(root), open_source(root))
+    assert labels is not None and [labels.episodes[i].success for i in (0, 1)] == [True, False]
     assert validate_config(made.config).errors == ()
 
 

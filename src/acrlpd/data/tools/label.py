@@ -1,10 +1,11 @@
 """How episodes get their labels: from lists, by a rule over the columns, or from a person who sees two frames."""
 
 import dataclasses
+import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from PIL import Image
@@ -65,6 +66,13 @@ def parse_indices(text: str) -> list[int]:
             raise ValueError(f"the range {part!r} ends before it begins; expected {last}-{first}")
         indices.extend(range(first, last + 1))
     return indices
+
+
+def format_indices(indices: Sequence[int]) -> str:
+    """Ascending episode numbers as `parse_indices` reads them: ranges where numbers follow each other."""
+    starts = [i for i, index in enumerate(indices) if i == 0 or indices[i - 1] != index - 1]
+    runs = [indices[start:end] for start, end in itertools.pairwise((*starts, len(indices)))]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def label_rewards(known: Mapping[int, Label], rewards: Mapping[int, float]) -> dict[int, Label]:

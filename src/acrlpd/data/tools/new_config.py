@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import pathlib
 import shlex
+from collections.abc import Sequence
 
 from acrlpd.config import RewardConfig, RLTrainConfig, apply_config_overrides, get_config, to_dict
 from acrlpd.config.plan.plan import make_plan
@@ -17,6 +18,7 @@ from acrlpd.config.run import WeightLoaderConfig
 from acrlpd.config.yaml_files import Setting, parse_config, settings_to_yaml
 from acrlpd.data.pipeline.rewards import Outcomes, read_rewards
 from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource
+from acrlpd.data.tools.label import format_indices
 from acrlpd.data.tools.layout import Layout, find_layout
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.robots.base import SLOTS
@@ -70,6 +72,7 @@ class NewConfig:
     text: str
     note: str  # which policy was chosen, and why
     label_command: str | None  # None: the dataset says how its episodes ended
+    label_example: str  # options of `acrlpd data label` that say by number how all episodes ended, for example
 
 
 def new_config(
@@ -100,7 +103,7 @@ def new_config(
     }
     facts = f"{source.format}, {len(source)} episodes, {int(table.offsets[-1])} steps at {source.fps:g} fps"
     text = settings_to_yaml(settings, (f"What `acrlpd configs new` found in {dataset}: {facts}.", note, _OTHER_FIELDS))
-    return NewConfig(parse_config(text, "the new config"), text, note, label_command)
+    return NewConfig(parse_config(text, "the new config"), text, note, label_command, _label_example(source.indices))
 
 
 # -- the policy
@@ -279,4 +282,11 @@ def _how_to_label(source: EpisodeSource, scalars: list[str]) -> str:
     about_success = [name for name in scalars if "success" in name.lower()]
     if about_success:
         return f"--rule 'max({about_success[0]}) > 0'"
-    return "--interactive" if source.cameras else f"--success 0-{source.indices[-1]}"
+    return "--interactive" if source.cameras else f"--success {format_indices(source.indices)}"
+
+
+def _label_example(indices: Sequence[int]) -> str:
+    """As if the last of several episodes had failed."""
+    if len(indices) == 1:
+        return f"--success {indices[0]}"
+    return f"--success {format_indices(indices[:-1])} --failure {indices[-1]}"
