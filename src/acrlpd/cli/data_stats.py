@@ -13,7 +13,7 @@ from acrlpd.text import print
 class StatsOptions:
     """Compute the norm statistics of a config's dataset, from its columns alone."""
 
-    # Replace statistics of the same name that belong to another dataset or to released weights.
+    # Replace statistics of the same name that belong to another dataset, another config or released weights.
     overwrite: Flag = False
 
 

@@ -69,6 +69,27 @@ def test_statistics_of_another_dataset_are_replaced_only_when_told_to(datasets: 
     assert (directory / "norm_stats.json").read_bytes() != before
 
 
+@pytest.mark.parametrize(
+    ("flags", "difference"),
+    [
+        (("--model.action_horizon", "30"), "action_horizon: statistics 20, this run 30"),
+        (("--data.no-use-delta-joint-actions",), "delta_action_mask: statistics .*, this run absolute actions"),
+    ],
+)
+def test_statistics_of_another_config_are_replaced_only_when_told_to(
+    datasets: Path, tmp_path: Path, flags: tuple[str, ...], difference: str
+) -> None:
+    of_first = (*ALOHA, "--data_dir", datasets / "aloha_v30")
+    assert run(*of_first) == 0
+    file = tmp_path / "assets" / "aloha_v30" / "norm_stats.json"
+    before = file.read_bytes()
+    with pytest.raises(NormStatsError, match=rf"{difference}.*--data.asset_id NAME.*--overwrite"):
+        run(*of_first, *flags)
+    assert file.read_bytes() == before
+    assert run(*of_first, *flags, "--overwrite") == 0
+    assert file.read_bytes() != before
+
+
 def test_released_statistics_are_not_replaced(goldens: Path, datasets: Path, tmp_path: Path) -> None:
     released = tmp_path / "assets" / "trossen"
     shutil.copytree(goldens / "norm_stats_example", released)

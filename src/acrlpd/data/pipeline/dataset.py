@@ -186,7 +186,7 @@ def norm_stats_dir(config: DataConfig) -> Path:
 def write_norm_stats(rl_config: RLTrainConfig, *, overwrite: bool = False) -> tuple[Path, dict[str, NormStats]]:
     """Computes the norm statistics of a config's dataset and writes them where training looks for them.
 
-    Statistics of another dataset are replaced only with `overwrite`.
+    Statistics that another config may need are replaced only with `overwrite`.
     """
     directory = norm_stats_dir(rl_config.data)
     source = open_config_source(rl_config)

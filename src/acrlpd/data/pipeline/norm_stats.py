@@ -82,6 +82,18 @@ class NormStatsOrigin:
         """Whether both were made from one dataset, which may have moved or grown in the meantime."""
         return self.dataset == other.dataset or (self.path is not None and self.path == other.path)
 
+    def other_transforms(self, wanted: "NormStatsOrigin") -> list[str]:
+        """The transforms in which the statistics differ from what is wanted, in words."""
+        return [
+            f"{name}: statistics {_show(self.transforms.get(name))}, this run {_show(value)}"
+            for name, value in wanted.transforms.items()
+            if self.transforms.get(name) != value
+        ]
+
+
+def _show(value: Any) -> str:
+    return "absolute actions" if value is None else str(value)
+
 
 class RunningStats:
     """openpi's running statistics over batches [..., d]: moments, and quantiles from 5000-bin histograms.
@@ -214,16 +226,26 @@ def save_norm_stats(
 
 
 def require_replaceable(directory: Path, origin: NormStatsOrigin) -> None:
-    """Refuses to put statistics of one dataset in the place of those of another dataset, or of released ones."""
+    """Refuses to replace statistics that another config may need.
+
+    These are statistics of another dataset, statistics of this dataset with another horizon or other transforms, and
+    released statistics.
+    """
     path = directory / NORM_STATS_FILE
     if not path.is_file():
         return
     found = load_norm_stats_origin(directory)
-    if found is not None and found.is_of_dataset(origin):
-        return
-    whose = "that `acrlpd data stats` did not make, for example those of released weights"
-    if found is not None:
+    if found is None:
+        whose = "that `acrlpd data stats` did not make, for example those of released weights"
+    elif not found.is_of_dataset(origin):
         whose = f"of another dataset ({found.path or 'somewhere else'}, {found.num_frames} frames)"
+    else:
+        differences = found.other_transforms(origin)
+        if found.action_horizon != origin.action_horizon:
+            differences.append(f"action_horizon: statistics {found.action_horizon}, this run {origin.action_horizon}")
+        if not differences:
+            return
+        whose = f"of this dataset that another config made ({'; '.join(differences)})"
     raise NormStatsError(
         f"{path} holds norm statistics {whose}. Give the new statistics a name of their own with --data.asset_id NAME, "
         "and the same to `acrlpd train`; or replace the old ones with --overwrite"

@@ -1,7 +1,6 @@
 """Whether norm statistics fit a run: its dims, its transforms, its dataset and the values in it."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -65,12 +64,7 @@ def check_norm_stats(
 
 
 def _compare_origin(origin: NormStatsOrigin, expected: NormStatsOrigin, *, follow_dataset: bool) -> list[str]:
-    differences = [
-        f"{name}: statistics {_show(origin.transforms.get(name))}, this run {_show(value)}"
-        for name, value in expected.transforms.items()
-        if origin.transforms.get(name) != value
-    ]
-    if differences:
+    if differences := origin.other_transforms(expected):
         raise NormStatsError(f"the norm statistics were made with other transforms ({'; '.join(differences)}); {FIX}")
     if follow_dataset and origin.path is not None and not origin.is_of_dataset(expected):
         raise NormStatsError(
@@ -91,10 +85,6 @@ def _compare_origin(origin: NormStatsOrigin, expected: NormStatsOrigin, *, follo
             f"trained with them, otherwise {FIX}"
         )
     return warnings
-
-
-def _show(value: Any) -> str:
-    return "absolute actions" if value is None else str(value)
 
 
 def _check_relative(stats: NormStats, actions: np.ndarray, counterpart: np.ndarray, *, relative: bool) -> None:
