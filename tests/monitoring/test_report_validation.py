@@ -68,6 +68,13 @@ def test_the_advice_for_a_robot_is_to_hold_episodes_out(tmp_path: Path) -> None:
     assert "set data.validation_share" in advice and "acrlpd eval" not in advice
 
 
+def test_a_share_that_holds_nothing_out_is_not_advised_again(tmp_path: Path) -> None:
+    changes = {"env.id": None, "data.validation_share": 0.05}
+    run = make_run(tmp_path / "run", online_steps=0, rates={}, stages={}, anomalies=False, **changes)
+    [advice] = judge(read_run(run)).sentences
+    assert "data.validation_share=0.05 holds no episode out" in advice and "fewer than ten episodes: 0.25" in advice
+
+
 def test_trouble_is_also_told_to_runs_with_an_environment(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", anomalies=False)
     add_validations(run, RISING)

@@ -139,14 +139,22 @@ def _without_environment(record: RunRecord, health: tuple[str, ...]) -> Verdict:
     if found is not None:
         limits = "Held-out episodes show over-fitting, a blind policy and useless critics; success shows on the robot."
         return Verdict(found.tone, found.headline, (*found.troubles, *found.findings, limits, *health))
-    advice = (
-        "This run has no environment and held no episodes out: set data.validation_share, for example to 0.05, and "
-        "each evaluation compares the policy and its critics with episodes that they have not seen."
-    )
+    share = record.config.get("data.validation_share")
     if record.config.get("env.id") is not None:
         advice = (
             "Only an evaluation can say whether RL worked: set training.eval_frequency, or judge a checkpoint with "
             "`acrlpd eval`."
+        )
+    elif share:
+        advice = (
+            "This run has no environment, and no validation so far. If its log says that "
+            f"data.validation_share={share} holds no episode out, the dataset has fewer than ten episodes: 0.25 holds "
+            "one out of three episodes."
+        )
+    else:
+        advice = (
+            "This run has no environment and held no episodes out: set data.validation_share, for example to 0.05, and "
+            "each evaluation compares the policy and its critics with episodes that they have not seen."
         )
     return Verdict("none", "This run was not evaluated", (advice, *health))
 

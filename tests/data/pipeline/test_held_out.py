@@ -1,6 +1,7 @@
 """Held-out episodes: which they are, that no batch has them, and what validation reads from them."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,15 @@ def test_few_episodes_are_all_trained_on_and_0_turns_it_off() -> None:
 def test_a_share_outside_of_its_bounds_is_refused(config) -> None:
     errors = validate_config(with_data(config, validation_share=0.6)).errors
     assert "data.validation_share must lie in [0, 0.5]; found 0.6" in errors
+
+
+def test_a_run_says_which_share_would_hold_an_episode_out(config, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    dataset = open_dataset(with_data(config, validation_share=0.01))
+    assert read_held_out_windows(dataset, with_data(config, validation_share=0.01)) is None
+    [found] = re.findall(r"validation_share=0.01 holds no episode out of (\d+); (\S+) holds one out", caplog.text)
+    assert int(found[0]) == len(dataset.source)
+    assert len(held_out_episodes(dataset.source.indices, float(found[1]))) == 1
 
 
 def test_no_batch_has_a_held_out_episode(config) -> None:

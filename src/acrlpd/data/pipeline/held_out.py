@@ -48,6 +48,7 @@ def read_held_out_windows(dataset: Dataset, rl_config: RLTrainConfig) -> HeldOut
     """The windows of the held-out episodes of a dataset; None if nothing is held out."""
     held_out = dataset.held_out
     if held_out is None:
+        _report_nothing_held_out(len(dataset.source), rl_config.data.validation_share)
         return None
     builder, rewards, offsets = BatchBuilder(held_out, rl_config), held_out.rewards, held_out.table.offsets
     rows = _spread_rows(rewards)
@@ -85,6 +86,17 @@ def read_held_out_windows(dataset: Dataset, rl_config: RLTrainConfig) -> HeldOut
             "policy cannot be validated. Raise data.validation_share"
         )
     return found
+
+
+def _report_nothing_held_out(num_episodes: int, share: float) -> None:
+    """Says why a run that asks for held-out episodes has none."""
+    if share > 0 and num_episodes > 1:
+        logger.info(
+            "validation: none, because data.validation_share=%g holds no episode out of %d; %.2g holds one out",
+            share,
+            num_episodes,
+            1 / num_episodes,
+        )
 
 
 def returns_to_terminal(rewards: StepRewards, offsets: np.ndarray, discount: float) -> np.ndarray:
