@@ -22,7 +22,7 @@ from acrlpd.envs import Env, EnvError, make_env, register_env
 from acrlpd.envs.env import Columns
 from acrlpd.experts import expert
 from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
-from acrlpd.experts.expert import demonstrate
+from acrlpd.experts.expert import Expert, demonstrate, register_expert
 from acrlpd.files import only_one
 
 
@@ -76,6 +76,7 @@ def test_the_share_of_successes_is_met_exactly(tmp_path: Path) -> None:
     assert sum(successes) == 3 and len(successes) == 10
     with pytest.raises(EnvError, match=r"success_share of 0\.0 is out of reach with the mix"):
         collect(tmp_path / "never", num_episodes=2, success_share=0.0, mix={"good": 1.0})
+    assert [path.name for path in tmp_path.iterdir()] == ["demos"]  # no episode was kept, and nothing is left over
 
 
 def test_the_mix_is_met_exactly() -> None:
@@ -192,6 +193,8 @@ def test_the_expert_of_a_users_own_environment(tmp_path: Path, monkeypatch: pyte
         "register_env('bench', make_bench)\nregister_expert('bench', BenchExpert)\n"
         "register_env('lost', make_bench)\nregister_expert('lost', 'my_bench:make_bench')\n"
         "register_env('alone', make_bench)\n"
+        "class Unqualified(BenchExpert):\n    qualities = None\n\n\n"
+        "register_env('bare', make_bench)\nregister_expert('bare', 'my_bench:Unqualified')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(expert, "_EXPERTS", dict(expert._EXPERTS))  # what this test registers is forgotten again
@@ -200,13 +203,28 @@ def test_the_expert_of_a_users_own_environment(tmp_path: Path, monkeypatch: pyte
     assert (collection.episodes, collection.successes) == (2, 2)
     with pytest.raises(EnvError, match=r"of 'my_bench:lost' must be a class .*\.Expert; found 'my_bench:make_bench'"):
         collect(tmp_path / "others", env="my_bench:lost")
+    with pytest.raises(EnvError, match=r"'my_bench:bare', my_bench:Unqualified, must have .*`qualities`.*found None"):
+        collect(tmp_path / "others", env="my_bench:bare")
     missing = (
         r"'my_bench:alone' has no scripted expert.*register_env\(.*register_expert\(.*LeRobotWriter.*my_bench:bench"
     )
     with pytest.raises(EnvError, match=missing):
         collect(tmp_path / "others", env="my_bench:alone")
-    with pytest.raises(EnvError, match=r"'my_bench:bensh' has no scripted expert.*did you mean 'my_bench:bench'"):
+    with pytest.raises(EnvError, match=r"'my_bench:bensh' is not registered, .*did you mean 'my_bench:bench'"):
         collect(tmp_path / "others", env="my_bench:bensh")
+
+
+class WithoutQualities(Expert):
+    def __init__(self, env: Env, quality: str, rng: np.random.Generator) -> None: ...
+
+    def act(self) -> np.ndarray:
+        return np.zeros(2, np.float32)
+
+
+def test_an_expert_without_qualities_is_not_registered() -> None:
+    with pytest.raises(EnvError, match=r"the expert of 'bare', .*:WithoutQualities, must have .*`qualities`"):
+        register_expert("bare", WithoutQualities)
+    assert "bare" not in expert._EXPERTS
 
 
 def test_an_existing_dataset_is_never_overwritten(tmp_path: Path) -> None:

@@ -91,9 +91,16 @@ def import_registration(name: str) -> str:
     if ":" in name:
         try:
             import_module(name)
+        except EnvError:
+            raise  # the module registers something wrong, and the error says what
         except ValueError as error:
             raise EnvError(f"environment {error}") from error
     return name.partition(":")[2] or name
+
+
+def is_registered(name: str) -> bool:
+    """Whether an environment is registered under this name; other gymnasium ids can be made, too."""
+    return find_by_pattern(_REGISTERED, import_registration(name)) is not None
 
 
 def find_by_pattern(registered: dict[str, Any], name: str) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from acrlpd.choice import hint, import_name
 from acrlpd.envs.env import Env, EnvError, Step
 from acrlpd.envs.episodes import Rollout, stack
-from acrlpd.envs.registry import OGBENCH_NAMES, find_by_pattern, import_registration, typed_names
+from acrlpd.envs.registry import OGBENCH_NAMES, find_by_pattern, import_registration, is_registered, typed_names
 
 
 class Expert(abc.ABC):
@@ -44,6 +44,8 @@ def register_expert(env: str, expert: type[Expert] | str) -> None:
     the class at the top level of a module, because the processes of parallel environments import it. Call this where
     the environment is registered: "module:name" of the environment then imports both.
     """
+    if not isinstance(expert, str):
+        _require_expert(env, expert)
     _EXPERTS[env] = expert
 
 
@@ -52,19 +54,15 @@ def find_expert(env: str, qualities: Iterable[str] = ()) -> type[Expert]:
     found = find_by_pattern(_EXPERTS, import_registration(env))
     if found is None:
         known = typed_names(_EXPERTS)
+        what = "has no scripted expert" if is_registered(env) else "is not registered, and so it has no scripted expert"
         raise EnvError(
-            f"environment {env!r} has no scripted expert. For your own environment write a module that calls "
+            f"environment {env!r} {what}. For your own environment write a module that calls "
             "register_env(name, make) of acrlpd.envs and register_expert(name, MyExpert) of acrlpd.experts, and name "
             "the environment as module:name (docs/demonstrations.md). Episodes that were recorded elsewhere become a "
             "dataset through acrlpd.data.tools.lerobot_writer.LeRobotWriter (docs/data.md). These environments have an "
             f"expert: {', '.join(known)}{hint(env, known)}"
         )
-    expert = _imported(found)
-    if not (isinstance(expert, type) and issubclass(expert, Expert)):
-        raise EnvError(
-            f"the expert of {env!r} must be a class that inherits from {Expert.__module__}.{Expert.__name__}; found "
-            f"{found!r}"
-        )
+    expert = _load_expert(env, found)
     for quality in qualities:
         if quality not in expert.qualities:
             raise EnvError(f"the expert of {env!r} has the qualities {', '.join(expert.qualities)}; found {quality!r}")
@@ -76,11 +74,29 @@ def list_experts() -> dict[str, Mapping[str, str]]:
     by_expert: dict[type[Expert] | str, list[str]] = {}
     for env, expert in _EXPERTS.items():
         by_expert.setdefault(expert, []).append(env)
-    return {", ".join(envs): _imported(expert).qualities for expert, envs in by_expert.items()}
+    return {", ".join(envs): _load_expert(envs[0], expert).qualities for expert, envs in by_expert.items()}
 
 
-def _imported(expert: type[Expert] | str) -> Any:
-    return import_name(expert) if isinstance(expert, str) else expert
+def _load_expert(env: str, expert: type[Expert] | str) -> type[Expert]:
+    """The class itself, or the class that "module:Name" names."""
+    return _require_expert(env, import_name(expert), expert) if isinstance(expert, str) else expert
+
+
+def _require_expert(env: str, expert: Any, path: str | None = None) -> type[Expert]:
+    """Refuses what is no expert, before an episode is played; `path` is the expert's "module:Name", if it has one."""
+    if not (isinstance(expert, type) and issubclass(expert, Expert)):
+        raise EnvError(
+            f"the expert of {env!r} must be a class that inherits from {Expert.__module__}.{Expert.__name__}; found "
+            f"{path or expert!r}"
+        )
+    qualities = getattr(expert, "qualities", None)
+    if not isinstance(qualities, Mapping) or not qualities:
+        raise EnvError(
+            f"the expert of {env!r}, {expert.__module__}:{expert.__name__}, must have the class attribute `qualities`, "
+            'the names of its qualities and what they show, such as {"expert": "reaches the ball"}; found '
+            f"{qualities!r}"
+        )
+    return expert
 
 
 def demonstrate(env: Env, expert: type[Expert], seed: int, quality: str) -> Rollout:

@@ -14,7 +14,10 @@ from acrlpd.files import LOCK, only_one, read_json_object
 
 @contextlib.contextmanager
 def partial_directory(output: Path, doing: str) -> Iterator[Path]:
-    """The directory of the episodes so far, for one process: two would overwrite each other's files."""
+    """The directory of the episodes so far, for one process: two would overwrite each other's files.
+
+    A directory without an episode, with settings at most, is removed in the end: nothing in it is worth continuing.
+    """
     directory = output.with_name(output.name + ".partial")
     directory.mkdir(parents=True, exist_ok=True)
     with only_one(directory, f"{doing}; wait until it is done", EnvError):
@@ -23,7 +26,7 @@ def partial_directory(output: Path, doing: str) -> Iterator[Path]:
                 raise EnvError(f"{output} exists already; choose another directory or remove it")
             yield directory
         finally:
-            if directory.exists() and all(path.name == LOCK for path in directory.iterdir()):
+            if directory.exists() and all(p.name == LOCK or p.suffix == ".json" for p in directory.iterdir()):
                 shutil.rmtree(directory)
 
 
