@@ -138,6 +138,16 @@ def test_a_plan_that_does_not_fit_stops_training(capsys):
     assert "--ignore_plan" in error
 
 
+def test_the_plan_says_what_train_refuses(capsys):
+    command = ["plan", "--config", "debug", "--accelerator", "H100"]
+    assert main(command) == 0
+    assert "refuses" not in capsys.readouterr().out
+    assert main([*command, "--offline_steps", "1000000000", "--device_memory", "0.001"]) == 0
+    text = capsys.readouterr().out
+    assert "refuses a run that does not fit, unless --ignore_plan" in text
+    assert "refuses a run of more than a week, unless --allow_long" in text
+
+
 def test_a_run_of_more_than_a_week_is_refused_unless_it_is_allowed():
     """The network is small, so that the test is; its updates are many."""
     config = apply_config_overrides(get_config("debug"), {"offline_steps": 10**9})

@@ -63,6 +63,10 @@ def main(args: Sequence[str]) -> int:
         print(json.dumps(plan_to_dict(plan), indent=2))
         return 0
     print_plan(plan)
+    if not plan.fits:
+        print("`acrlpd train` refuses a run that does not fit, unless --ignore_plan")
+    if plan.is_too_long:
+        print("`acrlpd train` refuses a run of more than a week, unless --allow_long")
     if plan.accelerator is None:
         why = "this machine has no accelerator that the plan knows" if here else "--device-memory names no accelerator"
         print(f"\nno time, because {why}; --accelerator NAME gives one: {', '.join(ACCELERATORS)}")
