@@ -281,5 +281,5 @@ def test_doctor_finds_this_machine_healthy():
     assert result.returncode == 0
     assert report["healthy"]
     checks = {check["name"]: check for check in report["checks"]}
-    assert set(checks) == {"packages", "extras", "devices", "rendering", "train step"}
+    assert set(checks) == {"packages", "extras", "devices", "rendering", "tokenizer", "train step"}
     assert len(checks["train step"]["details"]["losses"]) == 2

@@ -23,6 +23,16 @@ def test_doctor_finds_as_much_memory_as_a_run_may_use(
     assert str(MEMORY_FRACTION) in capsys.readouterr().out
 
 
+def test_doctor_says_how_to_get_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    missing = doctor.check_tokenizer()
+    path = tmp_path / "acrlpd" / "paligemma_tokenizer.model"
+    assert missing.status == "ok" and f"curl -fLo {path} https://" in missing.message
+    path.parent.mkdir()
+    path.touch()
+    assert doctor.check_tokenizer().message == f"PaliGemma's is at {path}"
+
+
 @pytest.mark.parametrize("amount", ["nan", "inf", "0"])
 def test_a_plan_needs_an_amount_of_memory(amount: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--config", "debug", "--device-memory", amount]) == 2

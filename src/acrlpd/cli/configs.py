@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -22,6 +22,7 @@ from acrlpd.text import print
 if TYPE_CHECKING:
     from acrlpd.data.tools.new_config import Devices, NewConfig
 
+_WEIGHTS = Path("openpi")  # where the printed commands keep released weights
 Name = Annotated[str, tyro.conf.Positional]
 
 
@@ -120,7 +121,23 @@ def _print_next(made: "NewConfig", file: Path, accelerator: str | None) -> None:
     if made.config.weight_loader.kind != "none":
         where = "" if accelerator is None else f" --accelerator {shlex.quote(accelerator)}"
         print(f"  acrlpd plan --config {given}{where}    # if you like: memory, hours and disk")
-    print(f"  acrlpd train --config {given} --exp_name first")
+    start = ""
+    if made.config.weight_loader.path is not None:
+        start = f" --weight_loader.path {_print_downloads(made.config.weight_loader.path)}"
+    print(f"  acrlpd train --config {given} --exp_name first{start}")
+
+
+def _print_downloads(params: str) -> Path:
+    """The commands that fetch released weights and their tokenizer, where missing; returns the copy of the weights."""
+    from acrlpd.data.pipeline.tokenizer import default_tokenizer_path, download_command
+
+    tokenizer, weights = default_tokenizer_path(), params.removesuffix("/params")
+    if not tokenizer.is_file():
+        print(f"  {download_command(tokenizer)}    # once: the tokenizer of the released weights")
+    copy = _WEIGHTS / PurePosixPath(weights).name
+    if not copy.exists():
+        print(f"  mkdir -p {_WEIGHTS} && gsutil -m cp -r {weights} {_WEIGHTS}    # once: the released weights")
+    return copy
 
 
 def _find_devices(name: str | None) -> "Devices | None":

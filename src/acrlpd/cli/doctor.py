@@ -23,6 +23,7 @@ from acrlpd.config.command_line import Flag
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.accelerators import claim_device_memory, usable_device_bytes
 from acrlpd.console import Console
+from acrlpd.data.pipeline.tokenizer import default_tokenizer_path, download_command
 from acrlpd.envs.simulators import SYSTEM_PACKAGES
 from acrlpd.installation import install_command
 from acrlpd.process import compile_fast
@@ -123,6 +124,14 @@ def check_rendering() -> Check:
     return Check("warning", message)
 
 
+def check_tokenizer() -> Check:
+    """Only released weights need the tokenizer, so its absence is no fault of the machine."""
+    path = default_tokenizer_path()
+    if path.is_file():
+        return Check("ok", f"PaliGemma's is at {path}")
+    return Check("ok", f"PaliGemma's is not at {path}; if you train from released weights: {download_command(path)}")
+
+
 def check_train_step() -> Check:
     """Makes two updates of a tiny agent with the loader, model, critics and optimizers of a run.
 
@@ -155,6 +164,7 @@ CHECKS: dict[str, Callable[[], Check]] = {
     "extras": check_extras,
     "devices": check_devices,
     "rendering": check_rendering,
+    "tokenizer": check_tokenizer,
 }
 # Checks that compile a program, which takes longer than all others together.
 SLOW_CHECKS: dict[str, Callable[[], Check]] = {"train step": check_train_step}

@@ -154,6 +154,28 @@ def test_the_file_is_kept_unless_told_otherwise(datasets: Path, capsys: pytest.C
     assert (config.name, config.data.norm_stats_path) == ("mine", Path("assets/droid_like/norm_stats.json"))
 
 
+def test_what_released_weights_need_is_fetched_if_it_is_missing(
+    datasets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def next_commands() -> list[str]:
+        command = ["configs", "new", str(datasets / "droid_like"), "--accelerator", "RTX-4090", "--overwrite"]
+        assert main(command) == 0
+        return capsys.readouterr().out.split("Next:\n")[1].splitlines()
+
+    *_, tokenizer, weights, train = next_commands()
+    path = tmp_path / "cache" / "acrlpd" / "paligemma_tokenizer.model"
+    assert tokenizer.startswith(f"  mkdir -p {path.parent} && curl -fLo {path} https://")
+    assert weights.startswith("  mkdir -p openpi && gsutil -m cp -r gs://openpi-assets/checkpoints/pi0_droid openpi ")
+    assert train == "  acrlpd train --config droid_like.yaml --exp_name first --weight_loader.path openpi/pi0_droid"
+
+    path.parent.mkdir(parents=True)
+    path.touch()
+    Path("openpi/pi0_droid").mkdir(parents=True)
+    assert [line.split()[:2] for line in next_commands()] == [["acrlpd", name] for name in ("data", "plan", "train")]
+
+
 @pytest.mark.parametrize("name", ["aloha_v21", "aloha_v30", "aloha_hdf5_sim_raw"])
 def test_the_printed_commands_lead_to_the_first_updates(
     name: str, copy_dataset, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 import abc
 import logging
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -103,7 +104,7 @@ class PaligemmaTokenizer(Tokenizer):
         if not path.is_file():
             raise FileNotFoundError(
                 f"PaliGemma's tokenizer is not at {path}. Get it once with\n"
-                f"  mkdir -p {path.parent} && curl -fLo {path} {PALIGEMMA_URL}\n"
+                f"  {download_command(path)}\n"
                 "or set data.tokenizer to the path of paligemma_tokenizer.model "
                 "(data.tokenizer=byte needs no file, for models trained from scratch)."
             )
@@ -138,6 +139,11 @@ def create_tokenizer(name: str, max_len: int, long_prompts: LongPrompts = "cut")
 
 def default_tokenizer_path() -> Path:
     return cache_directory() / "paligemma_tokenizer.model"
+
+
+def download_command(path: Path) -> str:
+    """The line of a shell that puts PaliGemma's tokenizer there."""
+    return f"mkdir -p {shlex.quote(str(path.parent))} && curl -fLo {shlex.quote(str(path))} {PALIGEMMA_URL}"
 
 
 def discretize_state(state: np.ndarray) -> np.ndarray:
