@@ -218,7 +218,13 @@ def write_anomalies(path: Path, total: int) -> None:
 
 
 def add_validations(
-    directory: Path, losses: dict[int, float], *, ratio: float = 0.4, ranks: float = 0.7, auc: float | None = 0.9
+    directory: Path,
+    losses: dict[int, float],
+    *,
+    ratio: float = 0.4,
+    ranks: float = 0.7,
+    auc: float | None = 0.9,
+    episodes: int = 4,
 ) -> None:
     """Adds validations with these flow losses by step, and the record of the last one."""
     numbers = {"relative_action_error": ratio, "q_rank_correlation": ranks, "relative_best_of_n_error": 1.1 * ratio}
@@ -231,7 +237,8 @@ def add_validations(
     actions = [[math.sin(t), 0.1 * t] for t in range(8)]
     chunk = {"episode": 12, "step": 40, "logged": actions, "sample": actions[::-1], "best_of_n": actions}
     dims = [{"sample": m * ratio, "best_of_n": m * 1.1 * ratio, "mean_action": m} for m in (2.0, 3.0)]
-    record = {"episodes": 4, "windows": 128, "candidates": 16, "dims": dims, "chunks": [chunk], "best_of_n_gain": 0.125}
+    counts = {"episodes": episodes, "windows": 128, "candidates": 16}
+    record = counts | {"dims": dims, "chunks": [chunk], "best_of_n_gain": 0.125}
     write_json(directory / "evaluations" / str(max(losses)) / "validation.json", record | critic())
 
 

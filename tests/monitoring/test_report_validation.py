@@ -63,6 +63,19 @@ def test_critics_that_rank_by_one_of_both_measures_are_not_accused(tmp_path: Pat
     assert verdict(tmp_path, FALLING, ranks=0.0, auc=0.9).tone == "none"
 
 
+@pytest.mark.parametrize(("ranks", "words"), [(0.7, "Q at logged chunks ranks as"), (0.23, "weakly ranks as")])
+def test_the_words_follow_the_correlation(tmp_path: Path, ranks: float, words: str) -> None:
+    assert words in " ".join(verdict(tmp_path, FALLING, ranks=ranks).sentences)
+
+
+@pytest.mark.parametrize(("ranks", "auc"), [(0.7, 0.9), (-0.5, 0.3)])
+def test_critics_are_not_judged_by_one_episode(tmp_path: Path, ranks: float, auc: float) -> None:
+    found = verdict(tmp_path, FALLING, ranks=ranks, auc=auc, episodes=1)
+    text = " ".join(found.sentences)
+    assert found.tone == "none" and "1 episode is held out, and at least 3 are needed" in text
+    assert "rank correlation" not in text and "chance: 0.50" not in text
+
+
 def test_the_advice_for_a_robot_is_to_hold_episodes_out(tmp_path: Path) -> None:
     [advice] = verdict(tmp_path, None).sentences
     assert "set data.validation_share" in advice and "acrlpd eval" not in advice

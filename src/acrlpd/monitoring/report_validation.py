@@ -17,6 +17,10 @@ _CLEAR_RISE = 0.05
 _BLIND = 0.95
 # Critics below both of these do not rank: Spearman's correlation, and the probability of ranking a success higher.
 _RANKS, _RANKS_SUCCESS = 0.1, 0.6
+# Below this correlation critics rank weakly.
+_RANKS_CLEARLY = 0.4
+# With fewer held-out episodes whether critics rank is chance: the windows of one episode are much alike.
+_MIN_EPISODES = 3
 # Lines of metrics whose mean is the training loss at a step.
 _LINES = 10
 
@@ -38,22 +42,21 @@ def judge_validation(record: RunRecord) -> ValidationVerdict | None:
     if ratio is None and loss is None and not any(value is not None for value in found.values()):
         return None
     of_policy = [*_overfitting(record), *_blindness(ratio)]
-    of_critics = list(_critics_that_do_not_rank(found["q_rank_correlation"], found["success_auc"]))
+    ranks = found["q_rank_correlation"], found["success_auc"]
+    of_critics, praise = list(_critics_that_do_not_rank(*ranks)), list(_critics_that_rank(*ranks))
+    episodes = None if record.validation is None else record.validation[1]["episodes"]
+    if episodes is not None and episodes < _MIN_EPISODES and (of_critics or praise):
+        of_critics, praise = [], [_too_few_to_rank(episodes)]
+    of_actions = _actions(ratio, found["relative_best_of_n_error"])
     step = max(int(s.steps[-1]) for name, s in record.series.items() if name.startswith(VALIDATION))
     headline = f"Judged by held-out episodes at step {step:,}"
     if ratio is not None:
         headline = f"Held-out episodes: action error {format_percent(ratio)} of the mean action's, at step {step:,}"
     tone = "bad" if of_policy else "unclear" if of_critics else "none"
-    return ValidationVerdict(tone, headline, (*of_policy, *of_critics), tuple(_findings(ratio, **found)))
+    return ValidationVerdict(tone, headline, (*of_policy, *of_critics), (*of_actions, *praise))
 
 
-def _findings(
-    ratio: float | None,
-    *,
-    q_rank_correlation: float | None,
-    success_auc: float | None,
-    relative_best_of_n_error: float | None,
-) -> Iterator[str]:
+def _actions(ratio: float | None, relative_best_of_n_error: float | None) -> Iterator[str]:
     if ratio is not None and ratio < _BLIND:
         yield (
             f"The policy's chunks are off by {format_percent(ratio)} of what the mean action of the data is off, "
@@ -64,13 +67,25 @@ def _findings(
             f"With best-of-N the error is {format_percent(relative_best_of_n_error)} of the mean action's. Critics may "
             "have good reasons to choose another action than the logged one."
         )
-    if q_rank_correlation is not None and q_rank_correlation >= _RANKS:
-        yield f"Q at logged chunks ranks as the returns that followed: rank correlation {q_rank_correlation:.2f}."
-    if success_auc is not None and success_auc >= _RANKS_SUCCESS:
+
+
+def _critics_that_rank(correlation: float | None, auc: float | None) -> Iterator[str]:
+    if correlation is not None and correlation >= _RANKS:
+        ranks = "ranks" if correlation >= _RANKS_CLEARLY else "weakly ranks"
+        yield f"Q at logged chunks {ranks} as the returns that followed: rank correlation {correlation:.2f}."
+    if auc is not None and auc >= _RANKS_SUCCESS:
         yield (
-            f"Q is higher on the way to a success than in an episode without success with probability "
-            f"{success_auc:.2f} (chance: 0.50)."
+            f"Q is higher on the way to a success than in an episode without success with probability {auc:.2f} "
+            "(chance: 0.50)."
         )
+
+
+def _too_few_to_rank(episodes: int) -> str:
+    held_out = "1 episode is" if episodes == 1 else f"{episodes} episodes are"
+    return (
+        f"Whether the critics rank is not judged: {held_out} held out, and at least {_MIN_EPISODES} are needed. Raise "
+        "data.validation_share or record more episodes."
+    )
 
 
 def _overfitting(record: RunRecord) -> Iterator[str]:
