@@ -57,6 +57,13 @@ def test_preset_validates_and_survives_yaml(name, tmp_path):
     hash(config)  # usable as a static argument
 
 
+@pytest.mark.parametrize("name", [name for name in ROBOTS if get_config(name).env.id is None])
+def test_without_an_environment_the_first_verdict_comes_early(name):
+    """Held-out episodes cost little, and nothing else tells whether a run of hours goes well."""
+    training = get_config(name).training
+    assert 0 < training.eval_frequency <= training.offline_steps / 20
+
+
 def test_aliases_are_the_same_config():
     assert get_config("rl_fold_box") == get_config("aloha_fold")
     assert get_config("rl_droid") == get_config("droid")

@@ -87,6 +87,7 @@ def test_the_config_of_each_dataset_is_valid(datasets: Path, name: str, devices:
     assert config.data.default_prompt == (None if has_tasks else name.replace("_", " "))
     assert config.training.online_steps == 0 and config.env.id is None
     assert (config.weight_loader.kind == "none") == (devices is None)
+    assert config.training.eval_frequency == (50 if devices is None else 1_000)
     assert not any("ema_decay" in warning for warning in found.warnings)
 
 

@@ -74,7 +74,9 @@ _CHANGES: list[tuple[RLTrainConfig, Mapping[str, Any]]] = [
 
 
 def _with_seeds_numbers(base: RLTrainConfig, changes: Mapping[str, Any]) -> tuple[str, RLTrainConfig]:
-    config = apply_config_overrides(base, {**changes, "checkpoints.keep_period": 5_000})
+    config = apply_config_overrides(
+        base, {**changes, "training.eval_frequency": 10_000, "checkpoints.keep_period": 5_000}
+    )
     return f"The seeds' original numbers for {base.name}", dataclasses.replace(config, name=f"{base.name}_seeds")
 
 
