@@ -21,6 +21,7 @@ class ServeProcess:
             "JAX_COMPILATION_CACHE_DIR": str(cache),
         }
         self.lines: list[str] = []
+        self._is_told = False
 
     def __enter__(self) -> "ServeProcess":
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, env=self._environment)
@@ -35,14 +36,17 @@ class ServeProcess:
         if kind is not None:
             self._process.kill()
         code = self.stop()
-        assert kind is not None or code == 0, self.said
+        assert kind is not None or code == 0, f"exit code {code}\n{self.said}"
 
     @property
     def said(self) -> str:
         return "".join(self.lines)
 
     def terminate(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        """Sends SIGTERM once: a second one would end a server that is about to leave, with another exit code."""
+        if not self._is_told:
+            self._is_told = True
+            self._process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
         """The exit code after SIGTERM."""
