@@ -212,11 +212,11 @@ class Improvement(Choice, abc.ABC):
         that was judged, and a batch has this noise beside the actions. The dataset has none, so critics learn from the
         replay alone.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"the critics of {type(self).__name__} judge chunks, not noise")
 
     def noise_dim(self, model: PolicyConfig) -> int:
         """Numbers in the noise of one chunk that critics judge; asked for where `judges_noise`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}.noise_dim must say how many numbers the critics judge")
 
     @property
     def judges_noise(self) -> bool:
