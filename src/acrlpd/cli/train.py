@@ -1,6 +1,7 @@
 """`acrlpd train`: refuse what cannot work or takes too long, say what the run takes, then train."""
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ from acrlpd.config.plan.plan import LONGEST_RUN_S, Plan, make_plan
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import Validation, validate_config
+from acrlpd.files import is_whole_number
+from acrlpd.runs.starting_point import find_starting_point
 from acrlpd.text import print
 from acrlpd.training.distributed import (
     DistributedOptions,
@@ -42,15 +45,21 @@ class TrainOptions(PlanOptions, DistributedOptions, RunOptions):
 
 # Options that `acrlpd train --help run` shows.
 _RARE = (
-    *("tasks", "auto_batch", "allow_changed", "profile_steps", "ignore_plan"),
+    *("tasks", "branch_from", "auto_batch", "allow_changed", "profile_steps", "ignore_plan"),
     *(field.name for field in dataclasses.fields(DistributedOptions)),
 )
 
 
 def main(args: Sequence[str]) -> int:
-    config, options = parse_config_args(TrainOptions, args, prog="acrlpd train", rare=_RARE)
+    stored = _find_stored_config(args)
+    config, options = parse_config_args(TrainOptions, args, prog="acrlpd train", rare=_RARE, stored=stored)
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
+    if options.resume and options.branch_from is not None:
+        raise ConfigError(
+            "--resume and --branch_from contradict each other: a branch that has begun is a run of its own, which "
+            "--resume DIR continues"
+        )
     claim_device_memory()
     from acrlpd.monitoring.profiling import parse_profile_steps
     from acrlpd.training.demonstrations import collect_missing_demonstrations
@@ -72,6 +81,20 @@ def main(args: Sequence[str]) -> int:
         raise
 
 
+def _find_stored_config(args: Sequence[str]) -> RLTrainConfig | None:
+    """The config of the run that --resume or --branch_from names by its directory; None if there is no such run."""
+    for arg, following in itertools.pairwise([*args, "--"]):
+        flag, equals, value = arg.partition("=")
+        path = value if equals else following
+        if path.startswith("--"):
+            continue
+        if flag == "--resume" and not is_whole_number(path):
+            return find_starting_point(path, flag).config_in_place()
+        if flag in ("--branch_from", "--branch-from"):
+            return find_starting_point(path, flag).stored_config()
+    return None
+
+
 def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
     """Checks everything that can be known before a compile: the configs, the files, the memory, the time.
 
@@ -84,11 +107,12 @@ def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
     from acrlpd.training.readiness import find_missing_parts
 
     num_devices = jax.device_count()
+    goes_on = bool(options.resume) or options.branch_from is not None
     errors: list[str] = []
     warnings: list[str] = []
     for member in members:
         validation = validate_config(member, num_devices=num_devices, ready_to_train=True)
-        errors += (*validation.errors, *find_missing_parts(member, resume=options.resume))
+        errors += (*validation.errors, *find_missing_parts(member, resume=goes_on))
         warnings += validation.warnings
     Validation(tuple(dict.fromkeys(errors)), ()).raise_for_errors()
     for warning in dict.fromkeys(warnings) if is_primary() else ():

@@ -89,11 +89,17 @@ def cli(args: Sequence[str] | None = None) -> RLTrainConfig:
 
 
 def parse_config_args(
-    options: type[Options], args: Sequence[str] | None = None, *, prog: str | None = None, rare: Collection[str] = ()
+    options: type[Options],
+    args: Sequence[str] | None = None,
+    *,
+    prog: str | None = None,
+    rare: Collection[str] = (),
+    stored: RLTrainConfig | None = None,
 ) -> tuple[RLTrainConfig, Options]:
     """Parses config flags together with a command's own options, whose docstring is the description in the help.
 
-    Options that are `rare` are not among the flags that help shows first.
+    Options that are `rare` are not among the flags that help shows first. `stored` is the config where --config is
+    missing.
     """
     args = list(sys.argv[1:] if args is None else args)
     topic = command_help.find_topic(args)
@@ -101,6 +107,10 @@ def parse_config_args(
     first = _peek(args, ("config", "environment", *families()))
     if "config" in first:
         base = find_config(first.pop("config"), first.pop("environment", "production"))
+    elif stored is not None:
+        if "environment" in first:
+            raise ConfigError("--environment is for presets: give --config as well")
+        base = stored
     elif topic is None:
         raise ConfigError("--config is missing: give a preset (`acrlpd configs list`) or a YAML file")
     else:

@@ -6,7 +6,8 @@ critic/       the critics, and the other arrays by which a policy chooses among 
 train_state/  every other array of the agent
 run/          run.json: config, data cursor, random key, open metrics, versions, the SHA-256 of the assets
 
-Each of them but assets/ has a checksums.json. An export has params/, assets/, critic/, and acrlpd.json for run/.
+Each of them but assets/ has a checksums.json. An export has params/, assets/, critic/, and acrlpd.json for run/. Parts
+that were extracted (`runs.parts`) are params/ with assets/, or critic/, or all of them, and parts.json.
 """
 
 import hashlib
@@ -26,7 +27,8 @@ TRAIN_STATE = "train_state"
 RUN = "run"
 RUN_FILE = "run.json"
 EXPORT_FILE = "acrlpd.json"
-FORMAT = 2  # of run.json, and of the acrlpd.json of an export
+PARTS_FILE = "parts.json"
+FORMAT = 2  # of run.json, of the acrlpd.json of an export, and of the parts.json of parts
 
 # What runs did before a field of the config existed, where this is not the default of the field: <section>.<field>.
 FORMER_VALUES = {"data.validation_share": 0.0}

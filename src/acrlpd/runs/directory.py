@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
+UNFINISHED_BRANCH = "branch.partial"  # what a branch takes over, until all of it is here
 FINISHED = "finished"
 _ELSEWHERE = "set checkpoints.directory to a place that can be written to"
 
@@ -77,6 +78,8 @@ def _check_run_directory(directory: pathlib.Path, *, resume: bool, overwrite: bo
     exists = _holds_something(directory)
     if resume and not exists:
         raise ConfigError(f"--resume: there is no run in {directory}; start this run alone, without --resume")
+    if resume and not saved_steps(directory) and (directory / UNFINISHED_BRANCH).exists():
+        raise ConfigError(f"{directory} is a branch that was interrupted before it began: give --branch_from again")
     if exists and overwrite:
         if not (directory / CONFIG_FILE).is_file():
             raise ConfigError(
@@ -112,7 +115,7 @@ def _make_run_directory(directory: pathlib.Path, *, overwrite: bool) -> None:
 def _is_failed_start(directory: pathlib.Path) -> bool:
     """Whether the directory holds nothing but configs: a run that failed before it began does not keep its name."""
     leaves = (path for path in directory.rglob("*") if path.is_file() or not any(path.iterdir()))
-    return all(path.name in (CONFIG_FILE, LOCK) for path in leaves)
+    return all(path.name in (CONFIG_FILE, LOCK) or UNFINISHED_BRANCH in path.parts for path in leaves)
 
 
 def _remove_failed_start(directory: pathlib.Path) -> None:

@@ -24,11 +24,13 @@ from acrlpd.monitoring.report import generate_training_report
 from acrlpd.process import enable_compilation_cache, keep_freed_memory, setup_logging
 from acrlpd.runs import directory as runs
 from acrlpd.runs.record import BASELINES, STAGES
+from acrlpd.training.branching import begin_branch, prepare_branches
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import EvalFn
 from acrlpd.training.members import create_members, joint_name
 from acrlpd.training.options import RunOptions
+from acrlpd.training.going_back import find_resumed_checkpoint, locate_resume, set_aside_newer
 from acrlpd.training.out_of_memory import OutOfMemoryError
 from acrlpd.training.train_runs import read_assets, train_runs
 from acrlpd.units import format_interval, format_percent
@@ -55,9 +57,20 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
     keep_freed_memory()
     members = create_members(rl_config, options)
     directories = [runs.run_directory(member) for member in members]
+    options = locate_resume(options, directories)
+    branch = None
+    if options.branch_from is not None:
+        branch = prepare_branches(options.branch_from, members, directories, read_assets(rl_config))
     with contextlib.ExitStack() as stack:
         if is_primary() and not options.dry_run:
-            stack.enter_context(runs.run_directories(directories, resume=options.resume, overwrite=options.overwrite))
+            resume, overwrite = bool(options.resume), options.overwrite
+            stack.enter_context(runs.run_directories(directories, resume=resume, overwrite=overwrite))
+        if options.resume_step is not None:
+            options = _go_back(members, directories, options)
+        if branch is not None and not options.dry_run:
+            for member, directory in zip(members, directories, strict=True) if is_primary() else ():
+                begin_branch(branch, member, directory)
+            options = dataclasses.replace(options, resume=True)
         barrier("run directory")
         while True:
             try:
@@ -100,7 +113,7 @@ def run_comparison(configs: Sequence[RLTrainConfig], directories: Sequence[pathl
         raise ConfigError("evaluation.baselines are judged in an environment, which needs a single process")
     for config, directory in zip(configs, directories, strict=True):
         if options.resume:
-            _check_resume(config, directory, options.allow_changed)
+            _check_resume(config, directory, options)
         _check_outcomes(config)
     for config, directory in zip(configs, directories, strict=True):
         runs.write_run_config(directory, config)  # From now on, --overwrite knows that this is the directory of a run.
@@ -145,13 +158,31 @@ def _check_outcomes(rl_config: RLTrainConfig) -> None:
             ) from error
 
 
-def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, allow_changed: Sequence[str]) -> None:
+def _go_back(
+    members: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], options: RunOptions
+) -> RunOptions:
+    """Sets aside what the runs have after the step at which they are to go on, if they may go on there.
+
+    The runs then go on at their newest checkpoint. A dry run moves nothing, and looks at the checkpoint of the step.
+    """
+    for member, directory in zip(members, directories, strict=True):
+        _check_resume(member, directory, options)
+    barrier("check of the step")  # The first process moves files that the others have looked at.
+    if options.dry_run:
+        return options
+    for directory in directories if is_primary() else ():
+        assert options.resume_step is not None
+        set_aside_newer(directory, options.resume_step)
+    return dataclasses.replace(options, resume=True)
+
+
+def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, options: RunOptions) -> None:
     """Refuses to continue with another config, before anything is written."""
-    steps = runs.saved_steps(directory)
-    if not steps:
+    checkpoint = find_resumed_checkpoint(directory, options)
+    if checkpoint is None:
         return
-    changes = check_resume(directory / str(steps[-1]), rl_config, read_assets(rl_config), allow_changed)
-    if changes and runs.is_finished(directory):
+    changes = check_resume(checkpoint, rl_config, read_assets(rl_config), options.allow_changed)
+    if changes and rl_config.evaluation.baselines and runs.is_finished(directory):
         raise ConfigError(
             f"the run {directory} and its baselines are finished and cannot be resumed with another config:\n"
             f"{describe_changes(changes)}\n"

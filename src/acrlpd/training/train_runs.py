@@ -29,6 +29,7 @@ from acrlpd.runs import directory as runs
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import Arena, EvalFn, compile_only, train
+from acrlpd.training.going_back import find_resumed_checkpoint
 from acrlpd.training.initial_weights import check_initial_weights
 from acrlpd.training.learner import Learner
 from acrlpd.training.online.actor import ActorProcess
@@ -87,7 +88,7 @@ def train_runs(
                 profile_steps=parse_profile_steps(options.profile_steps),
             )
             stack.callback(trainer.close)
-            _load(trainer, starts[run].step, directories[run])
+            _load(trainer, starts[run].checkpoint, directories[run])
             trainers.append(trainer)
         learner.share_policies(range(len(configs)) if options.allow_changed else _find_leaders(configs, loaders))
         state = validate_fsdp_sharding(trainers[0].agent, learner.sharding)
@@ -131,28 +132,28 @@ class _Start:
     """Where a run begins."""
 
     assets: dict[str, bytes]
-    step: int | None  # of the checkpoint to go on from
+    checkpoint: pathlib.Path | None  # to go on from
 
 
 def _check_start(rl_config: RLTrainConfig, directory: pathlib.Path, options: RunOptions) -> _Start:
     """Refuses a run that cannot begin, before the data is read, which takes long."""
     assets = read_assets(rl_config)
-    steps = runs.saved_steps(directory) if options.resume else []
-    if not steps:
+    checkpoint = find_resumed_checkpoint(directory, options) if options.resume else None
+    if checkpoint is None:
         check_initial_weights(rl_config)
         return _Start(assets, None)
-    changes = check_resume(directory / str(steps[-1]), rl_config, assets, options.allow_changed)
+    changes = check_resume(checkpoint, rl_config, assets, options.allow_changed)
     if changes:
         logger.warning("resuming with changes:\n%s", describe_changes(changes))
-    return _Start(assets, steps[-1])
+    return _Start(assets, checkpoint)
 
 
-def _load(trainer: Trainer, step: int | None, directory: pathlib.Path) -> None:
-    if step is None:
+def _load(trainer: Trainer, checkpoint: pathlib.Path | None, directory: pathlib.Path) -> None:
+    if checkpoint is None:
         trainer.initialize()
         logger.info("starting %s", directory)
     else:
-        trainer.load_checkpoint(directory / str(step))
+        trainer.load_checkpoint(checkpoint)
         logger.info("resuming %s after step %d", directory, trainer.step)
 
 

@@ -207,6 +207,12 @@ def shard_name(number: int, length: int) -> str:
     return f"episode-{number:08d}-{length}.npz"
 
 
+def episode_number(name: str) -> int | None:
+    """The number of the episode that a file of a replay belongs to; None for other files."""
+    match = re.match(r"episode-(\d{8})[-.]", name)
+    return None if match is None else int(match[1])
+
+
 def _frames_file(root: Path, number: int, camera: str) -> Path:
     return path_within(root, f"episode-{number:08d}.{camera}.jpegs", f"the file of camera {camera!r}")
 

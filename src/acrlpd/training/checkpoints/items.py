@@ -18,6 +18,7 @@ from acrlpd.config import CheckpointConfig
 from acrlpd.runs.checkpoint_layout import ASSETS, CRITIC, PARAMS, RUN, TRAIN_STATE
 
 SCORE = "score"
+METRICS = "metrics"  # the item in which Orbax keeps the score
 # So many GB of arrays may be on their way between devices and disk at the same time. Without this bound, the restore
 # of a full-size state ran out of host memory.
 _CONCURRENT_GB = 16

@@ -303,27 +303,37 @@ def load_checkpoint_agent(
 
 def restore_agent(step_directory: pathlib.Path, abstract_agent: Agent) -> Agent:
     """Reads the arrays of a checkpoint straight into the places of `abstract_agent`, on any devices."""
+    average, wanted = _wanted_items(step_directory, abstract_agent)
+    with verified(*(step_directory / name for name in wanted), share=(jax.process_index(), jax.process_count())):
+        items = {name: _restore_item(step_directory / name, tree) for name, tree in wanted.items()}
+    return agent_from_items(abstract_agent, items, average=average)
+
+
+def require_fitting(step_directory: pathlib.Path, abstract_agent: Agent) -> None:
+    """Refuses a checkpoint whose arrays have other names or shapes than those of the agent; reads no array."""
+    _, wanted = _wanted_items(step_directory, abstract_agent)
+    for name, tree in wanted.items():
+        with _reading(step_directory / name) as checkpointer:
+            _check_shapes(step_directory / name, checkpointer, tree)
+
+
+def _wanted_items(step_directory: pathlib.Path, abstract_agent: Agent) -> tuple[bool, dict[str, Any]]:
+    """Whether params/ holds the moving average, and the arrays of the agent by their places in the checkpoint."""
     average = load_checkpoint_metadata(step_directory)["params_hold_average"]
     if average and abstract_agent.ema_params is None:
         raise CheckpointError(
             f"{step_directory} holds a moving average of the policy, for which this config has no place: set "
             f"acrlpd.ema_decay"
         )
-    wanted = agent_items(abstract_agent, average=average)
-    with verified(*(step_directory / name for name in wanted), share=(jax.process_index(), jax.process_count())):
-        items = {name: _restore_item(step_directory / name, tree) for name, tree in wanted.items()}
-    return agent_from_items(abstract_agent, items, average=average)
+    return average, agent_items(abstract_agent, average=average)
 
 
-def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+@contextlib.contextmanager
+def _reading(directory: pathlib.Path) -> Iterator[ocp.Checkpointer]:
+    """Reads an item of a checkpoint, and says in plain words what is wrong with it."""
     with ocp.Checkpointer(array_handler()) as checkpointer:
         try:
-            metadata = checkpointer.metadata(directory).item_metadata
-            if metadata is None:
-                raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
-            _check_shapes(directory, metadata.tree, wanted)
-            restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
-            return checkpointer.restore(directory, RestoreArrays(wanted, restore_args))
+            yield checkpointer
         except (CheckpointError, jax.errors.JaxRuntimeError):  # The arrays do not fit the config, or the devices.
             raise
         except Exception as error:  # Orbax raises plain Exception around the errors of tensorstore.
@@ -334,8 +344,18 @@ def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, 
             ) from error
 
 
-def _check_shapes(directory: pathlib.Path, stored_tree: Any, wanted_tree: Any) -> None:
-    stored, wanted = (traverse_util.flatten_dict(tree, sep="/") for tree in (stored_tree, wanted_tree))
+def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    with _reading(directory) as checkpointer:
+        _check_shapes(directory, checkpointer, wanted)
+        restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
+        return checkpointer.restore(directory, RestoreArrays(wanted, restore_args))
+
+
+def _check_shapes(directory: pathlib.Path, checkpointer: ocp.Checkpointer, wanted_tree: Any) -> None:
+    metadata = checkpointer.metadata(directory).item_metadata
+    if metadata is None:
+        raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
+    stored, wanted = (traverse_util.flatten_dict(tree, sep="/") for tree in (metadata.tree, wanted_tree))
     problems = shape_differences({name: leaf.shape for name, leaf in stored.items()}, dict(sorted(wanted.items())))
     if problems:
         shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else [])

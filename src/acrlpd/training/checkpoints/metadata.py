@@ -109,7 +109,12 @@ def check_resume(
             f"Resume with the config of the run (its config.yaml), or allow the changes by name: "
             f"--allow_changed {' '.join(refused)}{older}"
         )
-    recorded = metadata["assets"]
+    check_assets(step_directory, metadata["assets"], assets)
+    return changes
+
+
+def check_assets(step_directory: pathlib.Path, recorded: Mapping[str, str], assets: Mapping[str, bytes]) -> None:
+    """Refuses norm statistics that are not those of the checkpoint, whose assets are `recorded` in it."""
     verify_assets(step_directory, recorded, "Copy the file from another checkpoint of the run")
     now = describe_assets(assets)
     for name in sorted({*recorded, *now}):
@@ -118,7 +123,6 @@ def check_resume(
                 f"{name} is not what {step_directory} was trained with: the policy would see differently "
                 f"scaled data. Restore it from {step_directory}/assets/{name}"
             )
-    return changes
 
 
 def describe_changes(changes: Changes) -> str:

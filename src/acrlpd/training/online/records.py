@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.checksums import is_intact, read_json_with_checksum, stored_checksum, write_json_with_checksum
-from acrlpd.data.pipeline.replay import RESTORE, ReplayError, shard_name
+from acrlpd.data.pipeline.replay import RESTORE, ReplayError, episode_number, shard_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +74,19 @@ def read_rounds(directory: pathlib.Path, first: int) -> list[Round]:
     while (played := read_round(directory, first + len(rounds))) is not None:
         rounds.append(played)
     return rounds
+
+
+def files_after_rounds(directory: pathlib.Path, num_rounds: int) -> list[pathlib.Path]:
+    """The files in the replay in `directory` that do not belong to the first `num_rounds` rounds.
+
+    The records come first, the last one before the others, then the episodes. A file of columns, by which an episode
+    counts, comes before the frames of its episode.
+    """
+    rounds = sorted(directory.glob("round-*.json"), reverse=True)
+    known = {number for played in read_rounds(directory, 0)[:num_rounds] for number in played.episodes}
+    episodes = [path for path in sorted(directory.glob("episode-*")) if episode_number(path.name) not in (None, *known)]
+    first = _round_file(directory, num_rounds)
+    return [*(path for path in rounds if path >= first), *sorted(episodes, key=lambda path: path.suffix != ".npz")]
 
 
 def verify_rounds(directory: pathlib.Path) -> Iterator[str]:

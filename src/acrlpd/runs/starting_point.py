@@ -1,0 +1,91 @@
+"""Which checkpoint of which run a path means, and what a path is that means none."""
+
+import dataclasses
+import pathlib
+
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
+from acrlpd.config.tree import from_dict
+from acrlpd.files import is_whole_number
+from acrlpd.runs.checkpoint_layout import (
+    EXPORT_FILE,
+    PARAMS,
+    PARTS_FILE,
+    RUN,
+    RUN_FILE,
+    load_checkpoint_metadata,
+)
+from acrlpd.runs.directory import CONFIG_FILE, saved_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class StartingPoint:
+    """A checkpoint of a run, or a run that has no checkpoint yet."""
+
+    directory: pathlib.Path  # of the run
+    step: int | None  # that the path names; None: the path names the run
+    newest: int | None  # the newest step of the run
+
+    @property
+    def checkpoint(self) -> pathlib.Path | None:
+        """The step directory: that of the path, or else the newest one."""
+        step = self.newest if self.step is None else self.step
+        return None if step is None else self.directory / str(step)
+
+    def stored_config(self) -> RLTrainConfig:
+        """The config that the checkpoint was written with; before the first checkpoint, that of the run."""
+        if self.checkpoint is None:
+            return load_config(str(self.directory / CONFIG_FILE))
+        return from_dict(RLTrainConfig, load_checkpoint_metadata(self.checkpoint)["config"])
+
+    def config_in_place(self) -> RLTrainConfig:
+        """The stored config, for the place where the run lies now: the directory of all runs may have been moved."""
+        config = self.stored_config()
+        names = pathlib.PurePath(config.name, config.exp_name).parts
+        if self.directory.parts[-len(names) :] != names:
+            raise ConfigError(
+                f"{self.directory} holds the run {config.name}/{config.exp_name}, and its path must end with this "
+                "name. Give the directory its name back, or start a new run from it with --branch_from"
+            )
+        above = self.directory.parents[len(names) - 1]
+        return apply_config_overrides(config, {"checkpoints.directory": str(above)})
+
+
+def find_starting_point(path: str | pathlib.Path, flag: str) -> StartingPoint:
+    """The run and the step that a path means: DIR or DIR/STEP. `flag` is the flag that was given the path."""
+    given = pathlib.Path(path).expanduser().absolute()
+    if (given / RUN / RUN_FILE).is_file() and is_whole_number(given.name):
+        return StartingPoint(given.parent, int(given.name), _newest(given.parent))
+    if (problem := _other_kind(given)) is not None:
+        raise ConfigError(f"{flag}: {given} {problem}")
+    if (given / CONFIG_FILE).is_file() or saved_steps(given):
+        return StartingPoint(given, None, _newest(given))
+    if is_whole_number(given.name) and (given.parent / CONFIG_FILE).is_file():
+        raise ConfigError(f"{flag}: {missing_step(given.parent, int(given.name))}")
+    what = "is neither a run nor one of its checkpoints" if given.exists() else "does not exist"
+    raise ConfigError(f"{flag}: {given} {what}; expected a run, <checkpoints>/<config>/<exp_name>, or <run>/<step>")
+
+
+def missing_step(directory: pathlib.Path, step: int) -> str:
+    """That a run has no checkpoint of a step, and which checkpoints the run has."""
+    steps = ", ".join(map(str, saved_steps(directory))) or "none"
+    return f"{directory} has no checkpoint of step {step}; the steps of its checkpoints: {steps}"
+
+
+def _newest(directory: pathlib.Path) -> int | None:
+    return max(saved_steps(directory), default=None)
+
+
+def _other_kind(directory: pathlib.Path) -> str | None:
+    """What a directory is that holds a policy, but not the state of a run; None for every other directory."""
+    if (directory / EXPORT_FILE).is_file():
+        kind = "is an export"
+    elif (directory / PARTS_FILE).is_file():
+        kind = "holds parts of a checkpoint"
+    elif any((place / "_METADATA").is_file() for place in (directory, directory / PARAMS)):
+        kind = "is a checkpoint of openpi"
+    else:
+        return None
+    return (
+        f"{kind}, without the state of training: a run cannot go on from there. `--load policy {directory}` starts a "
+        "new run with its weights"
+    )

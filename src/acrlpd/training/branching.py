@@ -1,0 +1,130 @@
+"""Branches: new runs that start with everything that another run had at one of its checkpoints.
+
+A branch has hard links to the files of the checkpoint and of the replay, so it takes no space and does not depend on
+the other run. Its step directory says what the checkpoint would say if it were the branch's own, so that whatever
+resumes a run also begins or resumes a branch.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from acrlpd.checksums import write_checksums
+from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
+from acrlpd.config.tree import from_dict
+from acrlpd.runs import directory as runs
+from acrlpd.runs.checkpoint_layout import RUN, RUN_FILE, load_checkpoint_metadata
+from acrlpd.runs.record import ANOMALIES_FILE
+from acrlpd.runs.starting_point import find_starting_point
+from acrlpd.training.checkpoints.items import METRICS
+from acrlpd.training.checkpoints.manager import require_fitting
+from acrlpd.training.checkpoints.metadata import RESUMED_STATE, check_assets, describe_changes
+from acrlpd.training.online.records import files_after_rounds
+from acrlpd.training.online.rounds import REPLAY
+from acrlpd.training.sharding import abstract_train_state, create_sharding
+
+logger = logging.getLogger(__name__)
+
+# Fields that decide which episodes a run has; a branch with other values chooses its held-out episodes anew.
+_EPISODES = ("data.data_dir", "data.repo_id", "data.max_episodes", "data.validation_share")
+# What a branch that begins has in place of the results of the other run: its best checkpoint is not here.
+_NO_BEST = {"best": None, "without_improvement": 0}
+
+
+def prepare_branches(
+    path: str, members: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], assets: Mapping[str, bytes]
+) -> pathlib.Path:
+    """The checkpoint that runs branch from. Refuses a checkpoint that does not fit the configs; writes nothing."""
+    point = find_starting_point(path, "--branch_from")
+    if point.checkpoint is None:
+        raise ConfigError(f"--branch_from: {point.directory} has no complete checkpoint yet")
+    if point.directory in directories:
+        raise ConfigError(
+            f"--branch_from: a branch is a new run, and {point.directory} is the run that it starts from: choose "
+            "another --exp_name. --resume continues the run itself"
+        )
+    metadata = load_checkpoint_metadata(point.checkpoint, RESUMED_STATE)
+    stored = from_dict(RLTrainConfig, metadata["config"])
+    for member in members:
+        if metadata["online_start"] is not None and not member.training.online_steps:
+            raise ConfigError(
+                f"--branch_from: {point.checkpoint} is in its online phase, and training.online_steps is 0. Set "
+                "training.online_steps, or branch from a checkpoint of the offline phase"
+            )
+        require_fitting(point.checkpoint, abstract_train_state(member, create_sharding(member)))
+        check_assets(point.checkpoint, metadata["assets"], assets)
+        changes = describe_changes(diff_configs(stored, member))
+        logger.info("%s branches from %s with these changes:\n%s", member.exp_name, point.checkpoint, changes)
+    return point.checkpoint
+
+
+def begin_branch(checkpoint: pathlib.Path, rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
+    """Makes `directory` a run that goes on after the checkpoint of another run, with a config of its own.
+
+    Everything is gathered first, and gets its name in the directory at the end: a kill leaves a branch that has not
+    begun. This process holds the lock of the directory.
+    """
+    source, metadata = checkpoint.parent, load_checkpoint_metadata(checkpoint, RESUMED_STATE)
+    runs.write_run_config(directory, rl_config)
+    partial = directory / runs.UNFINISHED_BRANCH
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    with runs.only_trainer(source):  # A run that trains removes checkpoints.
+        for name in (runs.METRICS_FILE, ANOMALIES_FILE):  # The branch goes on with the lines up to its first step.
+            if (source / name).is_file():
+                shutil.copy2(source / name, partial / name)
+        rounds = (metadata["online"] or {}).get("rounds", 0)
+        if rounds:
+            later = {path.name for path in files_after_rounds(source / REPLAY, rounds)}
+            _link_tree(source / REPLAY, partial / REPLAY, later)
+        _link_tree(checkpoint, partial / checkpoint.name, {RUN, METRICS})
+    _write_run_file(partial / checkpoint.name, _branched(metadata, rl_config, checkpoint))
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == checkpoint.name):  # the checkpoint goes last
+        path.rename(directory / path.name)
+    partial.rmdir()
+
+
+def _branched(metadata: Mapping[str, Any], rl_config: RLTrainConfig, checkpoint: pathlib.Path) -> dict[str, Any]:
+    """What the checkpoint of a run says about itself as the first checkpoint of a branch."""
+    stored = from_dict(RLTrainConfig, metadata["config"])
+    changes = diff_configs(stored, rl_config)
+    changed: dict[str, Any] = {
+        "config": to_dict(rl_config),
+        "config_hash": config_hash(rl_config),
+        "branched_from": str(checkpoint),
+        "data": {**metadata["data"], "seed": rl_config.seed},
+        "evaluation": {**metadata["evaluation"], **_NO_BEST},
+        "wall_time_s": 0.0,
+    }
+    if "seed" in changes:  # With the key of the other run, branches with several seeds would draw the same noise.
+        _, key = jax.random.split(jax.random.key(rl_config.seed))
+        changed["rng"] = {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()}
+    if any(name in changes for name in _EPISODES):
+        changed["held_out"] = None
+    return {**metadata, **changed}
+
+
+def _write_run_file(step_directory: pathlib.Path, metadata: Mapping[str, Any]) -> None:
+    directory = step_directory / RUN
+    directory.mkdir()
+    (directory / RUN_FILE).write_text(json.dumps(metadata))
+    write_checksums(directory)
+
+
+def _link_tree(source: pathlib.Path, target: pathlib.Path, left_out: set[str]) -> None:
+    """Hard links to all files of a directory; copies, if the two are on different file systems."""
+    shutil.copytree(source, target, ignore=lambda _, names: left_out.intersection(names), copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
