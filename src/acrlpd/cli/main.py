@@ -44,7 +44,7 @@ COMMANDS = {
     "serve": "serve a policy on openpi's protocol",
     "report": "a run's report: one HTML file, and Markdown",
     "watch": "follow a run in the terminal",
-    "runs": "check the files of runs, checkpoints and exports",
+    "runs": "check the files of runs, or take parts out of checkpoints",
     "plan": "memory, FLOPs and step time of a config, before it runs",
     "doctor": "check this machine and installation",
 }

@@ -51,4 +51,25 @@ def verify(
     return 1 if problems else 0
 
 
-COMMANDS = {"verify": verify}
+def extract(
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")], *, parts: str, output: Path
+) -> int:
+    """Copy the policy or the critics of a checkpoint to a directory of their own, for `acrlpd train --load`.
+
+    Args:
+        checkpoint: A run (its newest checkpoint is taken), or one of its checkpoints.
+        parts: policy, critics, or both with a comma between them.
+        output: Directory to make.
+    """
+    from acrlpd.config.command_line import parse_parts
+    from acrlpd.runs.parts import extract_parts
+
+    names = parse_parts(parts, "--parts")
+    taken = extract_parts(checkpoint, names, output)
+    print(
+        f"{' and '.join(names)} of {taken} are in {output}; `acrlpd train --load {','.join(names)} {output}` loads them"
+    )
+    return 0
+
+
+COMMANDS = {"verify": verify, "extract": extract}

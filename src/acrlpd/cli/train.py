@@ -60,6 +60,8 @@ def main(args: Sequence[str]) -> int:
             "--resume and --branch_from contradict each other: a branch that has begun is a run of its own, which "
             "--resume DIR continues"
         )
+    if options.branch_from is not None and any(arg.partition("=")[0] == "--load" for arg in args):
+        raise ConfigError("--load and --branch_from contradict each other: a branch takes policy and critics along")
     claim_device_memory()
     from acrlpd.monitoring.profiling import parse_profile_steps
     from acrlpd.training.demonstrations import collect_missing_demonstrations

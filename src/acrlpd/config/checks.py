@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator
 
 from acrlpd.choice import kind_name
+from acrlpd.config.score import METRICS, SUCCESS, parse_score
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.files import are_plain_names, is_plain_name
 from acrlpd.findings import Finding, Level, error, warning
@@ -74,6 +75,10 @@ def check_policy(config: RLTrainConfig) -> Iterator[Finding]:
         yield error(f"weight_loader.kind {loader.kind} needs weight_loader.path")
     if loader.kind == "paligemma" and not config.model.in_openpi:
         yield error(f"weight_loader: PaliGemma's weights do not fit the {kind_name(config.model)} policy")
+    if loader.critics is not None and config.acrlpd.loss_weights.critic_weight == 0:
+        yield error(
+            "weight_loader.critics names critics, and this run has none: acrlpd.loss_weights.critic_weight is 0"
+        )
     weights = None if loader.kind == "none" else loader.path or ""
     yield from config.model.check(freeze_pi0_backbone=frozen, weights=weights)
     if config.freezes_policy and loader.kind != "checkpoint":
@@ -174,6 +179,24 @@ def check_baselines(config: RLTrainConfig) -> Iterator[Finding]:
             f"training.offline_steps and training.online_steps; found {training.offline_steps} and "
             f"{training.online_steps}. Set both, or remove offline_continued from evaluation.baselines"
         )
+
+
+def check_score(config: RLTrainConfig) -> Iterator[Finding]:
+    """A score of the evaluation must be made of what the evaluations of this run report."""
+    try:
+        score = parse_score(config.evaluation.score)
+    except ValueError as problem:
+        yield error(str(problem))
+        return
+    if score.text == SUCCESS:  # A run without an environment goes by its held-out loss.
+        return
+    for name in score.weights:
+        if METRICS[name].needs_env and config.env.id is None:
+            yield error(
+                f"evaluation.score names {name}, which needs an environment: set env.id, or name validation_loss"
+            )
+        if not METRICS[name].needs_env and config.data.validation_share == 0:
+            yield error(f"evaluation.score names {name}, which needs held-out episodes: raise data.validation_share")
 
 
 def check_cloning(config: RLTrainConfig) -> Iterator[Finding]:

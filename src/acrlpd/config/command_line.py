@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from acrlpd.choice import kind_name, kind_names
+from acrlpd.choice import hint, kind_name, kind_names
 from acrlpd.config import command_help
 from acrlpd.config.overrides import ALIASES, apply_config_overrides
 from acrlpd.config.registry import load_training_config
@@ -27,6 +27,9 @@ from acrlpd.text import parse_arguments
 Options = TypeVar("Options")
 # A switch that is off unless given.
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+# Parts of a checkpoint that another run can start with.
+_PARTS = (POLICY, CRITICS) = "policy", "critics"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +54,9 @@ class ConfigFlags:
     bc_weight: float | None = None
     # Candidates per observation.
     best_of_n_samples: int | None = None
+    # Start with parts of another run: "policy", "critics" or "critics,policy", and the directory of the run, of a
+    # checkpoint, of an export or of extracted parts.
+    load: Annotated[tuple[str, str] | None, tyro.conf.arg(metavar="PARTS DIR")] = None
     # Devices that share one copy of the large arrays.
     fsdp_devices: int | None = None
     # Micro-batches per update.
@@ -71,6 +77,7 @@ class ConfigFlags:
 _RARE_FLAGS = (
     "environment",
     "critic_lr",
+    "load",
     "fsdp_devices",
     "gradient_accumulation_steps",
     "async_actor",
@@ -209,11 +216,33 @@ def _flag_changes(config: RLTrainConfig, flags: ConfigFlags) -> dict[str, Any]:
         if peak_lr is not None:
             scaled = getattr(config, section).scaled_to(peak_lr)
             changes |= {f"{section}.{name}": value for name, value in scaled.items()}
+    if flags.load is not None:
+        changes |= _loaded_parts(*flags.load)
     if flags.no_wandb:
         changes["logging.wandb"] = "disabled"
     if flags.async_actor:
         changes["online.async_actor"] = True
     return changes
+
+
+def parse_parts(text: str, flag: str) -> tuple[str, ...]:
+    """The names of parts of a checkpoint in a text such as "critics,policy"."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in _PARTS]:
+        raise ConfigError(
+            f"{flag}: {unknown[0]!r} is no part of a checkpoint{hint(unknown[0], _PARTS)}; the parts are "
+            f"{', '.join(_PARTS)}, with a comma and no space between them"
+        )
+    return names
+
+
+def _loaded_parts(parts: str, directory: str) -> dict[str, Any]:
+    """The fields that `--load PARTS DIR` stands for."""
+    fields = {
+        POLICY: {"weight_loader.kind": "checkpoint", "weight_loader.path": directory},
+        CRITICS: {"weight_loader.critics": directory},
+    }
+    return {field: value for name in parse_parts(parts, "--load") for field, value in fields[name].items()}
 
 
 def limit_steps(config: RLTrainConfig, max_steps: int) -> RLTrainConfig:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Interval
 
+from acrlpd.config.score import SUCCESS
 from acrlpd.execution.base import ChunkExecution
 from acrlpd.execution.open_loop import OpenLoop
 
@@ -14,13 +15,15 @@ Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 
 @dataclasses.dataclass(frozen=True)
 class WeightLoaderConfig:
-    """Where the policy's weights come from when a run starts."""
+    """Where the weights come from when a run starts; --load is short for these fields."""
 
-    # "none": random; "checkpoint": an openpi checkpoint's `params` (or a step directory); "paligemma":
-    # PaliGemma's npz for the vision-language part, random for the rest.
+    # "none": random; "checkpoint": an openpi checkpoint's `params`, a step directory, a run (its newest checkpoint), an
+    # export or extracted parts; "paligemma": PaliGemma's npz for the vision-language part, random for the rest.
     kind: Literal["none", "checkpoint", "paligemma"] = "none"
     # Directory or file, local or gs://; every kind except "none" needs a path.
     path: str | None = None
+    # Directory of a run, a checkpoint, an export or extracted parts whose critics the run starts with; None: random.
+    critics: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +130,11 @@ class EvaluationConfig:
     seed: Seed = 10_000
     # Candidates when acting; None: num_action_samples.
     best_of_n: Annotated[int | None, Ge(1)] = None
+    # What makes an evaluation the best one, whose checkpoint is kept and for which early stopping waits: success (equal
+    # success is decided by reward), reward, length (shorter is better), validation_loss, action_error (both on held-out
+    # episodes, lower is better), or a weighted sum such as "success + 0.01*reward". A run without an environment has no
+    # success, and goes by its validation_loss.
+    score: str = SUCCESS
     # Also measure success under noise on observations and actions, and for several numbers of candidates, at every
     # fifth evaluation step (multiples of 5 eval_frequency).
     robustness: bool = False
@@ -163,7 +171,7 @@ class CheckpointConfig:
     max_to_keep: Annotated[int, Ge(1)] = 1
     # Checkpoints at multiples of this step are never removed; None: older checkpoints are removed.
     keep_period: Annotated[int | None, Ge(1)] = 5_000
-    # Keep the best checkpoint by evaluation as well.
+    # Keep the best checkpoint by evaluation.score as well.
     keep_best: bool = True
     # Failed saves in a row after which the run stops.
     max_failures: Annotated[int, Ge(1)] = 3

@@ -50,6 +50,7 @@ def validate_config(
         *checks.check_noise(config),
         *checks.check_online(config, level),
         *checks.check_baselines(config),
+        *checks.check_score(config),
         *checks.check_cloning(config),
         *checks.check_data(config),
         *checks.check_files(config, level),

@@ -15,8 +15,9 @@ from PIL import Image
 from acrlpd.monitoring.report_curves import round_numbers
 from acrlpd.monitoring.report_validation import validation_view
 from acrlpd.monitoring.report_verdict import critic_sentences, judge
+from acrlpd.runs.best_evaluation import describe_best
 from acrlpd.runs.record import EVALUATIONS, STAGES, Anomaly, Outcome, RunRecord, read_outcome
-from acrlpd.units import format_bytes, format_percent, format_seconds, short
+from acrlpd.units import format_bytes, format_seconds, short
 
 UNKNOWN = "–"
 _MAX_EPISODES = 4  # per run
@@ -66,7 +67,7 @@ def overview(record: RunRecord) -> dict[str, str]:
     }
     best = record.summary.get("best_evaluation")
     if isinstance(best, dict) and "score" in best:
-        facts["best evaluation"] = f"{format_percent(best['score'])} at step {best['step']:,}"
+        facts["best evaluation"] = describe_best(best)
     return facts
 
 

@@ -16,8 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from acrlpd.config.score import SUCCESS
 from acrlpd.console import Console
 from acrlpd.monitoring.report_curves import downsample
+from acrlpd.runs.best_evaluation import describe_best, find_best
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import Anomaly, RunProgress, RunReader, running_baseline
 from acrlpd.units import format_bytes, format_interval, format_percent, format_seconds, short
@@ -111,6 +113,7 @@ def _head(run: RunProgress) -> RenderableType:
         ("memory", _memory(run)),
         ("evaluation", _evaluation(run)),
         ("held-out", _validation(run)),
+        ("best", _best(run)),
         ("checkpoint", f"step {run.saved_steps[-1]:,}" if run.saved_steps else None),
         ("last metrics", run.metrics_written and f"{format_seconds(_age(run.metrics_written))} ago"),
     ):
@@ -165,6 +168,12 @@ def _validation(run: RunProgress) -> str | None:
     }
     found = [(run.latest(f"validation/{name}"), form) for name, form in forms.items()]
     return ", ".join(form(value) for value, form in found if value is not None) or None
+
+
+def _best(run: RunProgress) -> str | None:
+    """The best step so far by the score of the config; a config that cannot be read has the usual score."""
+    best = find_best(run.series, str(run.config.get("evaluation.score", SUCCESS)))
+    return None if best is None else describe_best(best)
 
 
 def _curves(run: RunProgress, width: int) -> Table:

@@ -16,7 +16,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from acrlpd.checksums import file_problem, read_checksums
+from acrlpd.config import RLTrainConfig
 from acrlpd.config.data import NORM_STATS_FILE
+from acrlpd.config.tree import from_dict
 from acrlpd.files import read_json_object
 from acrlpd.runs.directory import saved_steps
 
@@ -38,6 +40,7 @@ Types = type | tuple[type, ...]
 _KEYS: dict[str, Types] = {"format": int, "step": int, "config": dict, "assets": dict}
 _RUN_KEYS: dict[str, Types] = {"params_hold_average": bool, "rng": dict}
 _EXPORT_KEYS: dict[str, Types] = {"serving": dict, "critics": (list, type(None))}
+_PARTS_KEYS: dict[str, Types] = {"parts": list}
 
 
 class CheckpointError(ValueError):
@@ -55,6 +58,22 @@ def load_checkpoint_metadata(step_directory: pathlib.Path, also: Mapping[str, Ty
 def load_export_metadata(directory: pathlib.Path) -> dict[str, Any]:
     """The content of the acrlpd.json of an export."""
     return _read_description(directory / EXPORT_FILE, _EXPORT_KEYS)
+
+
+def load_parts_metadata(directory: pathlib.Path) -> dict[str, Any]:
+    """The content of the parts.json of extracted parts."""
+    return _read_description(directory / PARTS_FILE, _PARTS_KEYS)
+
+
+def load_described_config(directory: pathlib.Path) -> RLTrainConfig:
+    """The config with which the content of a directory was trained: a checkpoint, an export, or parts."""
+    if (directory / EXPORT_FILE).exists():
+        metadata = load_export_metadata(directory)
+    elif (directory / PARTS_FILE).exists():
+        metadata = load_parts_metadata(directory)
+    else:
+        metadata = load_checkpoint_metadata(directory)
+    return from_dict(RLTrainConfig, metadata["config"])
 
 
 def _read_description(path: pathlib.Path, keys: Mapping[str, Types]) -> dict[str, Any]:

@@ -3,30 +3,36 @@
 from collections.abc import Mapping
 from typing import Any
 
+from acrlpd.config.score import parse_score
+from acrlpd.runs.best_evaluation import BestEvaluation
+
 
 class EvaluationHistory:
     """The newest evaluation of each phase, the best evaluation of the run, and the evaluations since the best one."""
 
-    def __init__(self, patience: int) -> None:
-        """A phase ends after `patience` evaluations without a new best one; with 0 it never ends for this reason."""
+    def __init__(self, patience: int, score: str) -> None:
+        """A phase ends after `patience` evaluations without a new best one; with 0 it never ends for this reason.
+
+        `score` says what makes an evaluation the best (`evaluation.score`).
+        """
         self.phases: dict[str, dict[str, Any]] = {}
-        self.best: dict[str, float] | None = None  # step and score
+        self._best = BestEvaluation(parse_score(score))
         self._patience = patience
         self._without_improvement = 0
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """Step and score of the best evaluation, and what the score is by."""
+        return self._best.found
 
     def add(self, phase: str, step: int, metrics: Mapping[str, float]) -> None:
         summary: dict[str, Any] = {"step": step} | dict(metrics)
         if "success_rate_low" in metrics:
             summary["interval"] = [summary.pop("success_rate_low"), summary.pop("success_rate_high")]
         self.phases[phase] = summary
-        score = metrics.get("success_rate")  # This metric ranks policies, if an evaluation reports it.
-        if score is None:
-            return
-        if self.best is None or score > self.best["score"]:
-            self.best = {"step": step, "score": score}
-            self._without_improvement = 0
-        else:
-            self._without_improvement += 1
+        is_better = self._best.add(step, metrics)
+        if is_better is not None:
+            self._without_improvement = 0 if is_better else self._without_improvement + 1
 
     def begin_phase(self) -> None:
         """Each phase has its own patience."""
@@ -40,16 +46,19 @@ class EvaluationHistory:
         """Whether the policy of this step has been evaluated."""
         return self.phases.get(phase, {}).get("step") == step
 
-    def best_score(self, step: int) -> float | None:
-        """The score of `step` if it is the best step so far, else None.
+    def best_rank(self, step: int) -> float | None:
+        """A number for `step` if it is the best step so far, else None; the number of every later best step is higher.
 
-        Of several steps with an equal score only the first step gets the score, because Orbax would keep the last one.
+        Orbax keeps the checkpoint with the highest number, whatever the evaluations were judged by. In runs from before
+        there were ranks the number was the success, which is at most 1, the rank of the first best step.
         """
-        return self.best["score"] if self.best is not None and self.best["step"] == step else None
+        return float(self._best.rank) if self.best is not None and self.best["step"] == step else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "phases": self.phases, "without_improvement": self._without_improvement}
+        own = {"phases": self.phases, "without_improvement": self._without_improvement}
+        return self._best.state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.phases = state["best"], state["phases"]
+        self._best.load_state_dict(state)
+        self.phases = state["phases"]
         self._without_improvement = state["without_improvement"]

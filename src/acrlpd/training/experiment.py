@@ -28,9 +28,9 @@ from acrlpd.training.branching import begin_branch, prepare_branches
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import EvalFn
+from acrlpd.training.going_back import find_resumed_checkpoint, locate_resume, set_aside_newer
 from acrlpd.training.members import create_members, joint_name
 from acrlpd.training.options import RunOptions
-from acrlpd.training.going_back import find_resumed_checkpoint, locate_resume, set_aside_newer
 from acrlpd.training.out_of_memory import OutOfMemoryError
 from acrlpd.training.train_runs import read_assets, train_runs
 from acrlpd.units import format_interval, format_percent
@@ -158,9 +158,7 @@ def _check_outcomes(rl_config: RLTrainConfig) -> None:
             ) from error
 
 
-def _go_back(
-    members: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], options: RunOptions
-) -> RunOptions:
+def _go_back(members: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], options: RunOptions) -> RunOptions:
     """Sets aside what the runs have after the step at which they are to go on, if they may go on there.
 
     The runs then go on at their newest checkpoint. A dry run moves nothing, and looks at the checkpoint of the step.

@@ -80,9 +80,7 @@ def set_aside_newer(directory: pathlib.Path, step: int) -> pathlib.Path | None:
     return folder
 
 
-def _paths_after(
-    directory: pathlib.Path, step: int, newer: Sequence[int], num_rounds: int
-) -> Iterator[pathlib.Path]:
+def _paths_after(directory: pathlib.Path, step: int, newer: Sequence[int], num_rounds: int) -> Iterator[pathlib.Path]:
     """What to move, in an order in which the newest checkpoint that is left always has all that it needs.
 
     `newer` are the steps of the checkpoints after `step`, at which the run had taken `num_rounds` rounds.

@@ -1,4 +1,4 @@
-"""The agent at step 0, with the initial weights of the policy that the config names."""
+"""The agent at step 0, with the initial weights of the policy and of the critics that the config names."""
 
 import logging
 import re
@@ -19,7 +19,9 @@ from acrlpd.models.openpi_checkpoint import (
     load_pi0_weights_from_openpi,
 )
 from acrlpd.process import compile_fast
-from acrlpd.runs.checkpoint_layout import EXPORT_FILE, RUN, RUN_FILE
+from acrlpd.runs.checkpoint_layout import EXPORT_FILE, PARTS_FILE, RUN, RUN_FILE
+from acrlpd.runs.parts import find_critics, find_policy
+from acrlpd.training.checkpoints.critics import with_critics
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
 
 logger = logging.getLogger(__name__)
@@ -28,17 +30,19 @@ logger = logging.getLogger(__name__)
 def check_initial_weights(rl_config: RLTrainConfig) -> None:
     """Refuses weights that are missing or cannot be verified. Called before the data is decoded, which is slow."""
     loader = rl_config.weight_loader
+    if loader.critics is not None:
+        find_critics(loader.critics)
     if loader.kind == "none" or loader.path is None:
         return
     if loader.kind == "checkpoint":
-        _require_checksums(find_params_directory(loader.path))
+        _require_checksums(find_params_directory(find_policy(loader.path)))
     else:
         find_paligemma_file(loader.path)
 
 
 def _require_checksums(directory: epath.Path) -> None:
     """Refuses a `params` directory of acrlpd that has lost its checksums; openpi writes no checksums."""
-    is_ours = any((directory.parent / name).exists() for name in (f"{RUN}/{RUN_FILE}", EXPORT_FILE))
+    is_ours = any((directory.parent / name).exists() for name in (f"{RUN}/{RUN_FILE}", EXPORT_FILE, PARTS_FILE))
     if is_ours and not (directory / CHECKSUMS_FILE).exists():
         raise ChecksumError(
             f"{directory / CHECKSUMS_FILE} is missing, so the initial weights cannot be verified. acrlpd wrote this "
@@ -48,20 +52,32 @@ def _require_checksums(directory: epath.Path) -> None:
 
 def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array) -> Agent:
     """The agent of a run at step 0. Weights go from the files straight to their devices and dtypes."""
+    agent = _create_with_policy(rl_config, sharding, rng)
+    critics = rl_config.weight_loader.critics
+    if critics is None:
+        return agent
+    directory = find_critics(critics)
+    logger.info("loading the critics' weights from %s", directory.parent)
+    return with_critics(agent, directory)
+
+
+def _create_with_policy(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: jax.Array) -> Agent:
+    """The agent with the policy that the config names, and with new critics."""
     loader = rl_config.weight_loader
     if loader.kind == "none":
         return init_fsdp_train_state(rl_config, sharding, rng)
     if loader.path is None:
         raise ConfigError(f"weight_loader.kind={loader.kind} needs weight_loader.path")
     check_initial_weights(rl_config)
-    logger.info("loading the policy's weights from %s", loader.path)
+    path = find_policy(loader.path) if loader.kind == "checkpoint" else loader.path
+    logger.info("loading the policy's weights from %s", path)
     abstract = abstract_train_state(rl_config, sharding)
     wanted = nnx.merge_state(abstract.policy_params, abstract.frozen_params)
     # A checkpoint has every parameter but adapters, so only adapters are initialised.
     is_checkpoint = loader.kind == "checkpoint"
     target = _with_initial_values(rl_config, rng, wanted, only=LORA if is_checkpoint else ".*")
     load = load_pi0_weights_from_openpi if is_checkpoint else load_paligemma_weights
-    params = load(loader.path, target)
+    params = load(path, target)
     return init_fsdp_train_state(rl_config, sharding, rng, nnx.to_pure_dict(params))
 
 

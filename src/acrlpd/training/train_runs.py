@@ -26,6 +26,7 @@ from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.evaluation.validation import Validator
 from acrlpd.monitoring.profiling import parse_profile_steps
 from acrlpd.runs import directory as runs
+from acrlpd.runs.best_evaluation import describe_best
 from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import Arena, EvalFn, compile_only, train
@@ -287,6 +288,8 @@ def _write_summary(trainer: Trainer) -> None:
         plan = planned_costs(trainer.rl_config)
         runs.write_summary(trainer.directory, {"status": status, "plan": plan} | trainer.summary())
     reached = describe_outcome(trainer.evaluations.phases.get(trainer.phase))
+    if trainer.evaluations.best is not None:
+        reached.append(f"best {describe_best(trainer.evaluations.best)}")
     place = trainer.directory / str(trainer.step)
     logger.info("%s", "; ".join([f"{status} at step {trainer.step:,}", *reached, f"checkpoint {place}"]))
     barrier("end of the run")

@@ -84,7 +84,7 @@ class Trainer:
         self.stopped_by: int | None = None  # the signal that ended the run early
         self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
-        self.evaluations = EvaluationHistory(rl_config.training.early_stopping_patience)
+        self.evaluations = EvaluationHistory(rl_config.training.early_stopping_patience, rl_config.evaluation.score)
         self.writer = CheckpointWriter(directory, rl_config, assets or {})
         self.metrics_log = MetricsLog(
             directory / METRICS_FILE if is_primary() else None, rl_config.training.log_frequency
@@ -160,7 +160,7 @@ class Trainer:
                     "online": None if self.online is None else self.online.state_dict(),
                     "wall_time_s": self.wall_time_s,
                 },
-                score=self.evaluations.best_score(self.step),
+                score=self.evaluations.best_rank(self.step),
             )
 
     @property
@@ -207,7 +207,7 @@ class Trainer:
                 yield from self.evaluate()
             is_due = self.step % self.rl_config.training.save_frequency == 0
             is_end = self.step == last_step or self.evaluations.is_out_of_patience  # `_run_phase` saves
-            is_best = self.evaluations.best_score(self.step) is not None
+            is_best = self.evaluations.best_rank(self.step) is not None
             if (is_due or (is_best and self.rl_config.checkpoints.keep_best)) and not is_end:
                 self.save_checkpoint()
             self.writer.poll()

@@ -70,7 +70,7 @@ def _num_checkpoints(config: RLTrainConfig) -> int:
         newest = [step for step in newest if step % keep.keep_period]
         for_good = last // math.lcm(frequency, keep.keep_period)
         for_good += sum(step % keep.keep_period == 0 for step in ends)
-    best = config.env.id is not None and keep.keep_best
+    best = (config.env.id is not None or config.data.validation_share > 0) and keep.keep_best
     num_saved = last // frequency + len(ends)
     return min(len(newest) + for_good + 1, num_saved) + best
 

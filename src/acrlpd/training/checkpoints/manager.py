@@ -59,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 # What tensorstore adds to the message of an error, pages of it.
 _DETAILS = re.compile(r" \[(os_error_code|tensorstore_spec|source locations)=.*", re.DOTALL)
+Names = tuple[str, ...]  # from the root of an item to an array
 # Seconds of waiting for a save after which a warning says so, again and again.
 SLOW_SAVE_S = 120.0
 
@@ -314,7 +315,13 @@ def require_fitting(step_directory: pathlib.Path, abstract_agent: Agent) -> None
     _, wanted = _wanted_items(step_directory, abstract_agent)
     for name, tree in wanted.items():
         with _reading(step_directory / name) as checkpointer:
-            _check_shapes(step_directory / name, checkpointer, tree)
+            _check_shapes(step_directory / name, checkpointer, traverse_util.flatten_dict(tree))
+
+
+def require_equal_shapes(directory: pathlib.Path, wanted: Mapping[Names, Any], within: Names) -> None:
+    """Refuses an item of a checkpoint whose branch `within` has other names or shapes than `wanted`."""
+    with _reading(directory) as checkpointer:
+        _check_shapes(directory, checkpointer, wanted, within)
 
 
 def _wanted_items(step_directory: pathlib.Path, abstract_agent: Agent) -> tuple[bool, dict[str, Any]]:
@@ -346,17 +353,20 @@ def _reading(directory: pathlib.Path) -> Iterator[ocp.Checkpointer]:
 
 def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
     with _reading(directory) as checkpointer:
-        _check_shapes(directory, checkpointer, wanted)
+        _check_shapes(directory, checkpointer, traverse_util.flatten_dict(wanted))
         restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
         return checkpointer.restore(directory, RestoreArrays(wanted, restore_args))
 
 
-def _check_shapes(directory: pathlib.Path, checkpointer: ocp.Checkpointer, wanted_tree: Any) -> None:
+def _check_shapes(
+    directory: pathlib.Path, checkpointer: ocp.Checkpointer, wanted: Mapping[Names, Any], within: Names = ()
+) -> None:
     metadata = checkpointer.metadata(directory).item_metadata
     if metadata is None:
         raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
-    stored, wanted = (traverse_util.flatten_dict(tree, sep="/") for tree in (metadata.tree, wanted_tree))
-    problems = shape_differences({name: leaf.shape for name, leaf in stored.items()}, dict(sorted(wanted.items())))
+    found = traverse_util.flatten_dict(metadata.tree)
+    stored = {"/".join(name): leaf.shape for name, leaf in found.items() if name[: len(within)] == within}
+    problems = shape_differences(stored, {"/".join(name): wanted[name] for name in sorted(wanted)})
     if problems:
         shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else [])
         raise CheckpointError(f"{directory} does not fit this config:\n  " + "\n  ".join(shown))

@@ -1,0 +1,24 @@
+"""Critics of another run as the initial critics of an agent."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+
+from acrlpd.agents import Agent
+from acrlpd.checksums import verified
+from acrlpd.models.openpi_checkpoint import restore_arrays
+from acrlpd.policies.checkpoint import CRITIC_BRANCHES
+from acrlpd.training.checkpoints.manager import require_equal_shapes
+
+
+def with_critics(agent: Agent, directory: pathlib.Path) -> Agent:
+    """The agent with the critics in the `critic` directory of a checkpoint; the target critics begin as copies."""
+    branch = CRITIC_BRANCHES["online"]
+    leaves, structure = jax.tree_util.tree_flatten_with_path(agent.critics.online)
+    wanted = {(*branch, *(jax.tree_util.keystr((key,), simple=True) for key in path[:-1])): x for path, x in leaves}
+    require_equal_shapes(directory, wanted, within=branch)
+    with verified(directory, share=(jax.process_index(), jax.process_count())):
+        found = restore_arrays(directory, wanted)
+    online = jax.tree.unflatten(structure, [found[name] for name in wanted])
+    return agent.replace(critics=agent.critics.replace(online=online, target=jax.tree.map(jnp.copy, online)))
