@@ -25,15 +25,13 @@ from acrlpd.runs.record import ANOMALIES_FILE
 from acrlpd.runs.starting_point import find_starting_point
 from acrlpd.training.checkpoints.items import METRICS
 from acrlpd.training.checkpoints.manager import require_fitting
-from acrlpd.training.checkpoints.metadata import RESUMED_STATE, check_assets, describe_changes
+from acrlpd.training.checkpoints.metadata import EPISODE_FIELDS, HELD_OUT, RESUMED_STATE, check_assets, describe_changes
 from acrlpd.training.online.records import files_after_rounds
 from acrlpd.training.online.rounds import REPLAY
 from acrlpd.training.sharding import abstract_train_state, create_sharding
 
 logger = logging.getLogger(__name__)
 
-# Fields that decide which episodes a run has; a branch with other values chooses its held-out episodes anew.
-_EPISODES = ("data.data_dir", "data.repo_id", "data.max_episodes", "data.validation_share")
 # What a branch that begins has in place of the results of the other run: its best checkpoint is not here.
 _NO_BEST = {"best": None, "without_improvement": 0}
 
@@ -106,8 +104,8 @@ def _branched(metadata: Mapping[str, Any], rl_config: RLTrainConfig, checkpoint:
     if "seed" in changes:  # With the key of the other run, branches with several seeds would draw the same noise.
         _, key = jax.random.split(jax.random.key(rl_config.seed))
         changed["rng"] = {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()}
-    if any(name in changes for name in _EPISODES):
-        changed["held_out"] = None
+    if any(name in changes for name in EPISODE_FIELDS):
+        changed[HELD_OUT] = None
     return {**metadata, **changed}
 
 

@@ -17,7 +17,7 @@ import rich.table
 from acrlpd.choice import kind_name
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, config_to_yaml
 from acrlpd.console import Console
-from acrlpd.data.pipeline.dataset import choose_episodes, open_config_source, read_columns
+from acrlpd.data.pipeline.dataset import choose_episodes, open_config_source, read_all_rewards, read_columns
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.pipeline.returns import find_successes
 from acrlpd.data.pipeline.rewards import read_rewards
@@ -167,7 +167,8 @@ def _write_data(output: pathlib.Path, rl_config: RLTrainConfig, replay: Replay, 
     """The demonstrations and the episodes of the first `num_played` rounds, as one dataset."""
     # A round holds out episodes of all of its data, so nothing is held out here.
     data = dataclasses.replace(rl_config.data, validation_share=0.0)
-    source, _ = choose_episodes(open_config_source(rl_config), data)
+    everything = open_config_source(rl_config)
+    source, _ = choose_episodes(everything, data, read_all_rewards(everything, data))
     rewards = read_rewards(source, table := read_columns(source, rl_config.data, rewards=True), rl_config.data.rewards)
     demonstrated = np.split(find_successes(table, rewards), table.offsets[1:-1])
     played = read_rounds(replay.root, 0)[:num_played]

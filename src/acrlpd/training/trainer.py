@@ -25,7 +25,7 @@ from acrlpd.runs.metrics_log import MetricsLog
 from acrlpd.runs.record import EVALUATIONS
 from acrlpd.training.calls import create_call_lengths, next_multiple
 from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
-from acrlpd.training.checkpoints.metadata import RESUMED_STATE, restore_rng
+from acrlpd.training.checkpoints.metadata import HELD_OUT, RESUMED_STATE, restore_rng
 from acrlpd.training.distributed import is_primary
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
@@ -151,6 +151,7 @@ class Trainer:
                 rng=self._rng,
                 state={
                     "data": self._loader.state_dict(),
+                    HELD_OUT: self._loader.dataset.held_out_indices,
                     "reward_origin": self._loader.dataset.rewards.origin.name,
                     "metrics": self.metrics_log.state_dict(),
                     "monitor": self.monitor.state_dict(),

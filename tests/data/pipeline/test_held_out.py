@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from acrlpd.agents.improvements.recap import RECAP
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig
 from acrlpd.config.validation import validate_config
-from acrlpd.data.pipeline.dataset import Dataset, held_out_episodes, open_dataset, write_norm_stats
+from acrlpd.data.pipeline.dataset import Dataset, open_dataset, write_norm_stats
 from acrlpd.data.pipeline.held_out import MAX_WINDOWS, read_held_out_windows, returns_to_terminal
+from acrlpd.data.pipeline.held_out_choice import HeldOutChoice, held_out_episodes
 from acrlpd.data.pipeline.rewards import RewardOrigin, StepRewards
 from acrlpd.data.sources.source import Feature
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
@@ -33,6 +34,25 @@ def test_the_choice_follows_from_the_numbers_of_the_episodes(episodes: set[int],
     grown = held_out_episodes([*episodes, 20_000], share)
     if len(grown) == len(chosen):
         assert grown - {20_000} <= chosen
+
+
+@given(st.lists(st.booleans(), min_size=10, max_size=60), st.floats(0.001, 0.5))
+def test_both_outcomes_are_held_out_where_there_are_enough_of_both(outcomes: list[bool], share: float) -> None:
+    success = dict(enumerate(outcomes))
+    by_number, chosen = held_out_episodes(range(len(success)), share), held_out_episodes(success, share, success)
+    found = {success[index] for index in chosen}
+    if min(outcomes.count(True), outcomes.count(False)) >= 5:
+        assert found == {True, False} and len(chosen) == max(2, len(by_number))
+        assert len(by_number - chosen) <= 1
+    if len({success[index] for index in by_number}) == 2 or len(set(outcomes)) == 1:
+        assert chosen == by_number
+
+
+def test_a_run_that_goes_on_keeps_what_it_has_held_out() -> None:
+    success = {index: index % 2 == 0 for index in range(40)}
+    stored = HeldOutChoice(frozenset({3, 5, 99}))
+    assert stored.choose(0.1, success) == {3, 5}  # the dataset has no episode 99 any more
+    assert HeldOutChoice(by_outcome=False).choose(0.1, success) == held_out_episodes(range(40), 0.1)
 
 
 def test_few_episodes_are_all_trained_on_and_0_turns_it_off() -> None:

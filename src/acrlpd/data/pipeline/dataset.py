@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from acrlpd.config import DataConfig, RLTrainConfig
 from acrlpd.data.frames.decoded import open_frame_store
 from acrlpd.data.frames.store import FrameStore
+from acrlpd.data.pipeline.held_out_choice import CHOSEN_NOW, HeldOutChoice
 from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
@@ -46,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 # Windows looked at when statistics are checked against the data.
 _CHECKED_WINDOWS = 2_000
-# With this many episodes, the loss of one to validation is small.
-_ENOUGH_EPISODES = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +60,12 @@ class Dataset:
     transforms: PolicyTransforms
     norm_stats: dict[str, NormStats] | None  # None only for fake data
     held_out: "Dataset | None" = None  # the episodes for validation, from which no batch is drawn
+    choice: HeldOutChoice = CHOSEN_NOW  # how they were chosen
+
+    @property
+    def held_out_indices(self) -> list[int]:
+        """The numbers of the episodes for validation."""
+        return [] if self.held_out is None else list(self.held_out.source.indices)
 
     def close(self) -> None:
         """Closes the files, also those of the held-out episodes."""
@@ -72,22 +76,23 @@ class Dataset:
             self.held_out.close()
 
 
-def open_dataset(rl_config: RLTrainConfig) -> Dataset:
-    """Opens the dataset of a config, and checks that all parts fit together."""
+def open_dataset(rl_config: RLTrainConfig, held_out: HeldOutChoice = CHOSEN_NOW) -> Dataset:
+    """Opens the dataset of a config, and checks that all parts fit together; `held_out` chooses held-out episodes."""
     config = rl_config.data
     transforms = create_policy_transforms(rl_config)
     source = open_config_source(rl_config)
     require_cameras(source, transforms.cameras, rl_config.model)
     origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
     rewards = read_all_rewards(source, config)
-    source, held_out = choose_episodes(source, config)
+    source, validated_on = choose_episodes(source, config, rewards, held_out)
     dataset = _read_dataset(source, rewards, rl_config, transforms, config.episodes_per_memory_pool)
     require_and_report_outcomes(dataset.rewards, rl_config)
     _check(dataset, rl_config, origin)
-    if held_out is None:
+    dataset = dataclasses.replace(dataset, choice=held_out)
+    if validated_on is None:
         return dataset
     # Few frames of the held-out episodes are read, and each is read once.
-    return dataclasses.replace(dataset, held_out=_read_dataset(held_out, rewards, rl_config, transforms, pool=0))
+    return dataclasses.replace(dataset, held_out=_read_dataset(validated_on, rewards, rl_config, transforms, pool=0))
 
 
 def _read_dataset(
@@ -124,21 +129,24 @@ def check_outcomes(rl_config: RLTrainConfig) -> None:
     """Refuses a config whose settings need successes or failures that its dataset does not have; reads no frame."""
     if needs_outcomes(rl_config) or rl_config.data.episode_filter == "success":
         everything = open_config_source(rl_config)
-        source, _ = choose_episodes(everything, rl_config.data)
-        require_and_report_outcomes(read_all_rewards(everything, rl_config.data).of(source), rl_config)
+        rewards = read_all_rewards(everything, rl_config.data)
+        source, _ = choose_episodes(everything, rl_config.data, rewards)
+        require_and_report_outcomes(rewards.of(source), rl_config)
 
 
-def choose_episodes(source: EpisodeSource, config: DataConfig) -> tuple[EpisodeSource, EpisodeSource | None]:
+def choose_episodes(
+    source: EpisodeSource, config: DataConfig, rewards: DatasetRewards, choice: HeldOutChoice = CHOSEN_NOW
+) -> tuple[EpisodeSource, EpisodeSource | None]:
     """The episodes to train on, and the episodes that are held out for validation, if there are any.
 
     The held-out episodes do not depend on `episode_filter`, so that a run and its baselines are validated alike.
     """
     everything = _first_episodes(source, config)
-    held_out = held_out_episodes(everything.indices, config.validation_share)
+    success = dict(zip(everything.indices, rewards.of(everything).success.tolist(), strict=True))
+    held_out = choice.choose(config.validation_share, success)
     source = everything.without(dict.fromkeys(held_out, "held out for validation (data.validation_share)"))
     if config.episode_filter == "success":
-        success = read_all_rewards(everything, config).of(source).success
-        failed = [index for index, ok in zip(source.indices, success, strict=True) if not ok]
+        failed = [index for index in source.indices if not success[index]]
         if len(failed) == len(source):
             raise OutcomeError(f"{source.root}: data.episode_filter=success leaves none of {len(source)} episodes")
         source = source.without(dict.fromkeys(failed, "no success (data.episode_filter)"))
@@ -146,18 +154,6 @@ def choose_episodes(source: EpisodeSource, config: DataConfig) -> tuple[EpisodeS
         return source, None
     trained_on = [index for index in everything.indices if index not in held_out]
     return source, everything.without(dict.fromkeys(trained_on, "not held out for validation"))
-
-
-def held_out_episodes(indices: Sequence[int], share: float) -> frozenset[int]:
-    """The numbers of the episodes for validation.
-
-    Each episode has its place in the order of choice by its number alone. So all seeds and all resumed runs hold out
-    the same episodes, and a dataset that has grown still holds out most of the episodes that it held out before.
-    """
-    count = round(share * len(indices))
-    if share > 0 and len(indices) >= _ENOUGH_EPISODES:
-        count = max(1, count)
-    return frozenset(sorted(indices, key=lambda index: hashlib.blake2b(str(index).encode()).digest())[:count])
 
 
 def _is_fake(config: DataConfig) -> bool:

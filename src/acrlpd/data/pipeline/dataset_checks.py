@@ -93,14 +93,15 @@ def _check_rewards_and_prompts(attempt: Attempts, source: EpisodeSource, rl_conf
 
     Only columns of rewards are read.
     """
-    chosen = attempt(choose_episodes, source, rl_config.data)
-    if chosen is None:
-        return None
-    used, _ = chosen
+    used, rewards = source, attempt(read_all_rewards, source, rl_config.data)
+    if rewards is not None:
+        chosen = attempt(choose_episodes, source, rl_config.data, rewards)
+        if chosen is None:
+            return None
+        used, _ = chosen
     table = attempt(used.read_columns, reward_columns(used, rl_config.data))
     if table is None:
         return None
-    rewards = attempt(read_all_rewards, source, rl_config.data)
     if rewards is not None:
         attempt(require_outcomes, rewards.of(used), rl_config)
     return attempt(fill_prompts, used, table, rl_config.data) if rl_config.model.prompt_len else None

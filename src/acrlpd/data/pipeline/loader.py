@@ -19,6 +19,7 @@ from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.batches import BatchBuilder, JoinedBuilder, Part, interleave
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset
 from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, RowDraws, create_device_rows
+from acrlpd.data.pipeline.held_out_choice import CHOSEN_NOW, HeldOutChoice
 from acrlpd.data.pipeline.sampling import WindowSampler
 
 logger = logging.getLogger(__name__)
@@ -133,10 +134,11 @@ class DataLoader:
             self._rows.extend(self._builders[1])
         self._restart(self._prefetcher.step)
 
-    def reads_data_of(self, rl_config: RLTrainConfig) -> bool:
-        """Whether the data of a config is the data of this loader."""
+    def reads_data_of(self, rl_config: RLTrainConfig, held_out: HeldOutChoice) -> bool:
+        """Whether the data of a config, with this choice of held-out episodes, is the data of this loader."""
         own = self._rl_config
-        return (own.data, own.model, own.qchunking) == (rl_config.data, rl_config.model, rl_config.qchunking)
+        is_equal = (own.data, own.model, own.qchunking) == (rl_config.data, rl_config.model, rl_config.qchunking)
+        return is_equal and self.dataset.choice == held_out
 
     def draws_windows_of(self, other: "DataLoader") -> bool:
         """Whether the prior data of another loader with the same config, up to its rewards, has the same windows.
@@ -303,16 +305,18 @@ def create_data_loader(
     device_sharding: NamedSharding | None = None,
     num_runs: int = 1,
     like: DataLoader | None = None,
+    held_out: HeldOutChoice = CHOSEN_NOW,
 ) -> DataLoader:
     """Opens the dataset of a config and starts loading it.
 
     `batch_size` is that of the config unless given, and counts the windows of all processes together. `num_runs` runs
     train on the devices together. `like` is the loader of another one of them: if both runs have the same data without
-    images, they share the data in memory. Frames are not shared, because each run draws from other episodes.
+    images, they share the data in memory. Frames are not shared, because each run draws from other episodes. `held_out`
+    chooses the held-out episodes.
     """
-    is_shared = like is not None and like.dataset.frames is None and like.reads_data_of(rl_config)
+    is_shared = like is not None and like.dataset.frames is None and like.reads_data_of(rl_config, held_out)
     return DataLoader(
-        like.dataset if like is not None and is_shared else open_dataset(rl_config),
+        like.dataset if like is not None and is_shared else open_dataset(rl_config, held_out),
         rl_config,
         batch_size=rl_config.batch_size if batch_size is None else batch_size,
         device_sharding=device_sharding,

@@ -313,7 +313,7 @@ def restore_agent(step_directory: pathlib.Path, abstract_agent: Agent) -> Agent:
 def require_fitting(step_directory: pathlib.Path, abstract_agent: Agent) -> None:
     """Refuses a checkpoint whose arrays have other names or shapes than those of the agent; reads no array."""
     _, wanted = _wanted_items(step_directory, abstract_agent)
-    for name, tree in wanted.items():
+    for name, tree in sorted(wanted.items()):
         with _reading(step_directory / name) as checkpointer:
             _check_shapes(step_directory / name, checkpointer, traverse_util.flatten_dict(tree))
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import flatten, from_dict
+from acrlpd.data.pipeline.held_out_choice import CHOSEN_NOW, HeldOutChoice
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,
     FORMER_VALUES,
@@ -53,6 +54,12 @@ RESUMED_STATE: dict[str, type | tuple[type, ...]] = {
     "online": (dict, type(None)),
     "wall_time_s": (int, float),
 }
+
+# The numbers of the held-out episodes in a run.json. Runs from before outcomes were looked at have no such list, and a
+# branch whose data has changed has null.
+HELD_OUT = "held_out"
+# Fields that decide which episodes a run has.
+EPISODE_FIELDS = ("data.data_dir", "data.repo_id", "data.max_episodes", "data.validation_share")
 
 Changes = dict[str, tuple[Any, Any]]  # dotted name -> (in the checkpoint, now)
 
@@ -123,6 +130,17 @@ def check_assets(step_directory: pathlib.Path, recorded: Mapping[str, str], asse
                 f"{name} is not what {step_directory} was trained with: the policy would see differently "
                 f"scaled data. Restore it from {step_directory}/assets/{name}"
             )
+
+
+def resumed_choice(step_directory: pathlib.Path, changes: Changes) -> HeldOutChoice:
+    """How a run that goes on at a checkpoint, with changes of its config, gets its held-out episodes."""
+    metadata = load_checkpoint_metadata(step_directory)
+    if any(name in changes for name in EPISODE_FIELDS):
+        return CHOSEN_NOW
+    if HELD_OUT not in metadata:
+        return HeldOutChoice(by_outcome=False)
+    episodes = metadata[HELD_OUT]
+    return HeldOutChoice(None if episodes is None else frozenset(episodes))
 
 
 def describe_changes(changes: Changes) -> str:
