@@ -25,7 +25,7 @@ def test_evaluation_decides_what_is_kept_and_when_it_is_over(processes: Processe
     train_here(config, scored(SCORES), resume=True)
     summary = json.loads((directory / "summary.json").read_text())
     assert (summary["status"], summary["final_step"]) == ("finished early: no improvement", 30)
-    assert summary["best_evaluation"] == {"step": 15, "score": 0.9}
+    assert summary["best_evaluation"] == {"step": 15, "score": 0.9, "by": "success"}
     assert summary["wall_time_s"] > 1e6
     # Step 15 is not a multiple of save_frequency: the run saved it because it was the best.
     assert saved_steps(directory) == [15, 30]
@@ -38,5 +38,5 @@ def test_of_equal_scores_the_first_is_the_best_and_is_kept(tmp_path: pathlib.Pat
     scores = {"5": 0.8, "10": 0.8, "15": 0.1, "20": 0.8, "25": 0.0, "30": 0.8}
     train_here(config, scored(scores))
     directory = run_directory(config)
-    assert json.loads((directory / "summary.json").read_text())["best_evaluation"] == {"step": 5, "score": 0.8}
+    assert json.loads((directory / "summary.json").read_text())["best_evaluation"]["step"] == 5
     assert saved_steps(directory) == [5, 30]

@@ -188,5 +188,5 @@ def test_either_phase_ends_when_nothing_improves_and_the_best_is_kept(tmp_path: 
     summary = read_summary(directory)
     assert (summary["status"], summary["final_step"]) == ("finished early: no improvement", 30)
     assert {phase: found["step"] for phase, found in summary["evaluation"].items()} == {"offline": 20, "online": 30}
-    assert summary["best_evaluation"] == {"step": 24, "score": 0.6}
+    assert summary["best_evaluation"] == {"step": 24, "score": 0.6, "by": "success"}
     assert saved_steps(directory) == [24, 30]

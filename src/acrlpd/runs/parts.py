@@ -22,7 +22,7 @@ from acrlpd.runs.checkpoint_layout import (
 from acrlpd.runs.directory import saved_steps
 
 # The directories of each part in a checkpoint. assets/ belongs to the policy: it acts in the units of its statistics.
-_DIRECTORIES = {POLICY: (PARAMS, ASSETS), CRITICS: (CRITIC,)}
+PART_DIRECTORIES = {POLICY: (PARAMS, ASSETS), CRITICS: (CRITIC,)}
 
 
 def extract_parts(path: pathlib.Path, parts: Sequence[str], output: pathlib.Path) -> pathlib.Path:
@@ -40,7 +40,7 @@ def extract_parts(path: pathlib.Path, parts: Sequence[str], output: pathlib.Path
     partial = output.with_name(output.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for name in (name for part in parts for name in _DIRECTORIES[part]):
+    for name in (name for part in parts for name in PART_DIRECTORIES[part]):
         if (checkpoint / name).is_dir():  # fake data has no assets
             shutil.copytree(checkpoint / name, partial / name)
         for problem in directory_problems(partial / name, lambda _: None) if name != ASSETS else ():

@@ -1,4 +1,4 @@
-"""Whether the files of a run, of a checkpoint or of an export are as they were written."""
+"""Whether the files of a run, of a checkpoint, of an export or of extracted parts are as they were written."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -12,14 +12,17 @@ from acrlpd.runs.checkpoint_layout import (
     CRITIC,
     EXPORT_FILE,
     PARAMS,
+    PARTS_FILE,
     RUN,
     RUN_FILE,
     TRAIN_STATE,
     CheckpointError,
     asset_problems,
     load_checkpoint_metadata,
+    load_parts_metadata,
 )
 from acrlpd.runs.directory import CONFIG_FILE, saved_steps
+from acrlpd.runs.parts import PART_DIRECTORIES
 from acrlpd.runs.record import BASELINES, RunReader
 from acrlpd.training.online.records import verify_rounds
 from acrlpd.training.online.rounds import REPLAY
@@ -43,6 +46,8 @@ def parts_to_verify(directory: Path) -> list[Part]:
         raise CheckpointError(f"{directory} is not a directory: expected a run, a checkpoint or an export")
     if (directory / EXPORT_FILE).is_file() or (directory / RUN / RUN_FILE).is_file():
         return list(_checkpoint_parts(directory, ""))
+    if (directory / PARTS_FILE).is_file():
+        return list(_extracted_parts(directory))
     if (directory / CONFIG_FILE).is_file() or saved_steps(directory):
         return list(_run_parts(directory, ""))
     if (directory / PARAMS).is_dir():
@@ -104,6 +109,27 @@ def _checkpoint_parts(directory: Path, prefix: str) -> Iterator[Part]:
         items = [PARAMS, *([CRITIC] if (directory / CRITIC).is_dir() else [])]
     for item in items:
         yield Part(f"{prefix}{item}", _size(directory / item), _array_check(directory, item))
+
+
+def _extracted_parts(directory: Path) -> Iterator[Part]:
+    """What `acrlpd runs extract` made."""
+    yield Part(f"{PARTS_FILE} and assets", 0, lambda _: _parts_problems(directory))
+    for item in (PARAMS, CRITIC):
+        if (directory / item).is_dir():
+            yield Part(item, _size(directory / item), _array_check(directory, item))
+
+
+def _parts_problems(directory: Path) -> Iterator[str]:
+    try:
+        content = load_parts_metadata(directory)
+    except ValueError as error:
+        yield str(error)
+        return
+    yield from asset_problems(directory, content["assets"])
+    for part in content["parts"]:
+        item = directory / PART_DIRECTORIES[part][0]
+        if not item.is_dir():
+            yield f"{item} is missing: {PARTS_FILE} says that the directory has the {part}"
 
 
 def _array_check(directory: Path, item: str) -> Callable[[Advance], Iterator[str]]:
