@@ -209,5 +209,5 @@ def test_what_cannot_be_resumed_is_named(
         assert "another process is training here" in refused("--branch_from", directory / "8", "--exp_name", "new")
     assert saved_steps(directory) == STEPS and not (directory / "set_aside").exists()
     assert not (directory.parent / "new").exists()
-    directory.rename(directory.parent / "renamed")
-    assert "its path must end with this name" in refused("--resume", directory.parent / "renamed")
+    directory.rename(tmp_path / "moved")
+    assert "lies in <checkpoints>/debug/<exp_name>: move it to such a place" in refused("--resume", tmp_path / "moved")

@@ -117,7 +117,7 @@ def parse_config_args(
     elif stored is not None:
         if "environment" in first:
             raise ConfigError("--environment is for presets: give --config as well")
-        base = stored
+        base, args = stored, [*args, "--config", stored.name]  # The real parse wants the flag.
     elif topic is None:
         raise ConfigError("--config is missing: give a preset (`acrlpd configs list`) or a YAML file")
     else:

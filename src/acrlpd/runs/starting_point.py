@@ -38,16 +38,17 @@ class StartingPoint:
         return from_dict(RLTrainConfig, load_checkpoint_metadata(self.checkpoint)["config"])
 
     def config_in_place(self) -> RLTrainConfig:
-        """The stored config, for the place where the run lies now: the directory of all runs may have been moved."""
+        """The stored config, for the place where the run lies now: it may have been moved, and have another name."""
         config = self.stored_config()
-        names = pathlib.PurePath(config.name, config.exp_name).parts
-        if self.directory.parts[-len(names) :] != names:
-            raise ConfigError(
-                f"{self.directory} holds the run {config.name}/{config.exp_name}, and its path must end with this "
-                "name. Give the directory its name back, or start a new run from it with --branch_from"
-            )
-        above = self.directory.parents[len(names) - 1]
-        return apply_config_overrides(config, {"checkpoints.directory": str(above)})
+        for exp_name in (config.exp_name, self.directory.name):
+            names = pathlib.PurePath(config.name, exp_name).parts
+            if self.directory.parts[-len(names) :] == names:
+                above = str(self.directory.parents[len(names) - 1])
+                return apply_config_overrides(config, {"checkpoints.directory": above, "exp_name": exp_name})
+        raise ConfigError(
+            f"{self.directory} holds a run of the config {config.name}, which lies in <checkpoints>/{config.name}/"
+            "<exp_name>: move it to such a place, or start a new run from it with --branch_from"
+        )
 
 
 def find_starting_point(path: str | pathlib.Path, flag: str) -> StartingPoint:
