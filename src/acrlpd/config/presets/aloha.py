@@ -6,7 +6,7 @@ the pretrained policy and sharpens it. The model pads actions to 32 dims and pro
 weights need; the robot's 14 dims stand in `qchunking`. Bring your own data (`--lerobot_repo_id` or `--data_dir`). For
 an online phase, bring an environment (`--env.id`) and say how long it is (`--online_steps`).
 
-By the plan, the run takes 6 hours and 41 GiB of disk on one H100. It fits a GPU of 24 GB. As in openpi's fine-tunings
+By the plan, the run takes 6 hours and 51 GiB of disk on one H100. It fits a GPU of 24 GB. As in openpi's fine-tunings
 there are 30,000 updates of 32 windows. Every update has 8 candidates; with 32 it would take twice as long. Without a
 simulator nobody knows which checkpoint is the best, so three are kept. `aloha_seeds` is the long run that this preset
 comes from.

@@ -4,7 +4,7 @@ There are three cameras, chunks of 20 steps and the prompt "fold the box". Joint
 (adapt_to_pi is off), and the dataset has a column `reward`. The model pads the robot's 14 action dims to 32. Bring the
 data with `--lerobot_repo_id` or `--data_dir`.
 
-By the plan, the run takes 1.9 hours and 145 GiB of disk on eight H100. Each device holds an eighth of the state, so
+By the plan, the run takes 1.9 hours and 194 GiB of disk on eight H100. Each device holds an eighth of the state, so
 GPUs of 24 GB are large enough. On eight devices 64 windows take hardly longer than 32. The checkpoints of the middle
 and of the end are kept. `aloha_fold_seeds` is the run that this preset comes from.
 """

@@ -1,7 +1,7 @@
 """ALOHA with pi0.5: the `aloha` preset on the pi0.5 network and weights.
 
 pi0.5 reads the state from the prompt (200 tokens) and the flow time in its norms; statistics are quantiles. By the
-plan, the run takes 6.7 hours and 48 GiB of disk on one H100.
+plan, the run takes 6.7 hours and 60 GiB of disk on one H100.
 """
 
 import dataclasses

@@ -6,7 +6,7 @@ tokens, as the released weights need; the robot's 8 dims stand in `qchunking`. D
 is not computed. Bring your own data (`--lerobot_repo_id` or `--data_dir`). For an online phase, bring an environment
 (`--env.id`) and say how long it is (`--online_steps`).
 
-By the plan, the run takes 7.6 hours and 145 GiB of disk on one H100, and 66 of its 80 GiB of memory. As in openpi's
+By the plan, the run takes 7.6 hours and 194 GiB of disk on one H100, and 66 of its 80 GiB of memory. As in openpi's
 fine-tunings there are 30,000 updates of 32 windows; every update has 8 candidates. The checkpoints of the middle and of
 the end are kept. `droid_seeds` is the long run that this preset comes from.
 """

@@ -1,7 +1,7 @@
 """DROID with pi0.5: the `droid` preset on the pi0.5 network and weights.
 
 As in openpi's pi05_droid, chunks have 15 steps, the prompt holds the state, and statistics are quantiles. The critics
-judge the first 10 steps of a chunk. By the plan, the run takes 9.5 hours and 150 GiB of disk on one H100.
+judge the first 10 steps of a chunk. By the plan, the run takes 9.5 hours and 200 GiB of disk on one H100.
 """
 
 import dataclasses

@@ -50,7 +50,7 @@ _PRESETS = {
         offline_steps=1_500,
         warmup_steps=300,
     ),
-    "RECAP for ALOHA, frozen backbone; takes 6 hours and 41 GiB of disk on one H100": _recap(
+    "RECAP for ALOHA, frozen backbone; takes 6 hours and 51 GiB of disk on one H100": _recap(
         "aloha_recap", aloha.CONFIG, RECAP(), offline_steps=30_000, warmup_steps=3_000
     ),
 }
