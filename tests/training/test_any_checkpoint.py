@@ -108,7 +108,7 @@ def test_a_run_that_goes_back_ends_with_the_same_bits(straight: pathlib.Path, co
     assert (aside / "metrics.jsonl").read_bytes() == metrics
     assert read_summary(aside) == read_summary(straight)
     assert {int(path.name) > step for path in (aside / "evaluations").iterdir()} == {True}
-    assert replay_of(aside).items() <= replay_of(straight).items()
+    assert replay_of(aside) == replay_of(straight)  # also what the checkpoints have learned from before the step
     assert_equal_arrays(arrays_of(aside / str(LAST)), arrays_of(straight / str(LAST)))
 
 

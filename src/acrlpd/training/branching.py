@@ -7,7 +7,6 @@ resumes a run also begins or resumes a branch.
 
 import json
 import logging
-import os
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from acrlpd.checksums import write_checksums
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.tree import from_dict
+from acrlpd.files import link_directory
 from acrlpd.runs import directory as runs
 from acrlpd.runs.checkpoint_layout import RUN, RUN_FILE, load_checkpoint_metadata
 from acrlpd.runs.record import ANOMALIES_FILE
@@ -81,8 +81,8 @@ def begin_branch(checkpoint: pathlib.Path, rl_config: RLTrainConfig, directory: 
         rounds = (metadata["online"] or {}).get("rounds", 0)
         if rounds:
             later = {path.name for path in files_after_rounds(source / REPLAY, rounds)}
-            _link_tree(source / REPLAY, partial / REPLAY, later)
-        _link_tree(checkpoint, partial / checkpoint.name, {RUN, METRICS})
+            link_directory(source / REPLAY, partial / REPLAY, later)
+        link_directory(checkpoint, partial / checkpoint.name, {RUN, METRICS})
     _write_run_file(partial / checkpoint.name, _branched(metadata, rl_config, checkpoint))
     for path in sorted(partial.iterdir(), key=lambda path: path.name == checkpoint.name):  # the checkpoint goes last
         path.rename(directory / path.name)
@@ -114,15 +114,3 @@ def _write_run_file(step_directory: pathlib.Path, metadata: Mapping[str, Any]) -
     directory.mkdir()
     (directory / RUN_FILE).write_text(json.dumps(metadata))
     write_checksums(directory)
-
-
-def _link_tree(source: pathlib.Path, target: pathlib.Path, left_out: set[str]) -> None:
-    """Hard links to all files of a directory; copies, if the two are on different file systems."""
-    shutil.copytree(source, target, ignore=lambda _, names: left_out.intersection(names), copy_function=_link)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

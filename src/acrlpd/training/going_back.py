@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from acrlpd.config import ConfigError
-from acrlpd.files import is_whole_number
+from acrlpd.files import is_whole_number, link_directory
 from acrlpd.runs import directory as runs
 from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.record import ANOMALIES_FILE, EVALUATIONS
@@ -75,6 +75,8 @@ def set_aside_newer(directory: pathlib.Path, step: int) -> pathlib.Path | None:
         target = folder / path.relative_to(directory)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
+    if (folder / REPLAY).is_dir():  # The checkpoints that were set aside have learned from the earlier rounds, too.
+        link_directory(directory / REPLAY, folder / REPLAY)
     steps = ", ".join(map(str, newer))
     logger.warning("going back to step %d: the newer checkpoints (%s) are set aside in %s", step, steps, folder)
     return folder
