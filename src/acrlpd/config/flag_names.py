@@ -1,0 +1,89 @@
+"""Other names of flags: those of the seed documents, and the nearest valid name of a flag that does not exist."""
+
+import dataclasses
+import difflib
+import itertools
+import re
+import typing
+from collections.abc import Collection, Iterable, Sequence
+
+from acrlpd.config.train_config import RLTrainConfig
+from acrlpd.config.tree import ConfigError, families, flatten, to_dict
+
+# A flag of the seed documents -> what it stands for, to which the value of the flag is added.
+# `--enable_fsdp`, `--override_lr_schedule` and `--resume` are options of `acrlpd train` itself.
+SEED_FLAGS: dict[str, tuple[str, ...]] = {
+    "experiment_name": ("--exp_name",),
+    "num_steps": ("--max_steps",),
+    "data_path": ("--data_dir",),
+    "log_frequency": ("--training.log_frequency",),
+    "eval_frequency": ("--training.eval_frequency",),
+    "save_frequency": ("--training.save_frequency",),
+    "save_interval": ("--training.save_frequency",),
+    "early_stopping_patience": ("--training.early_stopping_patience",),
+    "pi0_peak_lr": ("--pi0_lr",),
+    "critic_peak_lr": ("--critic_lr",),
+    "pi0_checkpoint_path": ("--weight_loader.kind", "checkpoint", "--weight_loader.path"),
+    "debug_mode": ("--logging.debug",),
+}
+
+
+def flag_name(arg: str) -> str | None:
+    """The name of a flag, with underscores and without its value; None for an argument that is no flag."""
+    return arg.partition("=")[0].removeprefix("--").replace("-", "_") if arg.startswith("--") else None
+
+
+def replace_seed_flags(args: Iterable[str]) -> list[str]:
+    """The arguments with our own names in place of the seeds' names."""
+    replaced: list[str] = []
+    for arg in args:
+        meant = SEED_FLAGS.get(flag_name(arg) or "")
+        value = arg.partition("=")[2:] if "=" in arg else ()
+        replaced += [arg] if meant is None else [*meant, *value]
+    return replaced
+
+
+def describe_seed_flags() -> str:
+    """The table for people who ask for help."""
+    width = max(map(len, SEED_FLAGS))
+    lines = (f"  --{name:<{width}}  {' '.join(meant)}" for name, meant in SEED_FLAGS.items())
+    return "\n".join(["Other names:", *lines])
+
+
+def refuse_unknown_flags(args: Sequence[str], config: RLTrainConfig, options: Iterable[type]) -> None:
+    """Raises an error that names the nearest valid flags of a flag that does not exist.
+
+    A flag that is like no valid flag is left to the parser, which refuses it.
+    """
+    known = _known_flags(config, options)
+    problems = []
+    for name in filter(None, map(flag_name, args)):
+        without_no = re.sub(r"\bno_(?=\w+$)", "", name)  # --model.no-pi05 is the flag of model.pi05
+        if name not in known and without_no not in known and (nearest := _nearest(name, known)):
+            problems.append(f"unknown flag --{name}; did you mean {' or '.join(f'--{flag}' for flag in nearest)}?")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _known_flags(config: RLTrainConfig, options: Iterable[type]) -> set[str]:
+    own = itertools.chain.from_iterable(map(_option_names, options))
+    return {*own, *families(), *(name for name, _ in flatten(to_dict(config))), *SEED_FLAGS, "help"}
+
+
+def _option_names(options: type) -> Iterable[str]:
+    """The flags of a dataclass of options. tyro may give a field another name than the field has."""
+    hints = typing.get_type_hints(options, include_extras=True)
+    for field in dataclasses.fields(options):
+        marks = getattr(hints[field.name], "__metadata__", ())
+        yield next((mark.name for mark in marks if getattr(mark, "name", None)), field.name)
+
+
+def _nearest(name: str, known: Collection[str]) -> list[str]:
+    """Up to three valid flags: those that end with the same field, else those that are written alike."""
+    leaf = name.rpartition(".")[2]
+    if same := sorted(flag for flag in known if flag.rpartition(".")[2] == leaf):
+        return same[:3]
+    if close := difflib.get_close_matches(name, known, n=3, cutoff=0.75):
+        return close[:1] if difflib.SequenceMatcher(None, name, close[0]).ratio() > 0.9 else close
+    leaves = {flag.rpartition(".")[2]: flag for flag in sorted(known, reverse=True)}
+    return [leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=3, cutoff=0.75)]
