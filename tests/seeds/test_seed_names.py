@@ -58,12 +58,13 @@ def test_a_train_step_leaves_the_old_agent_as_it_was(agent, loader):
 def test_a_training_with_the_seeds_trainer(config, agent, loader, caplog):
     caplog.set_level(logging.INFO, logger="acrlpd")
     judged = []
+    settings = seeds.ACRLPDTrainingConfig(experiment_name="trainer")
     trainer = seeds.ACRLPDTrainer(
-        agent, loader, config, eval_fn=lambda agent, step: judged.append(step) or {"success_rate": 0.5}
+        agent, loader, config, settings, eval_fn=lambda agent, step: judged.append(step) or {"success_rate": 0.5}
     )
     mesh, data_sharding, _ = seeds.setup_jax_environment(config)
     trainer.setup_fsdp(mesh, data_sharding)
-    directory = run_directory(config)
+    directory = run_directory(config).with_name("trainer")
     assert not directory.exists()
     trainer.initialize()
     assert (directory / "config.yaml").is_file()
