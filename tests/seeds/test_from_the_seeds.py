@@ -119,7 +119,7 @@ def test_the_other_commands_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found) == 3
     for name, args in found:
         assert cli_main.main([name, *args]) == 0
-    assert "samples/s" in capsys.readouterr().out
+    assert "gradients" in capsys.readouterr().out
 
 
 def test_a_command_of_the_seeds_trains(config: RLTrainConfig, tmp_path: pathlib.Path) -> None:
