@@ -129,9 +129,14 @@ def test_a_command_of_the_seeds_trains(config: RLTrainConfig, tmp_path: pathlib.
     [args] = [args for args in commands("train") if "ci_test" in args]
     args[args.index("--config") + 1] = str(path)
     args[args.index("--offline_steps") + 1] = "4"
-    assert cli_main.main(["train", *args, "--checkpoint_dir", str(tmp_path)]) == 0
+    args += ["--checkpoint_dir", str(tmp_path)]
+    assert cli_main.main(["train", *args]) == 0
     run = tmp_path / "debug" / "ci_test"
     assert (run / "4" / "params").is_dir() and load_config(run / "config.yaml").training.online_steps == 0
+    args += ["--resume", "--pi0_peak_lr", "2e-3", "--bc_weight", "0.5"]
+    assert cli_main.main(["train", *args]) == 2
+    assert cli_main.main(["train", *args, "--override_lr_schedule"]) == 0
+    assert load_config(run / "config.yaml").acrlpd.loss_weights.bc_weight == 0.5
 
 
 def test_the_snippets_run(config: RLTrainConfig) -> None:

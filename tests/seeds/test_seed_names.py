@@ -70,8 +70,12 @@ def test_a_training_with_the_seeds_trainer(config, agent, loader, caplog):
     assert (directory / "config.yaml").is_file()
     with pytest.raises(ConfigError, match="setup_fsdp comes before initialize"):
         trainer.setup_fsdp(mesh, data_sharding)
+    assert trainer.train_epoch(0, num_steps=2)["total_loss"] > 0 and int(trainer.agent.step) == 2
     trained = trainer.train()
     assert int(trained.step) == 4 and judged == [4]
+    assert trainer.evaluate(trained) == {"success_rate": 0.5}
+    with pytest.raises(ConfigError, match="holds a run with checkpoints up to step 4"):
+        trainer.train()
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "total_loss" in line] == [2, 4]
     trainer.log_training_metrics(4, {"total_loss": trained.step})

@@ -15,7 +15,7 @@ from acrlpd.batch import Batch
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, get_config
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.evaluation.protocol import EvaluationProtocol
-from acrlpd.runs.directory import run_directories, run_directory, write_run_config, write_summary
+from acrlpd.runs.directory import FINISHED, run_directories, run_directory, write_run_config, write_summary
 from acrlpd.seeds import memory
 from acrlpd.seeds.agent import ACRLPDPi0Agent, as_seed_agent, create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.seeds.checkpoints import load_acrlpd_checkpoint, save_acrlpd_checkpoint, save_openpi_pi0_checkpoint
@@ -115,8 +115,9 @@ class ACRLPDTrainer:
         assert self._trainer is not None
         with self._open:
             train([self._trainer], [Arena((0,), eval_fn=self._eval_fn)])
-            write_summary(self.directory, {"status": "finished"} | self._trainer.summary())
-        return self.agent
+            write_summary(self.directory, {"status": FINISHED} | self._trainer.summary())
+        self._agent, self._trainer = self.agent, None
+        return self._agent
 
     def train_epoch(self, epoch: int, num_steps: int) -> dict[str, float]:
         """`num_steps` more updates; returns the last line of metrics. `epoch` is for the log alone."""
