@@ -57,7 +57,7 @@ def test_every_flag_of_the_seeds_is_in_the_help(capsys):
         ("--num_critics", "--critic.num_critics"),
         ("--critic.num_critic", "--critic.num_critics"),
         ("--model.discount", "--acrlpd.discount"),
-        ("--bc_wieght", "--bc_weight"),
+        ("--num_critic", "--critic.num_critics"),
         ("--dry_rum", "--dry_run"),
         ("--warmup_steps", "--actor_lr_schedule.warmup_steps or --critic_lr_schedule.warmup_steps"),
     ],

@@ -10,6 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, families, flatten, to_dict
 
+# Names count as alike from this likeness on, of 1 for equal names.
+_ALIKE = 0.75
+
 # A flag of the seed documents -> what it stands for, to which the value of the flag is added.
 # `--enable_fsdp`, `--override_lr_schedule` and `--resume` are options of `acrlpd train` itself.
 SEED_FLAGS: dict[str, tuple[str, ...]] = {
@@ -79,11 +82,16 @@ def _option_names(options: type) -> Iterable[str]:
 
 
 def _nearest(name: str, known: Collection[str]) -> list[str]:
-    """Up to three valid flags: those that end with the same field, else those that are written alike."""
-    leaf = name.rpartition(".")[2]
-    if same := sorted(flag for flag in known if flag.rpartition(".")[2] == leaf):
-        return same[:3]
-    if close := difflib.get_close_matches(name, known, n=3, cutoff=0.75):
-        return close[:1] if difflib.SequenceMatcher(None, name, close[0]).ratio() > 0.9 else close
-    leaves = {flag.rpartition(".")[2]: flag for flag in sorted(known, reverse=True)}
-    return [leaves[match] for match in difflib.get_close_matches(leaf, leaves, n=3, cutoff=0.75)]
+    """Up to three valid flags that are written alike, as a whole or in their last part; the nearest come first."""
+    likeness = {flag: max(_likeness(name, flag), _likeness(_leaf(name), _leaf(flag))) for flag in known}
+    best = max(likeness.values())
+    close = [flag for flag in sorted(known) if likeness[flag] >= max(best - 0.02, _ALIKE)]
+    return sorted(close, key=lambda flag: -_likeness(name, flag))[:3]
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
