@@ -18,7 +18,7 @@ from acrlpd.cli.train import TrainOptions, adapt
 from acrlpd.config import RLTrainConfig, get_config, load_config, save_config, validate_config
 from acrlpd.config.command_help import sections
 from acrlpd.config.command_line import ConfigFlags, parse_config_args
-from acrlpd.config.flag_names import _known_flags
+from acrlpd.config.flag_names import known_flags
 from acrlpd.config.registry import list_configs
 from acrlpd.config.tree import all_fields, families
 
@@ -80,7 +80,7 @@ def imports(name: str) -> bool:
 
 def flags() -> set[str]:
     options = (TrainOptions, ConfigFlags, cli_export.ExportOptions, cli_eval.EvalOptions, cli_serve.ServeOptions)
-    return {f"--{name}" for name in _known_flags(get_config("debug"), options)} | {"--debug"}
+    return {f"--{name}" for name in known_flags(get_config("debug"), options)} | {"--debug"}
 
 
 def exists(word: str) -> bool:
@@ -110,7 +110,7 @@ def test_a_command_gives_a_config_that_can_run(args: list[str]) -> None:
     config, options = parse_config_args(TrainOptions, [arg for arg in args if arg != "--debug"])
     config = adapt(config, options)
     errors = validate_config(config, num_devices=config.fsdp.fsdp_devices).errors
-    assert [error for error in errors if not any(words in error for words in _OF_THIS_MACHINE)] == []
+    assert [error for error in errors if not any(text in error for text in _OF_THIS_MACHINE)] == []
     assert config.training.online_steps == 0 or config.env.id is not None
 
 

@@ -1,5 +1,6 @@
 """The Python lines of the seed documents, with agents that are small enough for a test."""
 
+import dataclasses
 import json
 import logging
 
@@ -58,10 +59,13 @@ def test_a_train_step_leaves_the_old_agent_as_it_was(agent, loader):
 def test_a_training_with_the_seeds_trainer(config, agent, loader, caplog):
     caplog.set_level(logging.INFO, logger="acrlpd")
     judged = []
+
+    def judge(agent, step):
+        judged.append(step)
+        return {"success_rate": 0.5}
+
     settings = seeds.ACRLPDTrainingConfig(experiment_name="trainer")
-    trainer = seeds.ACRLPDTrainer(
-        agent, loader, config, settings, eval_fn=lambda agent, step: judged.append(step) or {"success_rate": 0.5}
-    )
+    trainer = seeds.ACRLPDTrainer(agent, loader, config, settings, eval_fn=judge)
     mesh, data_sharding, _ = seeds.setup_jax_environment(config)
     trainer.setup_fsdp(mesh, data_sharding)
     directory = run_directory(config).with_name("trainer")
@@ -70,12 +74,16 @@ def test_a_training_with_the_seeds_trainer(config, agent, loader, caplog):
     assert (directory / "config.yaml").is_file()
     with pytest.raises(ConfigError, match="setup_fsdp comes before initialize"):
         trainer.setup_fsdp(mesh, data_sharding)
-    assert trainer.train_epoch(0, num_steps=2)["total_loss"] > 0 and int(trainer.agent.step) == 2
+    assert trainer.train_epoch(0, num_steps=2)["total_loss"] > 0
+    trainer.close()
+    assert int(trainer.agent.step) == 2
+    settings = dataclasses.replace(settings, resume=True)
+    trainer = seeds.ACRLPDTrainer(trainer.agent, loader, config, settings, judge)
     trained = trainer.train()
     assert int(trained.step) == 4 and judged == [4]
     assert trainer.evaluate(trained) == {"success_rate": 0.5}
     with pytest.raises(ConfigError, match="holds a run with checkpoints up to step 4"):
-        trainer.train()
+        seeds.ACRLPDTrainer(trained, loader, config, seeds.ACRLPDTrainingConfig(experiment_name="trainer")).train()
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "total_loss" in line] == [2, 4]
     trainer.log_training_metrics(4, {"total_loss": trained.step})

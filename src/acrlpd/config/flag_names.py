@@ -58,7 +58,7 @@ def refuse_unknown_flags(args: Sequence[str], config: RLTrainConfig, options: It
 
     A flag that is like no valid flag is left to the parser, which refuses it.
     """
-    known = _known_flags(config, options)
+    known = known_flags(config, options)
     problems = []
     for name in filter(None, map(flag_name, args)):
         without_no = re.sub(r"\bno_(?=\w+$)", "", name)  # --model.no-pi05 is the flag of model.pi05
@@ -68,7 +68,8 @@ def refuse_unknown_flags(args: Sequence[str], config: RLTrainConfig, options: It
         raise ConfigError("\n".join(problems))
 
 
-def _known_flags(config: RLTrainConfig, options: Iterable[type]) -> set[str]:
+def known_flags(config: RLTrainConfig, options: Iterable[type]) -> set[str]:
+    """The names of the flags of a command with these options, for a config of these kinds of sections."""
     own = itertools.chain.from_iterable(map(_option_names, options))
     return {*own, *families(), *(name for name, _ in flatten(to_dict(config))), *SEED_FLAGS, "help"}
 

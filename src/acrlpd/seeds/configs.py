@@ -45,10 +45,12 @@ class ACRLPDTrainingConfig:
     use_wandb: bool = False
     # Remove an earlier run of this name first.
     overwrite: bool = False
+    # Go on from the newest checkpoint of the run of this name.
+    resume: bool = False
 
     def apply(self, rl_config: RLTrainConfig) -> RLTrainConfig:
         """The config with these settings."""
-        settings = {name: value for name, value in vars(self).items() if name not in ("use_wandb", "overwrite")}
+        settings = {name: value for name, value in vars(self).items() if not isinstance(value, bool)}
         changes = {_FIELDS.get(name, name): value for name, value in settings.items() if value is not None}
         if self.max_grad_norm is not None:
             changes["critic_optimizer.clip_gradient_norm"] = self.max_grad_norm

@@ -15,13 +15,14 @@ from acrlpd.batch import Batch
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, get_config
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.evaluation.protocol import EvaluationProtocol
-from acrlpd.runs.directory import FINISHED, run_directories, run_directory, write_run_config, write_summary
+from acrlpd.runs.directory import FINISHED, run_directories, run_directory, saved_steps, write_run_config, write_summary
 from acrlpd.seeds import memory
 from acrlpd.seeds.agent import ACRLPDPi0Agent, as_seed_agent, create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.seeds.checkpoints import load_acrlpd_checkpoint, save_acrlpd_checkpoint, save_openpi_pi0_checkpoint
 from acrlpd.seeds.configs import ACRLPDTrainingConfig
 from acrlpd.seeds.data import ACRLPDDataLoader
 from acrlpd.seeds.fsdp import TrainStep, create_fsdp_train_step_fn, setup_fsdp_sharding
+from acrlpd.training.checkpoints.metadata import check_resume
 from acrlpd.training.drive import Arena, EvalFn, drive, train
 from acrlpd.training.learner import Learner
 from acrlpd.training.progress import describe_metrics
@@ -93,21 +94,28 @@ class ACRLPDTrainer:
         self._agent = train_state
 
     def initialize(self) -> None:
-        """Makes the directory of the run and puts the agent in its place. `train` and `train_epoch` call this."""
+        """Makes the directory of the run, and puts the agent in its place or loads the run that is resumed.
+
+        `train` and `train_epoch` call this.
+        """
         if self._trainer is not None:
             return
-        self._open.enter_context(run_directories([self.directory], resume=False, overwrite=self.settings.overwrite))
+        resume, assets = self.settings.resume, read_assets(self.rl_config)
+        self._open.enter_context(run_directories([self.directory], resume=resume, overwrite=self.settings.overwrite))
+        steps = saved_steps(self.directory) if resume else []
+        if steps:
+            check_resume(self.directory / str(steps[-1]), self.rl_config, assets)
         write_run_config(self.directory, self.rl_config)
+        is_evaluated = self._eval_fn is not None
+        learner = Learner(self._sharding)
         self._trainer = Trainer(
-            self.rl_config,
-            self._loader,
-            Learner(self._sharding),
-            self.directory,
-            assets=read_assets(self.rl_config),
-            is_evaluated=self._eval_fn is not None,
+            self.rl_config, self._loader, learner, self.directory, assets=assets, is_evaluated=is_evaluated
         )
         self._open.callback(self._trainer.close)
-        self._trainer.initialize(setup_fsdp_sharding(self._agent, self._sharding.mesh))
+        if steps:
+            self._trainer.load_checkpoint(self.directory / str(steps[-1]))
+        else:
+            self._trainer.initialize(setup_fsdp_sharding(self._agent, self._sharding.mesh))
 
     def train(self) -> ACRLPDPi0Agent:
         """All updates of the config, with metrics, evaluations and checkpoints; returns the trained agent."""
@@ -131,6 +139,8 @@ class ACRLPDTrainer:
 
     def close(self) -> None:
         """Ends the threads of a run that `train` did not end, and frees its directory."""
+        if self._trainer is not None:
+            self._agent, self._trainer = self.agent, None
         self._open.close()
 
     def train_step_wrapper(self, agent: ACRLPDPi0Agent, batch: Batch, rng: jax.Array) -> tuple[ACRLPDPi0Agent, Info]:
