@@ -108,14 +108,18 @@ def test_the_wrapped_step_and_the_step_of_a_run_agree(config, agent, loader):
 
 
 def test_checkpoints_of_an_agent(agent, tmp_path):
+    full = tmp_path / "acrlpd_full_step_7"
     paths = seeds.save_acrlpd_checkpoint(agent, 7, tmp_path)
-    assert paths == {"full_checkpoint": str(tmp_path / "7"), "openpi_checkpoint": str(tmp_path / "7" / "params")}
-    loaded, step = seeds.load_acrlpd_checkpoint(tmp_path / "7", agent.config, jax.random.key(0))
+    assert paths == {"full_checkpoint": str(full), "openpi_checkpoint": str(full / "7" / "params")}
+    later = seeds.save_acrlpd_checkpoint(agent, 8, tmp_path, save_full=False)["openpi_checkpoint"]
+    assert later == str(tmp_path / "pi0_openpi_step_8" / "params")
+    loaded, step = seeds.load_acrlpd_checkpoint(full)
     assert step == 7 and equal(loaded, agent) and loaded.config == agent.config
-    assert seeds.verify_openpi_checkpoint_compatibility(tmp_path / "7")
+    assert seeds.verify_openpi_checkpoint_compatibility(full / "7")
+    assert seeds.verify_openpi_checkpoint_compatibility(later, agent.config)
     other = seeds.create_acrlpd_pi0_agent_from_rl_config(agent.config, jax.random.key(5))
     assert not equal(other.policy_params, agent.policy_params)
-    taken = seeds.load_pi0_weights_from_openpi(tmp_path / "7", other)
+    taken = seeds.load_pi0_weights_from_openpi(full / "7", other)
     assert equal(taken.policy_params, agent.policy_params) and equal(taken.ema_params, agent.ema_params)
     assert equal(taken.critics, other.critics)
     state = agent.create_openpi_train_state()

@@ -29,16 +29,18 @@ def save_acrlpd_checkpoint(
     save_openpi: bool = True,
     save_full: bool = True,
 ) -> dict[str, str]:
-    """Writes an agent and returns where: the whole agent in `checkpoint_dir`/<step>, with openpi's `params` in it.
+    """Writes an agent, and returns where: the whole agent in `checkpoint_dir`/acrlpd_full_step_<step>/<step>.
 
-    Without `save_full` there are the policy's parameters alone. A run of `acrlpd train` is not resumed from such a
-    checkpoint, which knows no batches; an agent is loaded, served, evaluated and exported from it.
+    openpi's `params` lie in there. Without `save_full`, `checkpoint_dir`/pi0_openpi_step_<step> holds the policy alone.
+    A run of `acrlpd train` is not resumed from such a checkpoint, which knows no batches; an agent is loaded, served,
+    evaluated and exported from it.
     """
     directory = pathlib.Path(checkpoint_dir).expanduser().absolute()
     if not save_full:
         if not save_openpi:
             raise ConfigError("nothing to save: save_openpi and save_full are both off")
-        return {"openpi_checkpoint": save_openpi_pi0_checkpoint(agent, directory / str(step))}
+        return {"openpi_checkpoint": save_openpi_pi0_checkpoint(agent, directory / f"pi0_openpi_step_{step}")}
+    directory /= f"acrlpd_full_step_{step}"  # A directory of its own: a run would remove its older checkpoints.
     directory.mkdir(parents=True, exist_ok=True)
     writer = CheckpointWriter(directory, agent.config, read_assets(agent.config))
     try:
@@ -48,7 +50,7 @@ def save_acrlpd_checkpoint(
         writer.close()
     if writer.newest_step != step:
         raise CheckpointError(f"{directory / str(step)} could not be written; the log says why")
-    paths = {"full_checkpoint": str(directory / str(step))}
+    paths = {"full_checkpoint": str(directory)}
     return paths | ({"openpi_checkpoint": str(directory / str(step) / PARAMS)} if save_openpi else {})
 
 

@@ -157,7 +157,7 @@ class ACRLPDTrainer:
 
     def save_openpi_checkpoint(self, step: int, agent: ACRLPDPi0Agent, checkpoint_dir: str | pathlib.Path) -> None:
         """Writes the policy alone, for openpi."""
-        save_openpi_pi0_checkpoint(agent, pathlib.Path(checkpoint_dir) / str(step))
+        save_acrlpd_checkpoint(agent, step, checkpoint_dir, save_full=False)
 
     def load_checkpoint(self, checkpoint_path: str | pathlib.Path) -> ACRLPDPi0Agent:
         """The agent of a checkpoint, from which this trainer begins if it has not begun yet."""
