@@ -1,7 +1,7 @@
 """The contract between the data layer, which makes batches, and the agent, which learns from them."""
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import flax.struct
 import jax
@@ -54,6 +54,13 @@ class Batch:
     # float32 [B, n] the noise that the played chunk at t was made of; None unless critics judge noise.
     noise: Array | None = None
     returns: Returns | None = None  # None: the improvement labels no prompts
+
+    def __getitem__(self, name: str) -> Any:
+        """A field by its name: batch["actions"] is batch.actions."""
+        names = [field.name for field in dataclasses.fields(self)]
+        if name not in names:
+            raise KeyError(f"a batch has {', '.join(names)}; found {name!r}")
+        return getattr(self, name)
 
     @property
     def critic_weight(self) -> Array:

@@ -98,7 +98,6 @@ def test_user_errors_give_exit_code_2_and_one_message(args, message, capsys):
     [
         (["--no_such_flag"], "Unrecognized options: --no_such_flag"),
         (["--batch_size", "many"], "--batch-size"),
-        (["--critic.num_critic", "3"], "--critic.num-critics"),
         (["--critic.activation", "relux"], "--critic.activation"),
         (["--model.paligemma_variant", "gemma_9b"], "paligemma_variant must be one of"),
     ],
@@ -186,11 +185,21 @@ def test_seed_flags_end_up_in_the_config():
     assert config.logging.wandb == "disabled"
 
 
-def test_max_steps_cuts_online_first():
+def test_max_steps_cuts_online_first_and_lengthens_the_last_phase():
     config = cli(["--config", "droid", "--offline_steps", "100", "--online_steps", "50", "--max_steps", "120"])
     assert (config.training.offline_steps, config.training.online_steps) == (100, 20)
     config = cli(["--config", "droid", "--max_steps", "7"])
     assert (config.training.offline_steps, config.training.online_steps) == (7, 0)
+    config = cli(["--config", "aloha_fold", "--max_steps", "50000"])  # the preset has 20,000
+    assert (config.training.offline_steps, config.training.online_steps) == (50_000, 0)
+    config = cli(["--config", "libero", "--max_steps", "50000"])
+    assert (config.training.offline_steps, config.training.online_steps) == (20_000, 30_000)
+    config = cli(["--config", "libero", "--online_steps", "100", "--max_steps", "50000"])
+    assert (config.training.offline_steps, config.training.online_steps) == (49_900, 100)
+    config = cli(["--config", "libero", "--offline_steps", "9", "--online_steps", "5", "--max_steps", "50000"])
+    assert (config.training.offline_steps, config.training.online_steps) == (9, 5)
+    config = cli(["--config", "droid_seeds", "--max_steps", "3000000"])  # nobody can act: there is no environment
+    assert (config.training.offline_steps, config.training.online_steps) == (2_800_000, 200_000)
 
 
 def test_config_from_a_file_with_flags_on_top(tmp_path):

@@ -87,7 +87,9 @@ def test_what_works_is_not_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_command_ends_with_one_message(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_config(online_config(tmp_path, env__id=None, online__offline_ratio=2.0), tmp_path / "run.yaml")
+    save_config(
+        online_config(tmp_path, env__id=None, offline_steps=0, online__offline_ratio=2.0), tmp_path / "run.yaml"
+    )
     assert main(["train", "--config", str(tmp_path / "run.yaml")]) == 2
     error = capsys.readouterr().err
     assert "this config cannot run (2 errors)" in error

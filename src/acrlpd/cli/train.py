@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from acrlpd.config.command_line import Flag, parse_config_args
+from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.plan.accelerators import MEMORY_FRACTION, claim_device_memory, find_accelerator, usable_device_bytes
 from acrlpd.config.plan.plan import LONGEST_RUN_S, Plan, make_plan
 from acrlpd.config.train_config import RLTrainConfig
@@ -41,13 +42,20 @@ class TrainOptions(PlanOptions, DistributedOptions, RunOptions):
 
     # Show the whole plan before training, not only its summary.
     show_plan: Flag = False
+    # Let all devices of a machine share one copy of the large arrays, unless fsdp.fsdp_devices names a number above 1.
+    enable_fsdp: Flag = False
+    # The run that is resumed may have had other learning rates and other loss weights.
+    override_lr_schedule: Flag = False
 
 
 # Options that `acrlpd train --help run` shows.
 _RARE = (
     *("tasks", "branch_from", "auto_batch", "allow_changed", "profile_steps", "ignore_plan"),
+    *("enable_fsdp", "override_lr_schedule"),
     *(field.name for field in dataclasses.fields(DistributedOptions)),
 )
+# What `--override_lr_schedule` adds to `--allow_changed`.
+_OVERRIDDEN = ("actor_lr_schedule", "critic_lr_schedule", "acrlpd.loss_weights")
 
 
 def main(args: Sequence[str]) -> int:
@@ -62,6 +70,8 @@ def main(args: Sequence[str]) -> int:
         )
     if options.branch_from is not None and any(arg.partition("=")[0] == "--load" for arg in args):
         raise ConfigError("--load and --branch_from contradict each other: a branch takes policy and critics along")
+    if options.override_lr_schedule:
+        options = dataclasses.replace(options, allow_changed=(*options.allow_changed, *_OVERRIDDEN))
     claim_device_memory()
     from acrlpd.monitoring.profiling import parse_profile_steps
     from acrlpd.training.demonstrations import collect_missing_demonstrations
@@ -71,6 +81,7 @@ def main(args: Sequence[str]) -> int:
     parse_profile_steps(options.profile_steps)  # Steps that make no sense are refused before anything starts.
     try:
         initialize_distributed(options)
+        config = adapt(config, options)
         members = create_members(config, options)
         for member in members:
             collect_missing_demonstrations(member, dry_run=options.dry_run)
@@ -95,6 +106,20 @@ def _find_stored_config(args: Sequence[str]) -> RLTrainConfig | None:
         if flag in ("--branch_from", "--branch-from"):
             return find_starting_point(path, flag).stored_config()
     return None
+
+
+def adapt(config: RLTrainConfig, options: TrainOptions) -> RLTrainConfig:
+    """The config for the devices and the environment that there are."""
+    import jax
+
+    from acrlpd.training.readiness import skip_online_phase
+
+    if options.enable_fsdp and config.fsdp.fsdp_devices == 1:
+        config = apply_config_overrides(config, fsdp_devices=jax.local_device_count())
+    config, warning = skip_online_phase(config)
+    if warning is not None and is_primary():
+        print(f"warning: {warning}", file=sys.stderr)
+    return config
 
 
 def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:

@@ -1,7 +1,8 @@
 """Choosing and changing a config on the command line.
 
 `--config` names a preset or a YAML file; every field of the config is a flag (`--critic.num-critics 4`),
-the usual ones also under a short name (`--critic_lr 1e-3`). Dashes and underscores are the same.
+the usual ones also under a short name (`--critic_lr 1e-3`). Dashes and underscores are the same. The flags of the seed
+documents are other names (`flag_names.py`).
 """
 
 import dataclasses
@@ -17,7 +18,8 @@ import tyro
 
 from acrlpd.choice import hint, kind_name, kind_names
 from acrlpd.config import command_help
-from acrlpd.config.overrides import ALIASES, apply_config_overrides
+from acrlpd.config.flag_names import describe_seed_flags, flag_name, refuse_unknown_flags, replace_seed_flags
+from acrlpd.config.overrides import ALIASES, apply_config_overrides, resolve_alias
 from acrlpd.config.registry import load_training_config
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, families, flatten, to_dict
@@ -40,7 +42,7 @@ class ConfigFlags:
     config: str
     # production, development (shorter, evaluates more) or debug (very short); for presets.
     environment: str = "production"
-    # At most this many updates, offline first, then online.
+    # Updates of the run in all: offline first, then online. A phase whose own length is given as well gets no longer.
     max_steps: int | None = None
     # Updates on the dataset alone.
     offline_steps: int | None = None
@@ -108,7 +110,7 @@ def parse_config_args(
     Options that are `rare` are not among the flags that help shows first. `stored` is the config where --config is
     missing.
     """
-    args = list(sys.argv[1:] if args is None else args)
+    args = replace_seed_flags(sys.argv[1:] if args is None else args)
     topic = command_help.find_topic(args)
     # These flags decide which other flags exist, so they are read before the real parse.
     first = _peek(args, ("config", "environment", *families()))
@@ -125,12 +127,15 @@ def parse_config_args(
     base = apply_config_overrides(base, first)
     if topic is not None:
         _show_help(topic, options, prog, base, rare)
+    refuse_unknown_flags(args, base, (options, ConfigFlags))
     parts = {"own": options, "flags": ConfigFlags, "kinds": _kind_flags(base), "fields": RLTrainConfig}
     parsed = _parse(args, prog, parts, default=base)
     # All changes at once: fields that were not given may change with those that were.
     changes = _given_fields(args, parsed.fields) | _flag_changes(parsed.fields, parsed.flags)
     config = apply_config_overrides(base, changes)
-    return config if parsed.flags.max_steps is None else limit_steps(config, parsed.flags.max_steps), parsed.own
+    if parsed.flags.max_steps is not None:
+        config = set_max_steps(config, parsed.flags.max_steps, given={resolve_alias(name) for name in changes})
+    return config, parsed.own
 
 
 def _show_help(topic: str, options: type, prog: str | None, base: RLTrainConfig, rare: Collection[str]) -> NoReturn:
@@ -140,6 +145,7 @@ def _show_help(topic: str, options: type, prog: str | None, base: RLTrainConfig,
         parts = {"own": options, "flags": ConfigFlags, "kinds": _kind_flags(base), "fields": RLTrainConfig}
         default = base
     elif topic == command_help.RUN:
+        description += f"\n\n{describe_seed_flags()}"
         parts = {"own": options, "flags": ConfigFlags, "kinds": _kind_flags(base)}
     elif topic:
         default = getattr(base, topic)
@@ -204,7 +210,7 @@ def _given_fields(args: Sequence[str], parsed: RLTrainConfig) -> dict[str, Any]:
 
     A field may be written with the value that it has already. It is still given: no other field may change it.
     """
-    flags = (arg.partition("=")[0].removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--"))
+    flags = filter(None, map(flag_name, args))
     written = {re.sub(r"\bno_(?=\w+$)", "", flag) for flag in flags}  # --model.no-pi05 gives model.pi05
     return {name: value for name, value in flatten(to_dict(parsed)) if name in written}
 
@@ -245,13 +251,21 @@ def _loaded_parts(parts: str, directory: str) -> dict[str, Any]:
     return {field: value for name in parse_parts(parts, "--load") for field, value in fields[name].items()}
 
 
-def limit_steps(config: RLTrainConfig, max_steps: int) -> RLTrainConfig:
-    """Ends the run after `max_steps` updates: offline updates first, then online updates."""
+def set_max_steps(config: RLTrainConfig, max_steps: int, given: Collection[str] = ()) -> RLTrainConfig:
+    """The run with `max_steps` updates in all: offline updates first, then online updates.
+
+    A longer run than that of the config has a longer last phase, if there is an environment for it; the lengths of
+    phases that are `given` by dotted name stay. Learning-rate schedules keep their own lengths.
+    """
     if max_steps < 1:
         raise ConfigError(f"--max_steps must be at least 1; found {max_steps}")
-    offline = min(config.training.offline_steps, max_steps)
-    online = min(config.training.online_steps, max_steps - offline)
-    return apply_config_overrides(config, offline_steps=offline, online_steps=online)
+    steps = {"offline_steps": min(config.training.offline_steps, max_steps)}
+    steps["online_steps"] = min(config.training.online_steps, max_steps - steps["offline_steps"])
+    phases = ("online_steps", "offline_steps") if config.env.id is not None else ("offline_steps",)
+    growing = [phase for phase in phases if steps[phase] > 0 and f"training.{phase}" not in given]
+    if growing:
+        steps[growing[0]] += max_steps - sum(steps.values())
+    return apply_config_overrides(config, steps)
 
 
 def _peek(args: Sequence[str], names: Collection[str]) -> dict[str, str]:

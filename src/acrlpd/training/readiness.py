@@ -2,7 +2,7 @@
 
 import pathlib
 
-from acrlpd.config import RLTrainConfig
+from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.data.pipeline.dataset_checks import Attempts, find_dataset_errors
 from acrlpd.data.pipeline.tokenizer import create_tokenizer
 from acrlpd.training.initial_weights import check_initial_weights
@@ -21,3 +21,19 @@ def find_missing_parts(rl_config: RLTrainConfig, *, resume: bool) -> list[str]:
     if not resume:
         attempt(check_initial_weights, rl_config)
     return errors + attempt.errors
+
+
+def skip_online_phase(rl_config: RLTrainConfig) -> tuple[RLTrainConfig, str | None]:
+    """The config without an online phase if it has no environment to act in, and a warning about this.
+
+    A run that would train online alone keeps its config, which is then refused.
+    """
+    training = rl_config.training
+    if rl_config.env.id is not None or not (training.offline_steps and training.online_steps):
+        return rl_config, None
+    warning = (
+        f"the {training.online_steps:,} online updates are skipped, because the config has no environment. Name one "
+        "with --env.id (a gymnasium id, a name that acrlpd registers, or module:name of your own; "
+        "docs/environments.md), or set --online_steps 0"
+    )
+    return apply_config_overrides(rl_config, online_steps=0), warning

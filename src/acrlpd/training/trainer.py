@@ -117,10 +117,14 @@ class Trainer:
         """The agent after the updates that were started so far; `initialize` or `load_checkpoint` creates it."""
         return self.learner.agents[self._run]
 
-    def initialize(self) -> None:
-        """Starts the run at step 0, with the weights that the config names."""
+    def initialize(self, agent: Agent | None = None) -> None:
+        """Starts the run: at step 0 with the weights that the config names, or with an agent that is there already.
+
+        The arrays of that agent lie in their places, and training uses them up.
+        """
         init_rng, self._rng = jax.random.split(jax.random.key(self.rl_config.seed))
-        self.learner.add(create_initial_agent(self.rl_config, self.learner.sharding, init_rng))
+        self.step = 0 if agent is None else int(agent.step)
+        self.learner.add(agent or create_initial_agent(self.rl_config, self.learner.sharding, init_rng))
         # A run that was killed before its first checkpoint leaves metrics; they are all written again.
         self.metrics_log.load_state_dict({"window": []}, step=-1)
         self.monitor.load_state_dict(None, step=-1)
