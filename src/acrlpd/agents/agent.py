@@ -20,7 +20,7 @@ from acrlpd.agents.algorithm import Algorithm
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.metrics import NOT_COMPUTED
-from acrlpd.agents.networks import CriticNetworks, Networks, OwnNetworks, Params, Prepared
+from acrlpd.agents.networks import CriticNetworks, Networks, OwnNetworks, Params, Prepared, move_average
 from acrlpd.agents.optimizers.base import Optimizer
 from acrlpd.batch import Batch, Feed
 from acrlpd.models.policy import FlowPolicy
@@ -102,9 +102,7 @@ class Agent(flax.struct.PyTreeNode):
         decay = self.algorithm.acrlpd.ema_decay
         if decay is None or self.ema_params is None:
             return self
-        keep, add = jnp.where(enabled, decay, 1.0), jnp.where(enabled, 1 - decay, 0.0)
-        average = jax.tree.map(lambda old, new: keep * old + add * new, self.ema_params, self.policy_params)
-        return self.replace(ema_params=average)
+        return self.replace(ema_params=move_average(self.ema_params, self.policy_params, decay, enabled=enabled))
 
     def with_policy_of(self, other: "Agent") -> "Agent":
         """This agent with everything that cloning has changed in another agent; critics and counters stay."""

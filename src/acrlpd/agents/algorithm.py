@@ -381,6 +381,7 @@ def apply_gradients(agent: "Agent", params: Params, grads: Params) -> tuple["Age
     if params.critic is not None:
         tau = jnp.where(finite, agent.algorithm.acrlpd.target_update_tau, 0.0)
         critics = critics.replace(online=changed.pop("critic_params")).soft_update_target_networks(tau)
+        critics = critics.update_average(agent.algorithm.acrlpd.critic_ema_decay, enabled=finite)
     new_agent = agent.replace(
         step=agent.step + 1,
         skipped_updates=agent.skipped_updates + (1 - finite.astype(jnp.int32)),

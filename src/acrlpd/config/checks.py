@@ -102,17 +102,21 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
 
 
 def check_average(config: RLTrainConfig) -> Iterator[Finding]:
-    """A moving average that is slower than the run is still the initial policy when the run ends."""
-    decay, steps = config.acrlpd.ema_decay, config.num_train_steps
-    if decay is None or not config.acts_with_average or config.freezes_policy or not 0 < decay < 1:
-        return
-    left = decay**steps
-    if steps > 0 and left > _LARGEST_INITIAL_SHARE:
-        fitting = math.floor(1_000 * _LARGEST_INITIAL_SHARE ** (1 / steps)) / 1_000
-        yield warning(
-            f"acrlpd.ema_decay {decay} is slow for {steps} updates: {left:.0%} of the policy that is validated, served "
-            f"and exported will be the initial policy; at most {fitting:g} fits, or none for no average"
-        )
+    """A moving average that is slower than the run is still the initial network when the run ends."""
+    steps, policy, critics = config.num_train_steps, "policy that is validated, served and exported", "critics that act"
+    averages = {"critic_ema_decay": (critics, config.acrlpd.critic_ema_decay)}
+    if config.acts_with_average and not config.freezes_policy:
+        averages["ema_decay"] = (policy, config.acrlpd.ema_decay)
+    for name, (network, decay) in averages.items():
+        if decay is None or not 0 < decay < 1 or steps == 0:
+            continue
+        left = decay**steps
+        if left > _LARGEST_INITIAL_SHARE:
+            fitting = math.floor(1_000 * _LARGEST_INITIAL_SHARE ** (1 / steps)) / 1_000
+            yield warning(
+                f"acrlpd.{name} {decay} is slow for {steps} updates: {left:.0%} of the {network} will be as "
+                f"initialised; at most {fitting:g} fits, or none for no average"
+            )
 
 
 def check_run(config: RLTrainConfig) -> Iterator[Finding]:
