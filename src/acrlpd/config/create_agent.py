@@ -50,6 +50,7 @@ def create_agent(
         rl_config.improvement,
         rl_config.backup,
         rl_config.data.augment_images,
+        rl_config.data.augmentation_level,
         data_shards,
     )
     critics = create_critic_networks(
