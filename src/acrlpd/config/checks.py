@@ -144,6 +144,11 @@ def check_online(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
             f"the {online_steps} online steps need an environment: set env.id, or online_steps 0 to train offline only"
         )
         yield Finding(level, message)
+    if config.online.final_actor_weight is not None and config.acrlpd.loss_weights.actor_weight == 0:
+        yield error(
+            "online.final_actor_weight moves the weight of a policy improvement, and acrlpd.loss_weights.actor_weight "
+            "0 has no improvement: set acrlpd.loss_weights.actor_weight above 0, or online.final_actor_weight none"
+        )
     if online_steps > 0 and config.labels_prompts:
         yield error(
             f"improvement {kind_name(config.improvement)} learns from the policy's own episodes in rounds, each of "

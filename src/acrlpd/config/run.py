@@ -109,8 +109,11 @@ class OnlineConfig:
     critic_warmup_steps: Annotated[int, Ge(0)] = 0
     # bc_weight moves linearly from its offline value to this value; None: bc_weight does not change.
     final_bc_weight: Annotated[float | None, Ge(0)] = None
-    # Online updates over which bc_weight moves.
+    # Online updates over which bc_weight and actor_weight move.
     bc_weight_decay_steps: Annotated[int, Ge(0)] = 10_000
+    # actor_weight, the weight of the policy improvement, moves in the same way to this value; None: actor_weight does
+    # not change. Higher than offline: the policy follows the critics more as cloning counts less.
+    final_actor_weight: Annotated[float | None, Gt(0)] = None
     # Let an actor process play while the learner trains. update_to_data_ratio is then an upper limit.
     async_actor: bool = False
     # Updates after which the actor process gets the newest policy.
