@@ -1,7 +1,9 @@
 """Checks of sections that must fit each other; what a section can check alone, the section checks itself."""
 
 import math
+import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 from acrlpd.choice import kind_name
@@ -134,6 +136,27 @@ def check_names(config: RLTrainConfig) -> Iterator[Finding]:
         value = getattr(config.data, name)
         if value is not None and not are_plain_names(value):
             yield error(f"data.{name} must be plain names with single slashes between them; found {value!r}{hint}")
+
+
+def check_alerts(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
+    """Receivers of alerts that cannot work; what only this machine lacks is found at `level`."""
+    alerts = config.logging.alerts
+    if alerts.wandb and config.logging.wandb == "disabled":
+        yield error(
+            "logging.alerts.wandb needs Weights & Biases: set logging.wandb online, or logging.alerts.wandb false"
+        )
+    if alerts.webhook is not None and alerts.webhook_variable is not None:
+        yield error("logging.alerts.webhook and logging.alerts.webhook_variable both name a URL: set one of the two")
+    variable, url = alerts.webhook_variable, alerts.webhook
+    if variable is not None:
+        url = os.environ.get(variable)
+        if not url:
+            yield Finding(level, f"logging.alerts.webhook_variable: the environment has no variable {variable}; set it")
+    if url and not url.startswith(("https://", "http://")):
+        shown = f"the value of {variable}" if variable is not None else repr(url)
+        yield error(f"the webhook of logging.alerts must begin with https:// or http://; found {shown}")
+    if alerts.command and shutil.which(alerts.command[0]) is None:
+        yield Finding(level, f"logging.alerts.command: there is no program {alerts.command[0]!r} to run here")
 
 
 def check_online(config: RLTrainConfig, level: Level) -> Iterator[Finding]:

@@ -144,6 +144,26 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AlertsConfig:
+    """Who is told when trouble begins in a run (docs/monitoring.md#anomalies) and when the run ends."""
+
+    # An alert at Weights & Biases, which mails it or sends it to Slack as your account there says. Needs logging.wandb.
+    wandb: bool = False
+    # URL that gets each alert as JSON, by POST. Everyone who reads the config, a checkpoint or an export can read it.
+    webhook: str | None = None
+    # Environment variable that has the URL, for a URL that is a secret.
+    webhook_variable: str | None = None
+    # Command and arguments, run without a shell. {title} and {text} stand for the alert; standard input is its JSON.
+    command: tuple[str, ...] = ()
+    # Seconds within which the same kind of trouble is told once.
+    repeat_after_s: Annotated[float, Ge(0)] = 3_600.0
+
+    @property
+    def has_receiver(self) -> bool:
+        return self.wandb or self.webhook is not None or self.webhook_variable is not None or bool(self.command)
+
+
+@dataclasses.dataclass(frozen=True)
 class LoggingConfig:
     """Where metrics go. metrics.jsonl is always written."""
 
@@ -154,6 +174,7 @@ class LoggingConfig:
     tensorboard: bool = False
     # Now and then, record an update in detail: gradients by layer, actions, critics, choices, images of the batch.
     debug: bool = False
+    alerts: AlertsConfig = dataclasses.field(default_factory=AlertsConfig)
 
 
 @dataclasses.dataclass(frozen=True)
