@@ -8,7 +8,7 @@ import numpy as np
 from acrlpd.runs.metrics_log import Phase, Series
 
 # Fewer points say nothing about a curve.
-MIN_POINTS = 24
+MIN_POINTS = 16
 # A point so many times above the median of its neighbours is a spike.
 SPIKE = 5.0
 _NEIGHBOURS = 11
@@ -36,7 +36,10 @@ class Trend:
         return (self.last - self.first) / max(abs(self.first), abs(self.last), 1e-30)
 
     def __str__(self) -> str:
-        return f"from {self.first:.3g} to {self.last:.3g} over the last {self.num_updates:,} updates"
+        way = f"from {self.first:.3g} to {self.last:.3g}"
+        if self.direction == "is flat":
+            way = f"about {(self.first + self.last) / 2:.3g}"
+        return f"{way} over the last {self.num_updates:,} updates"
 
 
 def in_phase(series: Series | None, phase: Phase) -> Series | None:
@@ -62,11 +65,23 @@ def find_trend(series: Series) -> Trend:
     first, last = (slope * float(half.steps[end]) + start for end in (0, -1))
     trend = Trend("is flat", first, last, int(half.steps[-1] - half.steps[0]))
     n, score = len(y), np.sign(y[j] - y[i]).sum()
-    deviation = np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    memory = _autocorrelation(y - slope * x - start)
+    deviation = np.sqrt(n * (n - 1) * (2 * n + 5) / 18 * (1 + memory) / (1 - memory))
     is_clear = abs(score) - 1 > _SIGNIFICANT * deviation and abs(last - first) > spread(y - slope * x)
     if not is_clear or abs(trend.change) < _LEAST_CHANGE:
         return trend
     return dataclasses.replace(trend, direction="rises" if slope > 0 else "falls")
+
+
+def _autocorrelation(residuals: np.ndarray) -> float:
+    """How alike neighbours are, from 0 to 0.8: values that wander slowly have fewer independent parts than points.
+
+    The limit is for curves without noise, whose distance to a straight line is smooth as well.
+    """
+    variance = float(np.mean(np.square(residuals)))
+    if variance == 0:
+        return 0.0
+    return float(np.clip(np.mean(residuals[1:] * residuals[:-1]) / variance, 0.0, 0.8))
 
 
 def settled_since(series: Series) -> int | None:

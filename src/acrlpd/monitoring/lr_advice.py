@@ -17,12 +17,13 @@ from acrlpd.runs.record import RunRecord
 
 # Spikes that are no accident: so many, and this share of the lines.
 _FEWEST_SPIKES, _SPIKE_SHARE = 3, 0.01
-# Swings that grew by this factor.
-_MORE_SWINGS = 3.0
-# A gradient this many times its clipping threshold loses its size in every update.
+# Swings that grew by this factor, in a phase with so many lines.
+_MORE_SWINGS, _LINES_FOR_SWINGS = 3.0, 80
+# An error that rises, or a loss that falls, by this share over the second half of a phase gives a reason.
+_MUCH = 0.2
+# A reason mentions clipping if the gradient is this many times its clipping threshold. Alone this is no reason: most
+# gradients of critics are clipped, and Adam's steps do not depend on the size of a gradient.
 _MUCH_CLIPPED = 10.0
-# A loss that falls by this share over the second half of a phase is far from its end.
-_FAST_FALL = -0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,8 @@ def suggest_learning_rates(record: RunRecord) -> dict[str, str]:
             continue
         phase = record.phases[-1]
         if (reason := _reason_to_lower(record, learner, loss, phase)) is not None:
-            advice[learner.name] = f"Try half the learning rate ({learner.flag} {rate / 2:g}): {reason}."
+            clipped = _describe_clipping(record, learner, phase)
+            advice[learner.name] = f"Try half the learning rate ({learner.flag} {rate / 2:g}): {reason}{clipped}."
         elif (reason := _reason_to_raise(record, learner, loss, phase)) is not None:
             advice[learner.name] = f"Twice the learning rate ({learner.flag} {rate * 2:g}) may do: {reason}."
     return advice
@@ -63,18 +65,23 @@ def _reason_to_lower(record: RunRecord, learner: _Learner, loss: Series, phase: 
     spikes = num_spikes(loss)
     if spikes >= _FEWEST_SPIKES and spikes >= _SPIKE_SHARE * len(half.steps):
         return f"{learner.loss} was {spikes} times above {SPIKE:g} times its usual size in the last {updates:,} updates"
-    trend = find_trend(loss)
-    if trend.direction != "falls" and (growth := growth_of_swings(loss)) > _MORE_SWINGS:
+    growth = growth_of_swings(loss) if len(loss.steps) >= _LINES_FOR_SWINGS else 1.0
+    if growth > _MORE_SWINGS and find_trend(loss).direction != "falls":
         return f"{learner.loss} swings {growth:.1f} times as much as early in the phase, and does not fall"
     name, judged = _judged_curve(record, learner, loss, phase)
-    if judged is not None and (rise := find_trend(judged)).direction == "rises":
+    if judged is not None and (rise := find_trend(judged)).direction == "rises" and rise.change > _MUCH:
         return f"{name} rose {rise}"
-    norms, clip = _gradients(record, learner, phase)
-    if norms is not None and clip is not None and trend.direction != "falls":
-        norm = float(np.median(second_half(norms).values))
-        if norm > _MUCH_CLIPPED * clip:
-            return f"its gradient norm {norm:.3g} is clipped to {clip:g}, and {learner.loss} does not fall"
     return None
+
+
+def _describe_clipping(record: RunRecord, learner: _Learner, phase: Phase) -> str:
+    norms, clip = _gradients(record, learner, phase)
+    if norms is None or clip is None:
+        return ""
+    norm = float(np.median(second_half(norms).values))
+    if norm <= _MUCH_CLIPPED * clip:
+        return ""
+    return f"; its gradient norm {norm:.3g} is clipped to {clip:g}, so harder clipping would not help"
 
 
 def _reason_to_raise(record: RunRecord, learner: _Learner, loss: Series, phase: Phase) -> str | None:
@@ -82,7 +89,7 @@ def _reason_to_raise(record: RunRecord, learner: _Learner, loss: Series, phase: 
     norms, clip = _gradients(record, learner, phase)
     rates = in_phase(record.series.get(f"{learner.name}_lr"), phase)
     trend = find_trend(loss)
-    if norms is None or clip is None or rates is None or trend.change > _FAST_FALL or trend.direction != "falls":
+    if norms is None or clip is None or rates is None or trend.direction != "falls" or trend.change > -_MUCH:
         return None
     largest, rates_now = float(second_half(norms).values.max()), second_half(rates).values
     is_calm = num_spikes(loss) == 0 and not record.anomalies and largest < clip

@@ -42,7 +42,8 @@ def analyze_training(record: RunRecord) -> Sections:
 def _loss_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     if (total := _curve(record, "total_loss")) is not None:
         trend = find_trend(total)
-        yield "Trend", f"The total loss {trend.direction}: {trend}."
+        verdict = "shows no trend" if trend.direction == "is flat" else trend.direction
+        yield "Trend", f"The total loss {verdict}: {trend}."
     if (shares := loss_shares(record)) is not None:
         yield "Balance", f"Of the total are {', '.join(f'{name} {format_percent(s)}' for name, s in shares.items())}."
     told = [text for name, _ in _LOSSES.values() if (text := _convergence(name, _curve(record, name))) is not None]
