@@ -99,7 +99,7 @@ def train_for(trainers: list[Trainer], num_steps: int) -> float:
 
 def bare_steps(trainers: list[Trainer], feeds: list[Feed], num_steps: int) -> float:
     """Seconds per step of the compiled program alone, in the longest calls that it allows."""
-    calls = [Call(feed, t._bc_weights(), t._rng) for feed, t in zip(feeds, trainers, strict=True)]
+    calls = [t._call(feed) for feed, t in zip(feeds, trainers, strict=True)]
     start, left = time.perf_counter(), num_steps
     while left:
         length = min(left, feeds[0].capacity)

@@ -43,7 +43,7 @@ INFO_KEYS = {
     "best_of_n_gain", "candidate_diversity", "policy_grad_norm", "critic_grad_norm", "temperature_grad_norm",
     "policy_param_norm", "critic_param_norm", "policy_lr", "critic_lr", "temperature_lr", "skipped_updates",
     "update_skipped", "valid_step_ratio", "bootstrap_ratio", "bc_weight", "candidate_q_std", "reward_mean",
-    "reward_min", "reward_max",
+    "reward_min", "reward_max", "actor_weight",
 }  # fmt: skip
 
 

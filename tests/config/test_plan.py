@@ -13,7 +13,7 @@ from acrlpd.cli.plan import plan_to_dict, print_plan
 from acrlpd.config import ConfigError, apply_config_overrides, get_config, list_configs
 from acrlpd.config.plan.accelerators import accelerator, find_accelerator
 from acrlpd.config.plan.cost import estimate_disk
-from acrlpd.config.plan.plan import make_plan
+from acrlpd.config.plan.plan import larger_accumulations, make_plan
 from acrlpd.config.registry import describe_config
 from acrlpd.console import Console
 
@@ -195,3 +195,12 @@ def test_an_accelerator_of_two_sizes_needs_its_size() -> None:
     with pytest.raises(ConfigError, match="did you mean A100-40GB or A100-80GB"):
         accelerator("A100")
     assert find_accelerator() is None  # tests run on CPUs
+
+
+@pytest.mark.parametrize(("batch_size", "devices", "now"), [(24, 2, 2), (24, 5, 1), (7, 1, 1), (36, 1, 3)])
+def test_larger_accumulations_are_all_that_divide_the_batch(batch_size, devices, now):
+    config = apply_config_overrides(
+        get_config("debug"), {"batch_size": batch_size, "training.gradient_accumulation_steps": now}
+    )
+    wanted = [steps for steps in range(now + 1, batch_size + 1) if batch_size % (steps * devices) == 0]
+    assert list(larger_accumulations(config, devices)) == wanted

@@ -182,3 +182,14 @@ def test_recomputing_changes_nothing_else():
     adapters = step_flops(apply_config_overrides(TINY, LORA))
     assert adapters.backward < recomputed.backward  # weights without gradient
     assert adapters.forward > recomputed.forward
+
+
+def test_updates_of_the_critics_alone_cost_less():
+    """With k critic updates per policy update, k - 1 of k updates leave the policy's backward pass out."""
+    config = apply_config_overrides(get_config("debug"), STATE)
+    both, every_second, every_fourth = (
+        step_flops(apply_config_overrides(config, {"acrlpd.critic_updates_per_policy_update": k})) for k in (1, 2, 4)
+    )
+    of_critics = 2 * every_second.total - both.total
+    assert 0 < of_critics < both.total
+    assert every_fourth.total == pytest.approx((both.total + 3 * of_critics) / 4)

@@ -89,6 +89,11 @@ def test_the_numbers_of_the_seeds(name, action_dim, horizon, critics, hidden, sa
     assert (config.acrlpd.loss_weights.bc_weight, config.acrlpd.discount) == (bc, discount)
 
 
+def test_the_augmentation_of_the_seeds():
+    levels = {name: get_config(f"{name}_seeds").data.augmentation_level for name in ("aloha", "droid", "libero")}
+    assert levels == {"aloha": "light", "droid": "standard", "libero": "strong"}
+
+
 @pytest.mark.parametrize(
     ("name", "offline", "online", "actor_decay", "critic_decay"),
     [

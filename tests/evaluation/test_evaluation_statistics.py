@@ -42,6 +42,7 @@ def test_summary() -> None:
     summary = summarize(rollouts, lost_episodes=1)
     assert (summary.episodes, summary.successes, summary.success_rate) == (2, 1, 0.5)
     assert (summary.mean_return, summary.std_return) == (-3.5, 1.5)
+    assert (summary.min_return, summary.max_return) == (-5.0, -2.0)
     assert (summary.mean_length, summary.mean_success_length, summary.lost_episodes) == (4.0, 3.0, 1)
     assert summary.interval == wilson_interval(1, 2)
     assert summarize(rollouts[1:]).mean_success_length is None

@@ -1,11 +1,14 @@
 """Resize and augmentation give openpi's pixels."""
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from model_goldens import load_golden, tiny_config
 
+from acrlpd.models.augmentation import AugmentationLevel
 from acrlpd.models.families.pi0 import IMAGE_KEYS
 from acrlpd.models.observation import Observation, preprocess_observation, resize_with_pad
 
@@ -36,6 +39,25 @@ def test_augmentation_matches_openpi(seed):
     for key in IMAGE_KEYS:
         np.testing.assert_allclose(out.images[key], golden[f"out_seed{seed}/{key}"], atol=2e-5, rtol=1e-5)
         np.testing.assert_array_equal(out.image_masks[key], golden[f"default_masks/{key}"])
+
+
+def test_a_higher_level_changes_images_more():
+    y, x = np.mgrid[0:1:28j, 0:1:28j]
+    image = np.stack([y, x, (y + x) / 2], axis=-1).astype(np.float32) * 2 - 1
+    keys = IMAGE_KEYS[:2]  # a fixed camera and one at the wrist
+    assert "wrist" in keys[1]
+    images = {key: np.repeat(image[None], 16, axis=0) for key in keys}
+    observation = Observation(images=images, image_masks={}, state=np.zeros((16, 4), np.float32))
+    config = tiny_config(image_resolution=(28, 28), image_keys=keys)
+
+    def changes(observation):
+        key, levels = jax.random.key(0), get_args(AugmentationLevel)
+        seen = [preprocess_observation(key, observation, config, train=True, level=level).images for level in levels]
+        return [[jnp.abs(images[name] - image).mean() for images in seen] for name in keys]
+
+    quickly = jax.jit(changes, compiler_options={"xla_backend_optimization_level": 0})
+    for light, standard, strong in quickly(observation):
+        assert 0 < light < standard < strong
 
 
 def test_missing_camera_is_named():

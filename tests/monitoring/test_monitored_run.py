@@ -246,7 +246,7 @@ def test_all_metrics_are_documented_and_no_others(run: Run, directory_of_docs: p
 
 
 def test_metrics_of_evaluations_and_of_acting_are_documented(directory_of_docs: pathlib.Path) -> None:
-    summary = Summary(2, 1, 0.5, (0.1, 0.9), 1.0, 0.5, 30.0, 20.0)
+    summary = Summary(2, 1, 0.5, (0.1, 0.9), 1.0, 0.5, 0.5, 1.5, 30.0, 20.0)
     evaluation = Evaluation(
         env="toy",
         summary=summary,

@@ -116,3 +116,11 @@ def test_page_and_summary_have_the_numbers(tmp_path: Path) -> None:
         charts = re.findall(r'aria-label="Chunks of held-out episodes".*?</svg>', document, re.DOTALL)
         assert console == "" and len(charts) == 2 and all(chart.count('class="line') == 3 for chart in charts)
         assert 'aria-label="Flow loss"' in document  # the losses differ, the other numbers are constant
+
+
+@pytest.mark.parametrize(("ratio", "width", "limit"), [(0.4, "40.00%", None), (2.5, "100.00%", "40.00%")])
+def test_bars_of_errors_go_beyond_the_mean_action(tmp_path: Path, ratio: float, width: str, limit: str | None) -> None:
+    page = generate_training_report([robot_run(tmp_path / "run", FALLING, ratio=ratio)]).read_text()
+    bars = re.findall(r'<div class="bar thin"><div class="fill c0" style="width:([\d.]+%)">', page)
+    assert bars[:2] == [width, width]  # those of the two action dims; others follow
+    assert re.findall(r'<div class="limit" style="left:([\d.]+%)"', page) == ([] if limit is None else [limit, limit])

@@ -80,16 +80,17 @@ def test_an_evaluation_before_the_first_update_is_written(tmp_path: pathlib.Path
 def test_wandb_offline_goes_on_with_the_same_run(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("wandb")
     for step in (10, 20):
-        watch = monitor(tmp_path, logging__wandb="offline")
+        watch = monitor(tmp_path, logging__wandb="offline", logging__alerts__wandb=True)
         start(watch, step - 9)
         watch.on_line({"step": step, "q_mean": 0.5})
+        watch.on_end("stopped", step, "stopped by SIGTERM")
         watch.close()
     run_id = (tmp_path / "wandb_run_id.txt").read_text()
     files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2
     assert {path.name for path in files} == {f"run-{run_id}.wandb"}
     for path in files:  # W&B's own process writes them, and is not done when it says so
-        while b"train/q_mean" not in path.read_bytes():
+        while b"train/q_mean" not in path.read_bytes() or b"stopped by SIGTERM" not in path.read_bytes():
             time.sleep(0.05)
 
 

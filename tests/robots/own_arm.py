@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from acrlpd.robots.base import Robot, ServingLevel, make_bool_mask
+from acrlpd.robots.base import Robot, ServingLevel, ServingLimits, make_bool_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,7 @@ class OwnArm(Robot):
     cameras: ClassVar[Mapping[str, str]] = {"base_0_rgb": "front"}
     delta_action_mask = make_bool_mask(6, -1)
     standard_level = ServingLevel(num_steps=5, best_of_n=2, num_critics=2)
+    serving_limits = ServingLimits(max_concurrent_requests=3, request_timeout_s=7.5)
 
     def state_to_model(self, state: np.ndarray) -> np.ndarray:
         return state * self._scale

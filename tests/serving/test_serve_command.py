@@ -18,10 +18,15 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from acrlpd.cli.main import main
-from acrlpd.cli.serve import ServeOptions, load_present
+from acrlpd.cli.serve import ServeOptions, limits, load_present
 from acrlpd.config import save_config
 from acrlpd.models.openpi_checkpoint import OpenPICheckpointError
 from acrlpd.policies.checkpoint import Checkpoint, open_checkpoint
+from acrlpd.robots.aloha import Aloha
+from acrlpd.robots.base import Robot
+from acrlpd.robots.droid import Droid
+from acrlpd.robots.generic import Generic
+from acrlpd.robots.libero import Libero
 from acrlpd.serving.export import export_policy
 from acrlpd.serving.message_format import unpackb
 from acrlpd.serving.serving_policy import load_serving_policy
@@ -197,6 +202,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
         (["--follow", "nowhere"], "--follow: nowhere is not a directory"),
         (["--best_of_n", "0"], "--best_of_n must be at least 1; found 0"),
         (["--num_steps", "4", "0"], "--num_steps must be at least 1; found [4, 0]"),
+        (["--max_concurrent_requests", "0"], "--max_concurrent_requests must be at least 1; found 0"),
         (["--max_batch_size", "-1"], "--max_batch_size must be at least 1; found -1"),
         (["--config", "aloha"], "--config is for checkpoints of openpi"),
         (["--config", "alhoa"], "did you mean 'aloha'?"),
@@ -207,6 +213,16 @@ def test_bad_options_are_named(
 ) -> None:
     given = options if "--port" in options or "--host" in options else [*options, "--port", "0"]
     assert message in refused(capsys, exported, *given)
+
+
+@pytest.mark.parametrize(
+    ("robot", "expected"), [(Droid(), (4, 30)), (Aloha(), (2, 45)), (Libero(), (8, 15)), (Generic(), (None, 30))]
+)
+def test_limits_are_those_of_the_robot_unless_given(robot: Robot, expected: tuple[int | None, float]) -> None:
+    names = ("max_concurrent_requests", "request_timeout_s")
+    assert limits(ServeOptions(Path()), robot) == dict(zip(names, expected, strict=True))
+    given = ServeOptions(Path(), max_concurrent_requests=16, request_timeout_s=5.0)
+    assert limits(given, robot) == dict(zip(names, (16, 5.0), strict=True))
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

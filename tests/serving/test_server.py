@@ -73,7 +73,7 @@ def test_a_counter_says_0_before_it_counts(policy: ServingPolicy) -> None:
     with RunningServer(policy) as server:
         values = server.scrape()
     counters = [name for name in values if "_total{" in name]
-    assert len(counters) == 12 and all(values[name] == 0 for name in counters)
+    assert len(counters) == 13 and all(values[name] == 0 for name in counters)
 
 
 def test_concurrent_clients_share_calls_and_keep_their_own_answers(
@@ -214,6 +214,28 @@ def test_requests_time_out(policy: ServingPolicy) -> None:
     with RunningServer(slow(policy, 1.0), request_timeout_s=0.2) as server, server.connect() as connection:
         assert "no answer within 0.2 s" in ask(connection, state_observation())
         assert server.scrape()['acrlpd_requests_total{result="timeout"}'] == 1
+
+
+def test_requests_above_the_number_are_refused_at_once(policy: ServingPolicy) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def outputs(data: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        assert released.wait(120)
+        return policy.policy.outputs(data)
+
+    with RunningServer(with_transforms(policy, outputs=outputs), max_concurrent_requests=1) as server:
+        first, second = server.connect(), server.connect()
+        first.send(packb(state_observation()))
+        assert begun.wait(120)
+        assert ask(second, state_observation()).startswith("busy: 1 requests are under way, the most that this server")
+        with pytest.raises(ConnectionClosed):
+            second.recv(timeout=120)
+        released.set()
+        assert "actions" in unpackb(first.recv(timeout=120))
+        assert "actions" in ask(server.connect(), state_observation())  # there is room again
+        values = server.scrape()
+    assert (values['acrlpd_requests_total{result="busy"}'], values['acrlpd_requests_total{result="ok"}']) == (1, 2)
 
 
 def test_a_stopping_server_answers_the_requests_under_way(policy: ServingPolicy) -> None:

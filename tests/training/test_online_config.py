@@ -32,6 +32,7 @@ CLONING = {"acrlpd__loss_weights__critic_weight": 0.0, "online_steps": 0, "evalu
         ({"online__critic_warmup_steps": -1}, "online.critic_warmup_steps must be at least 0; found -1"),
         ({"online__start_steps": -1}, "online.start_steps must be at least 0; found -1"),
         ({"online__final_bc_weight": -1.0}, "online.final_bc_weight must be at least 0; found -1.0"),
+        ({"online__final_actor_weight": 2.0}, "acrlpd.loss_weights.actor_weight 0 has no improvement"),
         ({"env__num_envs": 0}, "env.num_envs must be at least 1; found 0"),
         ({"env__max_episode_steps": 0}, "env.max_episode_steps must be at least 1; found 0"),
         ({"env__timeout_s": 0.0}, "env.timeout_s must be above 0; found 0.0"),

@@ -20,7 +20,7 @@ from acrlpd.agents.algorithm import Algorithm
 from acrlpd.agents.hyperparams import LossWeights
 from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.metrics import NOT_COMPUTED
-from acrlpd.agents.networks import CriticNetworks, Networks, OwnNetworks, Params, Prepared
+from acrlpd.agents.networks import CriticNetworks, Networks, OwnNetworks, Params, Prepared, move_average
 from acrlpd.agents.optimizers.base import Optimizer
 from acrlpd.batch import Batch, Feed
 from acrlpd.models.policy import FlowPolicy
@@ -102,9 +102,7 @@ class Agent(flax.struct.PyTreeNode):
         decay = self.algorithm.acrlpd.ema_decay
         if decay is None or self.ema_params is None:
             return self
-        keep, add = jnp.where(enabled, decay, 1.0), jnp.where(enabled, 1 - decay, 0.0)
-        average = jax.tree.map(lambda old, new: keep * old + add * new, self.ema_params, self.policy_params)
-        return self.replace(ema_params=average)
+        return self.replace(ema_params=move_average(self.ema_params, self.policy_params, decay, enabled=enabled))
 
     def with_policy_of(self, other: "Agent") -> "Agent":
         """This agent with everything that cloning has changed in another agent; critics and counters stay."""
@@ -144,6 +142,13 @@ class Call:
     feed: Feed
     bc_weights: jax.Array | np.ndarray  # float32 [capacity] the weight of the cloning loss in each update
     rng: jax.Array  # the key of the run
+    # float32 [capacity] the weight of the policy improvement in each update; None: that of the agent
+    actor_weights: jax.Array | np.ndarray | None = None
+
+    def scheduled_weights(self, index: jax.Array) -> dict[str, Any]:
+        """The weights of losses that a schedule may move, in one update of the call, by their names."""
+        weights = {"bc_weight": self.bc_weights[index]}
+        return weights if self.actor_weights is None else weights | {"actor_weight": self.actor_weights[index]}
 
 
 @flax.struct.dataclass
@@ -185,8 +190,8 @@ def train_steps(
     leaders = range(len(agents)) if leaders is None else leaders
 
     @jax.jit  # the shapes of the metrics, and then the loop, without tracing the update again for each run
-    def update(agent: Agent, prepared: Prepared, bc_weight: Any) -> tuple[Agent, dict[str, jax.Array]]:
-        weights = dataclasses.replace(agent.loss_weights, bc_weight=bc_weight)  # the agent has its weights as arrays
+    def update(agent: Agent, prepared: Prepared, scheduled: dict[str, Any]) -> tuple[Agent, dict[str, jax.Array]]:
+        weights = dataclasses.replace(agent.loss_weights, **scheduled)  # the agent has its weights as arrays
         return algorithm.update(agent.replace(loss_weights=weights), prepared, update_policy=update_policy)
 
     def update_all(agents: list[Agent], index: jax.Array) -> list[tuple[Agent, dict[str, jax.Array]]]:
@@ -196,7 +201,7 @@ def train_steps(
             update(
                 agents[run].with_policy_of(agents[leader]),
                 prepared[leader].with_rewards_of(batches[run]),
-                calls[leader].bc_weights[index],
+                calls[leader].scheduled_weights(index),
             )
             for run, leader in enumerate(leaders)
         ]

@@ -35,6 +35,7 @@ from acrlpd.agents.policy_data import cloning_weights, select_policy_data
 from acrlpd.agents.td_loss import ensemble_td_loss
 from acrlpd.agents.temperature import follow_choice, largest_log_weight
 from acrlpd.batch import Batch
+from acrlpd.models.augmentation import AugmentationLevel
 from acrlpd.models.observation import Array, Observation
 from acrlpd.models.policy import Context, FlowPolicy
 
@@ -52,6 +53,7 @@ class Algorithm:
     backup: Backup = BestOfN()  # noqa: RUF009 (frozen)
     # Whether the images of the current observation are augmented.
     augment_images: bool = True
+    augmentation_level: AugmentationLevel = "standard"
     # Devices that share a batch, for the memory estimate of best-of-N.
     data_shards: int = 1
 
@@ -287,10 +289,10 @@ def prepare(agent: "Agent", batch: Batch, rng: jax.Array) -> Prepared:
     Only the current observation is augmented: the next observation is part of a target, which is better without noise.
     """
     augment_rng, draw_rng, subset_rng = jax.random.split(rng, 3)
-    policy, augment = agent.policy(), agent.algorithm.augment_images
+    policy, augment, level = agent.policy(), agent.algorithm.augment_images, agent.algorithm.augmentation_level
     batch = dataclasses.replace(
         batch,
-        observations=policy.preprocess(augment_rng, batch.observations, train=augment),
+        observations=policy.preprocess(augment_rng, batch.observations, train=augment, level=level),
         next_observations=policy.preprocess(None, batch.next_observations, train=False),
     )
     return Prepared(batch, draw(draw_rng, batch, agent.algorithm.acrlpd), subset_rng)
@@ -381,6 +383,7 @@ def apply_gradients(agent: "Agent", params: Params, grads: Params) -> tuple["Age
     if params.critic is not None:
         tau = jnp.where(finite, agent.algorithm.acrlpd.target_update_tau, 0.0)
         critics = critics.replace(online=changed.pop("critic_params")).soft_update_target_networks(tau)
+        critics = critics.update_average(agent.algorithm.acrlpd.critic_ema_decay, enabled=finite)
     new_agent = agent.replace(
         step=agent.step + 1,
         skipped_updates=agent.skipped_updates + (1 - finite.astype(jnp.int32)),

@@ -114,6 +114,10 @@ class ACRLPDHyperparams:
     # Decay of the policy's moving average, which is what is evaluated and exported; None: no average.
     # Closer to 1: smoother, lags more.
     ema_decay: Annotated[float | None, Interval(ge=0, lt=1)] = 0.999
+    # Decay of a moving average of the critics, which then chooses among candidates wherever the policy acts and is
+    # exported; learning never reads this average. None: the online critics choose. Closer to 1: choices change more
+    # slowly; 0.99 is a usual value.
+    critic_ema_decay: Annotated[float | None, Interval(ge=0, lt=1)] = None
 
     @property
     def rewards_reach_policy(self) -> bool:
@@ -160,6 +164,8 @@ class ACRLPDHyperparams:
             yield error(f"{_WITHOUT}, which bc_importance_weighting needs: turn bc_importance_weighting off")
         if self.policy_data == "advantage":
             yield error(f"{_WITHOUT}, which acrlpd.policy_data advantage needs: set acrlpd.policy_data all or success")
+        if self.critic_ema_decay is not None:
+            yield error(f"{_WITHOUT}, so there is nothing to average: set acrlpd.critic_ema_decay none")
         if self.learnable_temperature:
             yield error(f"{_WITHOUT}, but alpha learns only beside critics: set acrlpd.learnable_temperature false")
 

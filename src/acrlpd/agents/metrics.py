@@ -117,6 +117,9 @@ def update_info(old: "Agent", new: "Agent", norms: dict[str, jax.Array], finite:
     """Norms, learning rates and counters of an update that has been applied."""
     absent = [name for name in ("improvement", "backup") if not getattr(old, name).learns]
     norms = {name: norm for name, norm in norms.items() if name not in absent}
+    weights = {"bc_weight": old.loss_weights.bc_weight}
+    if old.algorithm.has_improvement:
+        weights["actor_weight"] = old.loss_weights.actor_weight
     return {
         **{f"{name}_grad_norm": norm for name, norm in norms.items()},
         "policy_param_norm": global_norm(new.policy_params),
@@ -124,7 +127,7 @@ def update_info(old: "Agent", new: "Agent", norms: dict[str, jax.Array], finite:
         "policy_lr": old.policy_optimizer.learning_rate(old.policy_opt_state),
         "critic_lr": old.critic_optimizer.learning_rate(old.critic_opt_state),
         "temperature_lr": old.temperature_optimizer.learning_rate(old.temperature_opt_state),
-        "bc_weight": jnp.asarray(old.loss_weights.bc_weight, jnp.float32),
+        **{name: jnp.asarray(weight, jnp.float32) for name, weight in weights.items()},
         "update_skipped": 1.0 - finite.astype(jnp.float32),
         "skipped_updates": new.skipped_updates,
     }

@@ -22,11 +22,12 @@ _Times = TypeVar("_Times", jax.Array, np.ndarray)
 
 
 class CriticNetworks(flax.struct.PyTreeNode):
-    """Online and target parameters of one ensemble: an immutable pytree."""
+    """Online and target parameters of one ensemble, and their moving average if there is one: an immutable pytree."""
 
     online: nnx.State
     target: nnx.State
     network: nnx.GraphDef = flax.struct.field(pytree_node=False)
+    average: nnx.State | None = None
 
     @property
     def online_ensemble(self) -> CriticEnsemble:
@@ -37,6 +38,11 @@ class CriticNetworks(flax.struct.PyTreeNode):
         return nnx.merge(self.network, self.target)
 
     @property
+    def acting(self) -> nnx.State:
+        """The parameters that choose among candidates when the policy acts: the moving average if there is one."""
+        return self.online if self.average is None else self.average
+
+    @property
     def uses_features(self) -> bool:
         """Whether these critics read the policy's features."""
         return self.online_ensemble.reader.reads_features
@@ -45,6 +51,18 @@ class CriticNetworks(flax.struct.PyTreeNode):
         """target <- (1 - tau) * target + tau * online."""
         target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, self.target, self.online)
         return self.replace(target=target)
+
+    def update_average(self, decay: float | None, *, enabled: jax.Array | bool = True) -> "CriticNetworks":
+        """average <- d average + (1 - d) online, if the critics keep an average."""
+        if decay is None or self.average is None:
+            return self
+        return self.replace(average=move_average(self.average, self.online, decay, enabled=enabled))
+
+
+def move_average(average: nnx.State, learned: nnx.State, decay: float, *, enabled: jax.Array | bool) -> nnx.State:
+    """d average + (1 - d) learned; the average as it is if the update is not enabled."""
+    keep, add = jnp.where(enabled, decay, 1.0), jnp.where(enabled, 1 - decay, 0.0)
+    return jax.tree.map(lambda old, new: keep * old + add * new, average, learned)
 
 
 def create_critic_networks(

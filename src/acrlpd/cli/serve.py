@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from annotated_types import Ge
@@ -16,6 +16,7 @@ from acrlpd.text import parse_arguments
 
 if TYPE_CHECKING:
     from acrlpd.policies.checkpoint import Checkpoint
+    from acrlpd.robots.base import Robot
     from acrlpd.serving.server import PolicyServer
     from acrlpd.serving.serving_policy import ServingPolicy
 
@@ -63,8 +64,11 @@ class ServeOptions:
     max_clients_per_address: int = 16
     # Seconds without a request after which a client loses its connection.
     idle_timeout_s: float = 600.0
-    # Seconds for a request to be answered.
-    request_timeout_s: float = 30.0
+    # Most requests under way at a time; further requests are refused. Default: the robot's (DROID 4, ALOHA 2, LIBERO 8,
+    # others one for each client).
+    max_concurrent_requests: Annotated[int | None, Ge(1)] = None
+    # Seconds for a request to be answered. Default: the robot's (DROID 30, ALOHA 45, LIBERO 15, others 30).
+    request_timeout_s: float | None = None
 
 
 def main(args: Sequence[str]) -> int:
@@ -87,10 +91,10 @@ def main(args: Sequence[str]) -> int:
         max_clients=options.max_clients,
         max_clients_per_address=options.max_clients_per_address,
         idle_timeout_s=options.idle_timeout_s,
-        request_timeout_s=options.request_timeout_s,
     )
     server_options.check_address()
     checkpoint = _open(options)
+    server_options = dataclasses.replace(server_options, **limits(options, checkpoint.rl_config.data.robot))
     if options.follow is not None and not options.follow.expanduser().is_dir():
         raise ValueError(f"--follow: {options.follow} is not a directory; give that of the run")
     setup_logging()
@@ -103,6 +107,12 @@ def main(args: Sequence[str]) -> int:
         # wait for the thread. Every client has been answered and nothing is left to write.
         os._exit(0)
     return 0
+
+
+def limits(options: ServeOptions, robot: "Robot") -> dict[str, Any]:
+    """How many requests are under way at a time and how long: as the command line says, else as the robot says."""
+    of_robot = dataclasses.asdict(robot.serving_limits)
+    return {name: limit if (given := getattr(options, name)) is None else given for name, limit in of_robot.items()}
 
 
 async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
@@ -120,6 +130,8 @@ async def _serve(server: "PolicyServer", options: ServeOptions) -> None:
     is_encrypted = options.tls_cert is not None
     scheme = "wss" if is_encrypted else "ws"
     logger.info("serving on %s://%s:%d (/healthz, /metrics)", scheme, options.host, server.port)
+    if (most := server.options.max_concurrent_requests) is not None:
+        logger.info("at most %d requests at a time (--max_concurrent_requests)", most)
     if options.host not in ("127.0.0.1", "localhost", "::1"):
         if options.api_key_file is None:
             logger.warning(

@@ -1,7 +1,9 @@
 """Checks of sections that must fit each other; what a section can check alone, the section checks itself."""
 
 import math
+import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 from acrlpd.choice import kind_name
@@ -107,17 +109,21 @@ def check_learning_rates(config: RLTrainConfig) -> Iterator[Finding]:
 
 
 def check_average(config: RLTrainConfig) -> Iterator[Finding]:
-    """A moving average that is slower than the run is still the initial policy when the run ends."""
-    decay, steps = config.acrlpd.ema_decay, config.num_train_steps
-    if decay is None or not config.acts_with_average or config.freezes_policy or not 0 < decay < 1:
-        return
-    left = decay**steps
-    if steps > 0 and left > _LARGEST_INITIAL_SHARE:
-        fitting = math.floor(1_000 * _LARGEST_INITIAL_SHARE ** (1 / steps)) / 1_000
-        yield warning(
-            f"acrlpd.ema_decay {decay} is slow for {steps} updates: {left:.0%} of the policy that is validated, served "
-            f"and exported will be the initial policy; at most {fitting:g} fits, or none for no average"
-        )
+    """A moving average that is slower than the run is still the initial network when the run ends."""
+    steps, policy, critics = config.num_train_steps, "policy that is validated, served and exported", "critics that act"
+    averages = {"critic_ema_decay": (critics, config.acrlpd.critic_ema_decay)}
+    if config.acts_with_average and not config.freezes_policy:
+        averages["ema_decay"] = (policy, config.acrlpd.ema_decay)
+    for name, (network, decay) in averages.items():
+        if decay is None or not 0 < decay < 1 or steps == 0:
+            continue
+        left = decay**steps
+        if left > _LARGEST_INITIAL_SHARE:
+            fitting = math.floor(1_000 * _LARGEST_INITIAL_SHARE ** (1 / steps)) / 1_000
+            yield warning(
+                f"acrlpd.{name} {decay} is slow for {steps} updates: {left:.0%} of the {network} will be as "
+                f"initialised; at most {fitting:g} fits, or none for no average"
+            )
 
 
 def check_run(config: RLTrainConfig) -> Iterator[Finding]:
@@ -137,6 +143,27 @@ def check_names(config: RLTrainConfig) -> Iterator[Finding]:
             yield error(f"data.{name} must be plain names with single slashes between them; found {value!r}{hint}")
 
 
+def check_alerts(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
+    """Receivers of alerts that cannot work; what only this machine lacks is found at `level`."""
+    alerts = config.logging.alerts
+    if alerts.wandb and config.logging.wandb == "disabled":
+        yield error(
+            "logging.alerts.wandb needs Weights & Biases: set logging.wandb online, or logging.alerts.wandb false"
+        )
+    if alerts.webhook is not None and alerts.webhook_variable is not None:
+        yield error("logging.alerts.webhook and logging.alerts.webhook_variable both name a URL: set one of the two")
+    variable, url = alerts.webhook_variable, alerts.webhook
+    if variable is not None:
+        url = os.environ.get(variable)
+        if not url:
+            yield Finding(level, f"logging.alerts.webhook_variable: the environment has no variable {variable}; set it")
+    if url and not url.startswith(("https://", "http://")):
+        shown = f"the value of {variable}" if variable is not None else repr(url)
+        yield error(f"the webhook of logging.alerts must begin with https:// or http://; found {shown}")
+    if alerts.command and shutil.which(alerts.command[0]) is None:
+        yield Finding(level, f"logging.alerts.command: there is no program {alerts.command[0]!r} to run here")
+
+
 def check_online(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
     """What an online phase needs; a missing environment is found at `level`."""
     online_steps, actions = config.training.online_steps, config.data.repack.actions
@@ -145,6 +172,11 @@ def check_online(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
             f"the {online_steps} online steps need an environment: set env.id, or online_steps 0 to train offline only"
         )
         yield Finding(level, message)
+    if config.online.final_actor_weight is not None and config.acrlpd.loss_weights.actor_weight == 0:
+        yield error(
+            "online.final_actor_weight moves the weight of a policy improvement, and acrlpd.loss_weights.actor_weight "
+            "0 has no improvement: set acrlpd.loss_weights.actor_weight above 0, or online.final_actor_weight none"
+        )
     if online_steps > 0 and config.labels_prompts:
         yield error(
             f"improvement {kind_name(config.improvement)} learns from the policy's own episodes in rounds, each of "

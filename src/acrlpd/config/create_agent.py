@@ -50,6 +50,7 @@ def create_agent(
         rl_config.improvement,
         rl_config.backup,
         rl_config.data.augment_images,
+        rl_config.data.augmentation_level,
         data_shards,
     )
     critics = create_critic_networks(
@@ -95,6 +96,8 @@ def _assemble_agent(
     freeze_filter = rl_config.model.get_freeze_filter(freeze_pi0_backbone=rl_config.freeze_pi0_backbone)
     if rl_config.freezes_policy:
         freeze_filter = nnx.Everything()
+    if acrlpd.critic_ema_decay is not None:
+        critics = critics.replace(average=jax.tree.map(jnp.copy, critics.online))
     policy_def, frozen, *[trainable] = nnx.split(policy, freeze_filter, ...)
     temperature_def, temperature = nnx.split(TemperatureModule(acrlpd.initial_temperature))
     return Agent(

@@ -9,6 +9,7 @@ from annotated_types import Ge, Interval, MinLen
 
 from acrlpd.config.run import Seed
 from acrlpd.files import path_within
+from acrlpd.models.augmentation import AugmentationLevel
 from acrlpd.robots.base import SLOTS, Robot
 from acrlpd.robots.generic import Generic
 
@@ -159,6 +160,9 @@ class DataConfig:
     on_device: OnDevice = "auto"
     # Random crop, rotation and colour jitter of training images, on the device, as in openpi.
     augment_images: bool = True
+    # How far these changes go: "standard" is openpi's own, "light" about half of them, "strong" about one and a half
+    # times (docs/data_batches.md). Stronger: less over-fitting to light and camera, blurrier places of objects.
+    augmentation_level: AugmentationLevel = "standard"
 
     def __post_init__(self) -> None:
         _expand_home(self, "data_dir", "assets_dir", "tokenizer", "frame_cache_dir")

@@ -112,8 +112,11 @@ class OnlineConfig:
     critic_warmup_steps: Annotated[int, Ge(0)] = 0
     # bc_weight moves linearly from its offline value to this value; None: bc_weight does not change.
     final_bc_weight: Annotated[float | None, Ge(0)] = None
-    # Online updates over which bc_weight moves.
+    # Online updates over which bc_weight and actor_weight move.
     bc_weight_decay_steps: Annotated[int, Ge(0)] = 10_000
+    # actor_weight, the weight of the policy improvement, moves in the same way to this value; None: actor_weight does
+    # not change. Higher than offline: the policy follows the critics more as cloning counts less.
+    final_actor_weight: Annotated[float | None, Gt(0)] = None
     # Let an actor process play while the learner trains. update_to_data_ratio is then an upper limit.
     async_actor: bool = False
     # Updates after which the actor process gets the newest policy.
@@ -149,6 +152,26 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AlertsConfig:
+    """Who is told when trouble begins in a run (docs/monitoring.md#anomalies) and when the run ends."""
+
+    # An alert at Weights & Biases, which mails it or sends it to Slack as your account there says. Needs logging.wandb.
+    wandb: bool = False
+    # URL that gets each alert as JSON, by POST. Everyone who reads the config, a checkpoint or an export can read it.
+    webhook: str | None = None
+    # Environment variable that has the URL, for a URL that is a secret.
+    webhook_variable: str | None = None
+    # Command and arguments, run without a shell. {title} and {text} stand for the alert; standard input is its JSON.
+    command: tuple[str, ...] = ()
+    # Seconds within which the same kind of trouble is told once.
+    repeat_after_s: Annotated[float, Ge(0)] = 3_600.0
+
+    @property
+    def has_receiver(self) -> bool:
+        return self.wandb or self.webhook is not None or self.webhook_variable is not None or bool(self.command)
+
+
+@dataclasses.dataclass(frozen=True)
 class LoggingConfig:
     """Where metrics go. metrics.jsonl is always written."""
 
@@ -159,6 +182,7 @@ class LoggingConfig:
     tensorboard: bool = False
     # Now and then, record an update in detail: gradients by layer, actions, critics, choices, images of the batch.
     debug: bool = False
+    alerts: AlertsConfig = dataclasses.field(default_factory=AlertsConfig)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,6 +44,7 @@ def validate_config(
         *checks.check_learning_rates(config),
         *checks.check_run(config),
         *checks.check_average(config),
+        *checks.check_alerts(config, level),
         # Parts that must fit each other.
         *checks.check_batch(config, num_devices),
         *checks.check_chunks(config),

@@ -76,6 +76,8 @@ class Evaluation:
             "success_rate_high": summary.interval[1],
             "episode_reward_mean": summary.mean_return,
             "episode_reward_std": summary.std_return,
+            "episode_reward_min": summary.min_return,
+            "episode_reward_max": summary.max_return,
             "episode_length_mean": summary.mean_length,
             "episodes": float(summary.episodes),
             "lost_episodes": float(summary.lost_episodes),

@@ -33,6 +33,8 @@ class Summary:
     interval: tuple[float, float]  # 95 %, Wilson
     mean_return: float  # of the environment's own rewards, undiscounted
     std_return: float
+    min_return: float
+    max_return: float
     mean_length: float
     mean_success_length: float | None  # None without a success
     lost_episodes: int = 0
@@ -51,6 +53,8 @@ def summarize(rollouts: Sequence[Rollout], *, lost_episodes: int = 0) -> Summary
         interval=wilson_interval(int(success.sum()), len(rollouts)),
         mean_return=float(returns.mean()),
         std_return=float(returns.std()),
+        min_return=float(returns.min()),
+        max_return=float(returns.max()),
         mean_length=float(lengths.mean()),
         mean_success_length=float(lengths[success].mean()) if success.any() else None,
         lost_episodes=lost_episodes,

@@ -6,7 +6,7 @@ a key gives openpi's images without that dependency.
 """
 
 import dataclasses
-import math
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from acrlpd.models.augmentation import AUGMENTATIONS, Augmentation, AugmentationLevel
+
 if TYPE_CHECKING:
     from acrlpd.models.families.base import PolicyConfig
-
-_CROP_FRACTION = 0.95
-_MAX_ROTATION = math.radians(5)
-_BRIGHTNESS, _CONTRAST, _HUE = 0.3, 0.4, 0.1
-_JITTER_PROBABILITY = 0.5
 
 Array = jax.Array | np.ndarray
 
@@ -74,9 +71,17 @@ def to_float_image(image: Array) -> Array:
 
 
 def preprocess_observation(
-    rng: jax.Array | None, observation: Observation, config: "PolicyConfig", *, train: bool
+    rng: jax.Array | None,
+    observation: Observation,
+    config: "PolicyConfig",
+    *,
+    train: bool,
+    level: AugmentationLevel = "standard",
 ) -> Observation:
-    """Float images of the right size for exactly the policy's cameras, augmented when `train`; masks filled in."""
+    """Float images of the right size for exactly the policy's cameras, augmented when `train`; masks filled in.
+
+    The level "standard" is openpi's own augmentation.
+    """
     image_keys = config.image_keys
     missing = [key for key in image_keys if key not in observation.images]
     if missing:
@@ -94,7 +99,8 @@ def preprocess_observation(
             if rng is None:
                 raise ValueError("train=True augments images and needs a random key")
             keys = jax.random.split(rng, batch_size)  # the same for every camera, as in openpi
-            image = jax.vmap(augment_wrist if "wrist" in key else augment_base)(keys, image / 2 + 0.5) * 2 - 1
+            augment = functools.partial(augment_wrist if "wrist" in key else augment_base, limits=AUGMENTATIONS[level])
+            image = jax.vmap(augment)(keys, image / 2 + 0.5) * 2 - 1
         images[key] = image
         mask = observation.image_masks.get(key)
         masks[key] = jnp.ones(batch_size, jnp.bool_) if mask is None else jnp.asarray(mask)
@@ -116,27 +122,27 @@ def resize_with_pad(images: jax.Array, height: int, width: int) -> jax.Array:
     return jnp.pad(resized, padding, constant_values=black)
 
 
-def augment_base(rng: jax.Array, image: jax.Array) -> jax.Array:
+def augment_base(rng: jax.Array, image: jax.Array, *, limits: Augmentation) -> jax.Array:
     """Random crop, small rotation and colour jitter of a [h, w, 3] image in [0, 1]."""
     geometry_rng, colour_rng = jax.random.split(rng, 2)
-    image = _crop_and_rotate(geometry_rng, image)
-    return _jitter_colours(jax.random.split(colour_rng, 1)[0], image)
+    image = _crop_and_rotate(geometry_rng, image, limits)
+    return _jitter_colours(jax.random.split(colour_rng, 1)[0], image, limits)
 
 
-def augment_wrist(rng: jax.Array, image: jax.Array) -> jax.Array:
+def augment_wrist(rng: jax.Array, image: jax.Array, *, limits: Augmentation) -> jax.Array:
     """Colour jitter alone: a wrist camera's geometry says where the gripper is."""
     colour_rng = jax.random.split(rng, 1)[0]
-    return _jitter_colours(jax.random.split(colour_rng, 1)[0], image)
+    return _jitter_colours(jax.random.split(colour_rng, 1)[0], image, limits)
 
 
-def _crop_and_rotate(rng: jax.Array, image: jax.Array) -> jax.Array:
-    """One bilinear resample of: crop to 95 %, scale back, rotate about the centre; outside is black."""
+def _crop_and_rotate(rng: jax.Array, image: jax.Array, limits: Augmentation) -> jax.Array:
+    """One bilinear resample of: random crop, scale back, rotate about the centre; outside is black."""
     crop_rng, _, rotate_rng = jax.random.split(rng, 3)
     h, w, _ = image.shape
-    crop_h, crop_w = int(h * _CROP_FRACTION), int(w * _CROP_FRACTION)
-    limit = jnp.array([(h - crop_h) / 2, (w - crop_w) / 2])
-    offset = jax.random.uniform(crop_rng, (2,), minval=-limit, maxval=limit)
-    theta = jax.random.uniform(rotate_rng, minval=-_MAX_ROTATION, maxval=_MAX_ROTATION)
+    crop_h, crop_w = int(h * limits.crop_fraction), int(w * limits.crop_fraction)
+    reach = jnp.array([(h - crop_h) / 2, (w - crop_w) / 2])
+    offset = jax.random.uniform(crop_rng, (2,), minval=-reach, maxval=reach)
+    theta = jax.random.uniform(rotate_rng, minval=-limits.max_rotation, maxval=limits.max_rotation)
     centre = jnp.array([h / 2 - 0.5, w / 2 - 0.5])
     y, x = jnp.meshgrid(jnp.arange(h) - centre[0], jnp.arange(w) - centre[1], indexing="ij")
     source_y = (jnp.cos(theta) * y + jnp.sin(theta) * x) * (crop_h / h) + offset[0] + centre[0]
@@ -158,20 +164,20 @@ def _sample_bilinear(image: jax.Array, y: jax.Array, x: jax.Array) -> jax.Array:
     return result
 
 
-def _jitter_colours(rng: jax.Array, image: jax.Array) -> jax.Array:
-    """Brightness, contrast and hue of an RGB image in [0, 1], on half of the images; never clipped.
+def _jitter_colours(rng: jax.Array, image: jax.Array, limits: Augmentation) -> jax.Array:
+    """Brightness, contrast and hue of an RGB image in [0, 1], on a share of the images; never clipped.
 
     augmax draws a change of saturation, too, and drops it; the fifth key of the split belongs to it.
     """
     brightness_rng, contrast_rng, hue_rng, _, _ = jax.random.split(rng, 5)
-    brightness = jax.random.uniform(brightness_rng, minval=-_BRIGHTNESS, maxval=_BRIGHTNESS)
-    contrast = jax.random.uniform(contrast_rng, minval=-_CONTRAST, maxval=_CONTRAST)
+    brightness = jax.random.uniform(brightness_rng, minval=-limits.brightness, maxval=limits.brightness)
+    contrast = jax.random.uniform(contrast_rng, minval=-limits.contrast, maxval=limits.contrast)
     hue, saturation, value = _rgb_to_hsv(image)
     # Towards black for a negative change of brightness, towards white for a positive one.
     value = _adjust_contrast(value * (1.0 - jnp.abs(brightness)) + jnp.maximum(brightness, 0.0), contrast)
-    hue = hue + jax.random.uniform(hue_rng, minval=-_HUE, maxval=_HUE)
+    hue = hue + jax.random.uniform(hue_rng, minval=-limits.hue, maxval=limits.hue)
     jittered = _hsv_to_rgb(hue, saturation, value)
-    return jnp.where(jax.random.bernoulli(rng, _JITTER_PROBABILITY), jittered, image)
+    return jnp.where(jax.random.bernoulli(rng, limits.jitter_probability), jittered, image)
 
 
 def _adjust_contrast(value: jax.Array, amount: jax.Array) -> jax.Array:

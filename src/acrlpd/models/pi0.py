@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from acrlpd.models.augmentation import AugmentationLevel
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.gemma import Gemma, LayerWeights
 from acrlpd.models.layers import weights_are_split
@@ -40,8 +41,15 @@ class Pi0(FlowPolicy):
             self.action_time_mlp_out = nnx.Linear(width, width, rngs=rngs)
         self.action_out_proj = nnx.Linear(width, action_dim, rngs=rngs)
 
-    def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
-        return preprocess_observation(rng, observation, self.config, train=train)
+    def preprocess(
+        self,
+        rng: jax.Array | None,
+        observation: Observation,
+        *,
+        train: bool,
+        level: AugmentationLevel = "standard",
+    ) -> Observation:
+        return preprocess_observation(rng, observation, self.config, train=train, level=level)
 
     @jax.named_scope(ENCODE)
     def encode(self, observation: Observation, *, features: bool = True) -> Context:

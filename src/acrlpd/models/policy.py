@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from acrlpd.models.augmentation import AugmentationLevel
 from acrlpd.models.families.base import PolicyConfig
 from acrlpd.models.observation import Array, Observation
 
@@ -66,7 +67,14 @@ class FlowPolicy(nnx.Module):
         self.dtype = config.dtype  # of matrix products
         self.image_keys = config.image_keys  # cameras that the policy reads
 
-    def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
+    def preprocess(
+        self,
+        rng: jax.Array | None,
+        observation: Observation,
+        *,
+        train: bool,
+        level: AugmentationLevel = "standard",
+    ) -> Observation:
         """The observation as `encode` reads it, with images augmented when `train`. States arrive normalised."""
         return observation
 

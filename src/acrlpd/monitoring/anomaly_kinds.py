@@ -218,7 +218,7 @@ def q_divergence(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> A
 def bc_rl_imbalance(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     bc_weight = line.get("bc_weight")
     bc, actor = line.get("bc_loss"), line.get("actor_loss")
-    actor_weight = rl_config.acrlpd.loss_weights.actor_weight
+    actor_weight = line.get("actor_weight", rl_config.acrlpd.loss_weights.actor_weight)
     if not (bc_weight and bc and actor and actor_weight and rl_config.improvement.zero_at_best):
         return None  # the run or the line has only one of the two losses, or one of them is minus a value
     ratio = bc_weight * bc / abs(actor_weight * actor)

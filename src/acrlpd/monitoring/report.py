@@ -1,8 +1,8 @@
 """`generate_training_report`: one or more runs as a page and a Markdown summary.
 
-Facts are computed in Python (`report_facts`, `report_verdict`, `report_validation`, `report_seeds`, `report_curves`);
-the templates hold everything that is markup. The page is one file: styles, script and data are inside, and nothing is
-fetched.
+Facts are computed in Python (`report_facts`, `report_verdict`, `report_validation`, `report_training`, `report_seeds`,
+`report_curves`); the templates hold everything that is markup. The page is one file: styles, script and data are
+inside, and nothing is fetched.
 """
 
 import datetime

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from acrlpd.monitoring.report_curves import round_numbers
+from acrlpd.monitoring.report_training import analyze_training
 from acrlpd.monitoring.report_validation import validation_view
 from acrlpd.monitoring.report_verdict import critic_sentences, judge
 from acrlpd.runs.best_evaluation import describe_best
@@ -42,6 +43,7 @@ def collect_facts(record: RunRecord, output: Path) -> dict[str, Any]:
         "overview": overview(record),
         "stages": final_stages(record),
         "validation": _validation(record),
+        "training": analyze_training(record),
         "critic": _critic_view(record, output),
         "plan": plan_comparison(record),
         "times": {name.replace("_", " "): seconds for name, seconds in times.items()},  # of the run by activity

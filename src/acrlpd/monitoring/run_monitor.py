@@ -4,13 +4,14 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from acrlpd.agents import Agent
 from acrlpd.batch import Feed
 from acrlpd.config import RLTrainConfig
+from acrlpd.monitoring.alerts import Alert, Alerts
 from acrlpd.monitoring.anomalies import AnomalyDetector
 from acrlpd.monitoring.debug_mode import DebugMode
 from acrlpd.monitoring.profiling import StepProfiler
@@ -22,7 +23,7 @@ MEMORY = "memory/"
 
 
 class RunMonitor:
-    """Writers, anomalies, debug mode and profiling of one run.
+    """Writers, anomalies, alerts, debug mode and profiling of one run.
 
     The monitor never changes what is computed, and its failures are reported but never stop the run. Per
     call it only compares a few numbers; the rest happens once per line of metrics. Every process has a
@@ -39,6 +40,10 @@ class RunMonitor:
     ) -> None:
         self.anomalies = AnomalyDetector(rl_config, directory / ANOMALIES_FILE if is_primary else None)
         self._writers = Writers(rl_config, directory, enabled=is_primary)
+        self._alerts: Alerts | None = None
+        if is_primary and rl_config.logging.alerts.has_receiver:
+            self._alerts = Alerts(rl_config, directory)
+        self._alerts_wandb = rl_config.logging.alerts.wandb
         self._after_step = -1  # the step from which this process goes on
         self._debug: DebugMode | None = None
         if rl_config.logging.debug:
@@ -65,7 +70,12 @@ class RunMonitor:
         memory = device_memory()
         held = {"device_gib": memory.in_use, "device_peak_gib": memory.peak, "host_gib": memory.host}
         added = {f"{MEMORY}{name}": value / 2**30 for name, value in held.items() if value is not None}
+        lasting = set(self.anomalies.open)
         added |= self.anomalies.check(line)
+        for kind, anomaly in self.anomalies.open.items():
+            if kind not in lasting:
+                text = f"step {anomaly.step:,}: {anomaly.message}. {anomaly.advice}"
+                self._tell(Alert(kind, anomaly.severity, anomaly.step, text))
         if self._debug is not None:
             added |= self._debug.on_line(int(line["step"]))
         self._writers.write({**line, **added})
@@ -75,6 +85,18 @@ class RunMonitor:
         """Takes the line of an evaluation or of collected episodes, which may come before the first update."""
         self._writers.open(self._after_step)
         self._writers.write(line)
+
+    def on_end(self, kind: Literal["finished", "stopped", "failed"], step: int, text: str) -> None:
+        """Tells how the run ended; called before `close`."""
+        self._tell(Alert(kind, "error" if kind == "failed" else "info", step, text))
+
+    def _tell(self, alert: Alert) -> None:
+        """Sends an alert to whom the config names, unless the same was told lately."""
+        if self._alerts is None or not self._alerts.is_new(alert):
+            return
+        if self._alerts_wandb:
+            self._writers.alert(self._alerts.title(alert), alert.text, alert.severity)
+        self._alerts.send(alert)
 
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to go on as if the run had not been interrupted."""
@@ -88,6 +110,8 @@ class RunMonitor:
     def close(self) -> None:
         if self._profiler is not None:
             self._profiler.close()
+        if self._alerts is not None:
+            self._alerts.close()
         self._writers.close()
 
 

@@ -61,6 +61,13 @@ class Writers:
             with self._outlived(name):
                 writer.write(int(line["step"]), numbers)
 
+    def alert(self, title: str, text: str, severity: str) -> None:
+        """Tells Weights & Biases about trouble, or about the end of the run."""
+        for name, writer in self._writers.items():
+            if isinstance(writer, WandbWriter):
+                with self._outlived(name):
+                    writer.alert(title, text, severity)
+
     def close(self) -> None:
         for name, writer in self._writers.items():
             with self._outlived(name):
@@ -138,6 +145,9 @@ class WandbWriter:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
+
+    def alert(self, title: str, text: str, severity: str) -> None:
+        self._run.alert(title, text, level={"info": "INFO", "warning": "WARN", "error": "ERROR"}[severity])
 
     def close(self) -> None:
         self._run.finish()

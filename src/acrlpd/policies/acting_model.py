@@ -23,7 +23,7 @@ from acrlpd.models.policy import FlowPolicy
 class ActingCritics(flax.struct.PyTreeNode):
     """The critics, and what is learned with them. Without critics the policy alone acts, with one candidate."""
 
-    online: nnx.State
+    online: nnx.State  # of a config with `critic_ema_decay`, the moving average of the online critics
     temperature: nnx.State
     improvement: nnx.State  # the improvement's own networks; empty for most improvements
     critic_def: nnx.GraphDef = flax.struct.field(pytree_node=False)
@@ -59,10 +59,11 @@ class ActingModel(flax.struct.PyTreeNode):
 def acting_model(agent: Agent, *, average: bool) -> ActingModel:
     """The part of an agent that acts: the policy, or its moving average if there is an average, and the critics.
 
-    An agent that only clones has critics that were never trained, so they are left out.
+    Critics that keep a moving average choose with the average. An agent that only clones has critics that were never
+    trained, so they are left out.
     """
     critics = ActingCritics(
-        online=agent.critics.online,
+        online=agent.critics.acting,
         temperature=agent.temperature_params,
         improvement=agent.improvement.params,
         critic_def=agent.critics.network,

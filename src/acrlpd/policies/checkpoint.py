@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import jax
 
+from acrlpd.agents.hyperparams import ACRLPDHyperparams
 from acrlpd.checksums import read_checksums, verified
 from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.config.data import NORM_STATS_FILE
@@ -43,13 +44,6 @@ from acrlpd.runs.checkpoint_layout import (
 from acrlpd.runs.directory import saved_steps
 
 logger = logging.getLogger(__name__)
-
-# Fields of `ActingCritics` -> their branches within `critic/`, which are named as the fields of the agent.
-CRITIC_BRANCHES = {
-    "online": ("critics", "online"),
-    "temperature": ("temperature_params",),
-    "improvement": ("improvement", "params"),
-}
 
 _WITHOUT = "--no_norm_stats acts without norm statistics: on a robot, unscaled actions can do harm"
 
@@ -143,7 +137,10 @@ class Checkpoint:
         params = load_pi0_weights_from_openpi(self.directory, params, missing_regex=None)
         critics = model.critics
         if critics is not None:
-            critics = _restore_critics(self.directory / CRITIC, _on_first_device(critics))
+            wanted = critic_arrays(_on_first_device(critics), self.rl_config.acrlpd)
+            with verified(self.directory / CRITIC):  # reads what critics need to choose, and nothing else
+                restored = restore_arrays(self.directory / CRITIC, wanted)
+            critics = jax.tree.unflatten(jax.tree.structure(critics), [restored[name] for name in wanted])
         return model.replace(params=params, critics=critics)
 
 
@@ -232,23 +229,24 @@ def _open_described(directory: pathlib.Path, kind: Kind, no_norm_stats: bool) ->
     )
 
 
-def critic_arrays(critics: ActingCritics) -> dict[tuple[str, ...], Any]:
+def critic_branches(hyperparams: ACRLPDHyperparams) -> dict[str, tuple[str, ...]]:
+    """Fields of `ActingCritics` -> their branches within `critic/`, which are named as the fields of the agent."""
+    return {
+        "online": ("critics", "online" if hyperparams.critic_ema_decay is None else "average"),
+        "temperature": ("temperature_params",),
+        "improvement": ("improvement", "params"),
+    }
+
+
+def critic_arrays(critics: ActingCritics, hyperparams: ACRLPDHyperparams) -> dict[tuple[str, ...], Any]:
     """The leaves of the critics, in their order, by their paths within `critic/`."""
-    arrays = {}
+    arrays, branches = {}, critic_branches(hyperparams)
     for path, leaf in jax.tree_util.tree_flatten_with_path(critics)[0]:
         field, *names, _ = (jax.tree_util.keystr((key,), simple=True) for key in path)  # the last key is "value"
-        arrays[(*CRITIC_BRANCHES[field], *names)] = leaf
+        arrays[(*branches[field], *names)] = leaf
     return arrays
 
 
 def _on_first_device(tree: Any, dtype: str | None = None) -> Any:
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=place), tree)
-
-
-def _restore_critics(directory: pathlib.Path, abstract: ActingCritics) -> ActingCritics:
-    """Reads what critics need to choose, and nothing else of the stored tree."""
-    wanted = critic_arrays(abstract)
-    with verified(directory):
-        restored = restore_arrays(directory, wanted)
-    return jax.tree.unflatten(jax.tree.structure(abstract), [restored[name] for name in wanted])

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from acrlpd.robots.base import Robot, ServingLevel, make_bool_mask
+from acrlpd.robots.base import Robot, ServingLevel, ServingLimits, make_bool_mask
 
 # The pi base models were trained with other joint directions than ALOHA's.
 _JOINT_SIGNS = np.array([1, -1, -1, 1, 1, 1, 1] * 2)
@@ -47,6 +47,7 @@ class Aloha(Robot):
     # Joints relative, grippers absolute.
     delta_action_mask = make_bool_mask(6, -1, 6, -1)
     standard_level = ServingLevel(num_steps=15, best_of_n=12, num_critics=4)
+    serving_limits = ServingLimits(max_concurrent_requests=2, request_timeout_s=45.0)
     openpi_data_config = "LeRobotAlohaDataConfig"
     openpi_delta_argument = "use_delta_joint_actions"
 

@@ -40,6 +40,14 @@ class ServingLevel:
     num_critics: int
 
 
+@dataclasses.dataclass(frozen=True)
+class ServingLimits:
+    """How much a server takes on for the clients of a robot."""
+
+    max_concurrent_requests: int | None = None  # requests under way at a time; None: one for each client
+    request_timeout_s: float = 30.0
+
+
 class DatasetColumns(NamedTuple):
     """What a dataset has for a policy, as `data.repack` names it."""
 
@@ -70,6 +78,8 @@ class Robot(Choice, abc.ABC):
     delta_action_mask: ClassVar[tuple[bool, ...] | None] = None
     # What the level "standard" of a served policy costs; None: as much as in training.
     standard_level: ClassVar[ServingLevel | None] = None
+    # What a server of a policy of this robot takes on, unless its command line says otherwise.
+    serving_limits: ClassVar[ServingLimits] = ServingLimits()
     # openpi's class that makes the transforms of this robot; None: openpi does not know this robot.
     openpi_data_config: ClassVar[str | None] = None
     # The argument of openpi's class that makes actions relative; None: the class has no such argument.

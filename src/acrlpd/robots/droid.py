@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from acrlpd.robots.base import Robot, ServingLevel, make_bool_mask
+from acrlpd.robots.base import Robot, ServingLevel, ServingLimits, make_bool_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Droid(Robot):
     # For joint positions as actions. Joint velocities, which are DROID's usual actions, are relative already.
     delta_action_mask = make_bool_mask(7, -1)
     standard_level = ServingLevel(num_steps=20, best_of_n=8, num_critics=5)
+    serving_limits = ServingLimits(max_concurrent_requests=4, request_timeout_s=30.0)
     openpi_data_config = "LeRobotDROIDDataConfig"
 
     def openpi_differences(self, *, action_dim: int) -> Iterator[str]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from acrlpd.robots.base import Robot, ServingLevel, make_bool_mask
+from acrlpd.robots.base import Robot, ServingLevel, ServingLimits, make_bool_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,5 +27,6 @@ class Libero(Robot):
     # openpi's pi0_libero subtracts the state from the relative actions of LIBERO; its pi05_libero does not.
     delta_action_mask = make_bool_mask(6, -1)
     standard_level = ServingLevel(num_steps=10, best_of_n=16, num_critics=8)
+    serving_limits = ServingLimits(max_concurrent_requests=8, request_timeout_s=15.0)
     openpi_data_config = "LeRobotLiberoDataConfig"
     openpi_delta_argument = "extra_delta_transform"

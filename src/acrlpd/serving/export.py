@@ -135,7 +135,8 @@ def _write(
         serving = dataclasses.replace(serving, num_critics=len(members))
         chosen = keep_members(model.critics.online, members)
         with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
-            checkpointer.save(directory / CRITIC, unflatten_dict(critic_arrays(model.critics.replace(online=chosen))))
+            arrays = critic_arrays(model.critics.replace(online=chosen), rl_config.acrlpd)
+            checkpointer.save(directory / CRITIC, unflatten_dict(arrays))
         write_checksums(directory / CRITIC)
         # The config describes what the directory holds; random subsets of critics are for training.
         critic_config = dataclasses.replace(rl_config.critic, num_critics=len(members), target_subset_size=None)

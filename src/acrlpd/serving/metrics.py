@@ -36,7 +36,7 @@ class ServerMetrics:
         self.batch_size = Histogram("acrlpd_batch_size", "Requests per batch.", registry=own, buckets=_BATCH_SIZES)
         # A counter appears with its first event; monitoring needs the 0 before it.
         for counter, values in (
-            (self.requests, ("ok", "bad_request", "error", "timeout")),
+            (self.requests, ("ok", "bad_request", "busy", "error", "timeout")),
             (self.refused_connections, ("unauthorized", "full", "address_full", "handshakes")),
             (self.closed_connections, ("idle", "flood")),
             (self.reloads, ("ok", "error")),

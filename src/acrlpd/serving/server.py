@@ -61,6 +61,8 @@ class ServerOptions:
     max_clients_per_address: Annotated[int, Gt(0)] = 16
     # Longest time that a client keeps its place without a request.
     idle_timeout_s: Annotated[float, Interval(gt=0, lt=math.inf)] = 600.0
+    # Requests under way at a time; further requests are refused at once. None: one for each client.
+    max_concurrent_requests: Annotated[int | None, Gt(0)] = None
     # Longest time until a request is answered, and longest time until its client has received the answer.
     request_timeout_s: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
     # Longest time that a stopping server waits for the requests under way.
@@ -86,10 +88,10 @@ class PolicyServer:
     def __init__(self, policy: ServingPolicy, options: ServerOptions | None = None) -> None:
         self.policy = policy
         self.metrics = ServerMetrics()
-        self._options = options or ServerOptions()
+        self.options = options or ServerOptions()
         self._connections = Connections(
-            max_clients=self._options.max_clients,
-            max_clients_per_address=self._options.max_clients_per_address,
+            max_clients=self.options.max_clients,
+            max_clients_per_address=self.options.max_clients_per_address,
             metrics=self.metrics,
         )
         self._idle: set[ServerConnection] = set()
@@ -103,7 +105,7 @@ class PolicyServer:
 
     async def start(self) -> None:
         """Listens for clients. Warm the policy up before, or the first request waits for the compilation."""
-        options = self._options
+        options = self.options
         self._batcher = Batcher(
             max_wait_s=options.max_wait_ms / 1000,
             expected=lambda: len(self._connections.clients),
@@ -146,7 +148,7 @@ class PolicyServer:
         goodbyes = [_say_goodbye(client, CloseCode.GOING_AWAY, "the server is stopping") for client in self._idle]
         await asyncio.gather(*goodbyes)
         if self._answers:
-            await asyncio.wait(self._answers, timeout=self._options.drain_timeout_s)
+            await asyncio.wait(self._answers, timeout=self.options.drain_timeout_s)
         # Not `Server.wait_closed`, which would also wait for clients that have begun a TLS handshake and are silent.
         if self._handlers and (await asyncio.wait(self._handlers, timeout=2 * _GOODBYE_SECONDS))[1]:
             logger.warning("%d clients did not finish in time", len(self._connections.clients))
@@ -174,7 +176,7 @@ class PolicyServer:
                 self._answers.add(answer)
                 answer.add_done_callback(self._answers.discard)
                 reply = await answer
-                await asyncio.wait_for(client.send(reply), self._options.request_timeout_s)
+                await asyncio.wait_for(client.send(reply), self.options.request_timeout_s)
                 total_ms = 1000 * (time.perf_counter() - start)
                 if isinstance(reply, str):
                     await _say_goodbye(client, CloseCode.INTERNAL_ERROR, "error in the previous frame")
@@ -185,7 +187,7 @@ class PolicyServer:
 
     async def _receive(self, client: ServerConnection) -> str | bytes | None:
         """The next message; None after a client that sent no complete message for too long was told goodbye."""
-        limit = self._options.idle_timeout_s
+        limit = self.options.idle_timeout_s
         self._idle.add(client)
         try:
             async with asyncio.timeout(limit):
@@ -202,16 +204,22 @@ class PolicyServer:
 
     async def _answer(self, message: str | bytes, previous_ms: float | None) -> bytes | str:
         """A packed reply, or text that says what went wrong."""
-        start = time.perf_counter()
+        start, limit = time.perf_counter(), self.options.max_concurrent_requests
+        if limit is not None and len(self._answers) > limit:  # this request is one of them
+            self.metrics.requests.labels("busy").inc()
+            return (
+                f"busy: {limit} requests are under way, the most that this server takes at a time "
+                "(--max_concurrent_requests); connect again and repeat the request"
+            )
         try:
-            async with asyncio.timeout(self._options.request_timeout_s):
+            async with asyncio.timeout(self.options.request_timeout_s):
                 reply = await self._batcher.submit(await self._prepare(message))
         except (RequestError, MessageError) as error:
             self.metrics.requests.labels("bad_request").inc()
             return f"bad request: {shortened(str(error), _MAX_ERROR_LENGTH)}"
         except TimeoutError:
             self.metrics.requests.labels("timeout").inc()
-            return f"no answer within {self._options.request_timeout_s:g} s: the server is overloaded"
+            return f"no answer within {self.options.request_timeout_s:g} s: the server is overloaded"
         except Exception as error:  # a bug or an error of the device: the server logs it and goes on
             self.metrics.requests.labels("error").inc()
             logger.exception("a request failed")
@@ -251,9 +259,9 @@ class PolicyServer:
         return self._connections.admit(client)
 
     def _is_authorized(self, given: list[str]) -> bool:
-        if self._options.api_key is None:
+        if self.options.api_key is None:
             return True
-        expected = f"Api-Key {self._options.api_key}".encode()
+        expected = f"Api-Key {self.options.api_key}".encode()
         # Bytes that are not text arrive as surrogates, which a plain encode() refuses.
         return len(given) == 1 and hmac.compare_digest(given[0].encode(errors="surrogateescape"), expected)
 

@@ -117,7 +117,7 @@ def compile_train_steps(
     feeds = [call.feed for call in calls]
     arrays = [(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(feeds)]
     agent_arrays = [(x.shape, x.dtype) for x in jax.tree.leaves(agents)]
-    key = (jax.tree.structure((agents, feeds)), *arrays, *agent_arrays, sharding, update_policy, leaders)
+    key = (jax.tree.structure((agents, calls)), *arrays, *agent_arrays, sharding, update_policy, leaders)
     if key not in _programs:
         while len(_programs) >= _MOST_PROGRAMS:
             _programs.pop(next(iter(_programs)))
@@ -136,7 +136,11 @@ def _compile(
 ) -> jax.stages.Compiled:
     places = jax.tree.map(sharding.of_array, agents)
     feed_places = jax.tree.map(lambda x: x.sharding, [call.feed for call in calls])
-    call_places = [Call(feed, sharding.replicated, sharding.replicated) for feed in feed_places]  # type: ignore[arg-type]
+    everywhere: Any = sharding.replicated
+    call_places = [
+        Call(feed, everywhere, everywhere, None if call.actor_weights is None else everywhere)
+        for feed, call in zip(feed_places, calls, strict=True)
+    ]
     feeds = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), [c.feed for c in calls])
     shapes = [dataclasses.replace(call, feed=feed) for call, feed in zip(calls, feeds, strict=True)]
     step = jax.jit(

@@ -6,7 +6,7 @@ import logging
 import pathlib
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
@@ -37,6 +37,7 @@ from acrlpd.training.learner import Learner
 from acrlpd.training.online.actor import ActorProcess
 from acrlpd.training.online.rounds import OnlinePhase, Player, RoundPlayer, SynchronousPlayer, open_replay
 from acrlpd.training.options import RunOptions
+from acrlpd.training.out_of_memory import OutOfMemoryError
 from acrlpd.training.progress import ProgressBars, describe_outcome, planned_costs
 from acrlpd.training.sharding import FSDPSharding, create_sharding, validate_fsdp_sharding
 from acrlpd.training.stopping import StopRequest, exit_code
@@ -104,7 +105,8 @@ def train_runs(
             runs.warn_about_space(directories[0], needed, max_to_keep)
             for directory in directories:  # A resumed run has not ended, so reports must not show its earlier end.
                 (directory / runs.SUMMARY_FILE).unlink(missing_ok=True)
-        train(trainers, arenas)
+        with _failures_told(trainers, options):
+            train(trainers, arenas)
         for trainer in trainers:
             _write_summary(trainer)
         stopped_by = [trainer.stopped_by for trainer in trainers if trainer.stopped_by is not None]
@@ -287,6 +289,19 @@ def _create_online_phase(
     return OnlinePhase(rl_config, loader, ReplayDataset(replay, rl_config, loader.dataset), player)
 
 
+@contextlib.contextmanager
+def _failures_told(trainers: Sequence[Trainer], options: RunOptions) -> Iterator[None]:
+    """Alerts those whom the configs name when the runs fail, unless they are about to be tried again."""
+    try:
+        yield
+    except Exception as error:
+        tried_again = isinstance(error, OutOfMemoryError) and options.auto_batch and error.next_accumulation is not None
+        for trainer in () if tried_again else trainers:
+            reason = str(error).partition("\n")[0]
+            trainer.monitor.on_end("failed", trainer.step, f"step {trainer.step:,}: {type(error).__name__}: {reason}")
+        raise
+
+
 def _write_summary(trainer: Trainer) -> None:
     status = runs.FINISHED
     if trainer.stopped_by is not None:
@@ -300,5 +315,7 @@ def _write_summary(trainer: Trainer) -> None:
     if trainer.evaluations.best is not None:
         reached.append(f"best {describe_best(trainer.evaluations.best)}")
     place = trainer.directory / str(trainer.step)
-    logger.info("%s", "; ".join([f"{status} at step {trainer.step:,}", *reached, f"checkpoint {place}"]))
+    text = "; ".join([f"{status} at step {trainer.step:,}", *reached, f"checkpoint {place}"])
+    logger.info("%s", text)
+    trainer.monitor.on_end("finished" if trainer.stopped_by is None else "stopped", trainer.step, text)
     barrier("end of the run")

@@ -9,9 +9,9 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from acrlpd.agents import Agent, Call, MetricsTable
+from acrlpd.batch import Feed
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.create_agent import follow_config
 from acrlpd.data.pipeline.loader import DataLoader
@@ -30,6 +30,7 @@ from acrlpd.training.distributed import is_primary
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
+from acrlpd.training.online.loss_weights import scheduled_weights
 from acrlpd.training.online.rounds import OnlinePhase
 from acrlpd.training.progress import Clock, Progress, ProgressBars, describe_metrics, model_flops_utilization
 from acrlpd.training.sharding import abstract_train_state
@@ -249,13 +250,12 @@ class Trainer:
             self._write_event(self.step + 1, metrics_log.ONLINE, metrics)
         return True
 
-    def _bc_weights(self) -> np.ndarray:
-        """The weights of the cloning loss in the next updates: float32 [capacity of a call]."""
-        capacity = self._loader.capacity
-        if self.online is None or self.online_start is None:
-            return np.full(capacity, self.rl_config.acrlpd.loss_weights.bc_weight, np.float32)
-        first = self.step - self.online_start
-        return np.array([self.online.bc_weight(first + i) for i in range(capacity)], np.float32)
+    def _call(self, feed: Feed) -> Call:
+        """A call with the weights that the losses have in the next updates."""
+        start = None if self.online is None else self.online_start
+        update = None if start is None else self.step - start
+        weights = scheduled_weights(self.rl_config, update, self._loader.capacity)
+        return Call(feed, rng=self._rng, **weights)
 
     @property
     def _eval_frequency(self) -> int:
@@ -312,7 +312,7 @@ class Trainer:
         """What this run brings to a call of the train step; draws the batches of the updates."""
         with self.clock.measure("data_wait"):
             feed = self._loader.sample_feed(num_updates)
-        return Call(feed, self._bc_weights(), self._rng)
+        return self._call(feed)
 
     def before_call(self, call: Call) -> None:
         """The updates of this call are about to begin."""
@@ -321,7 +321,7 @@ class Trainer:
     def create_idle_call(self) -> Call | None:
         """A call for a place in the joint train step whose result is not used; None if any other call can be used."""
         feed = self._loader.idle_feed()
-        return None if feed is None else Call(feed, self._bc_weights(), self._rng)
+        return None if feed is None else self._call(feed)
 
     def _begin_call(self, made: Made) -> None:
         """The devices have begun with the updates of one call; `_collect` reads their results later."""

@@ -61,7 +61,7 @@ class StepFlops:
 
 
 def step_flops(config: RLTrainConfig) -> StepFlops:
-    """One sample's share of an update of policy and critics."""
+    """One sample's share of an update, in the mean of the updates of policy and critics and those of critics alone."""
     # One cached trace serves runs of any length and layout.
     training = TrainingConfig(gradient_accumulation_steps=config.training.gradient_accumulation_steps)
     return _trace_flops(dataclasses.replace(config, training=training, fsdp=FSDPConfig()))
@@ -71,10 +71,16 @@ def step_flops(config: RLTrainConfig) -> StepFlops:
 def _trace_flops(config: RLTrainConfig) -> StepFlops:
     key = jax.eval_shape(lambda: jax.random.key(0))
     agent = jax.eval_shape(lambda key: create_agent(config, key), key)
-    update = find_products(lambda agent, batch, key: agent.train_step(batch, key), agent, batch_spec(config), key)
     parts: dict[str, float] = collections.defaultdict(float)
-    for product in update:
-        parts[_part(product.scopes)] += product.total_flops / config.batch_size
+    num_products = 0.0
+    every = config.acrlpd.critic_updates_per_policy_update
+    for updates_policy, share in ((True, 1 / every), (False, 1 - 1 / every)):
+        if share == 0:
+            continue
+        update = functools.partial(_update, update_policy=updates_policy)
+        for product in find_products(update, agent, batch_spec(config), key):
+            parts[_part(product.scopes)] += share * product.total_flops / config.batch_size
+            num_products += share * product.times
 
     observation, actions = config.model.inputs_spec()
 
@@ -86,9 +92,13 @@ def _trace_flops(config: RLTrainConfig) -> StepFlops:
     return StepFlops(
         forward=loss.total(),
         candidate=sum(flops for scopes, flops in two.items() if DENOISE in _words(scopes)) / 2,
-        num_products=sum(product.times for product in update),
+        num_products=round(num_products),
         **{name: parts[name] for name in ("backward", "recompute", "no_gradient", "candidates", "critics")},
     )
+
+
+def _update(agent: Any, batch: Batch, key: jax.Array, *, update_policy: bool) -> Any:
+    return agent.train_step(batch, key, update_policy=update_policy)
 
 
 def _part(scopes: str) -> str:

@@ -1,6 +1,7 @@
 """Whether a config fits, how long it takes, what it leaves on disk, and the smallest change that makes it fit."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -147,9 +148,12 @@ def as_flags(changes: Mapping[str, Any]) -> str:
 
 def larger_accumulations(config: RLTrainConfig, num_devices: int) -> Iterator[int]:
     """Larger numbers of micro-batches that leave whole samples on every device, the next one first."""
-    for steps in range(config.training.gradient_accumulation_steps + 1, config.batch_size // num_devices + 1):
-        if config.batch_size % (steps * num_devices) == 0:
-            yield steps
+    samples, rest = divmod(config.batch_size, num_devices)
+    if rest:
+        return
+    small = [n for n in range(1, math.isqrt(samples) + 1) if samples % n == 0]
+    divisors = sorted({*small, *(samples // n for n in small)})
+    yield from (steps for steps in divisors if steps > config.training.gradient_accumulation_steps)
 
 
 def _changes(config: RLTrainConfig, num_devices: int) -> Iterator[dict[str, Any]]:

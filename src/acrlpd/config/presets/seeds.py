@@ -21,6 +21,7 @@ _CHANGES: list[tuple[RLTrainConfig, Mapping[str, Any]]] = [
         aloha.CONFIG,
         {
             "batch_size": 128,
+            "data.augmentation_level": "light",
             "acrlpd.num_action_samples": 32,
             "actor_lr_schedule.warmup_steps": 2_000,
             "critic_lr_schedule.decay_steps": 25_000,
@@ -48,6 +49,7 @@ _CHANGES: list[tuple[RLTrainConfig, Mapping[str, Any]]] = [
         libero.CONFIG,
         {
             "batch_size": 256,
+            "data.augmentation_level": "strong",
             "acrlpd.num_action_samples": 64,
             "actor_lr_schedule.warmup_steps": 3_000,
             "actor_lr_schedule.peak_lr": 3e-4,

@@ -29,7 +29,7 @@ from acrlpd.checksums import verified
 from acrlpd.config import RLTrainConfig
 from acrlpd.config.tree import from_dict
 from acrlpd.models.openpi_checkpoint import shape_differences, verify_openpi_checkpoint_compatibility
-from acrlpd.policies.checkpoint import CRITIC_BRANCHES
+from acrlpd.policies.checkpoint import critic_branches
 from acrlpd.runs.checkpoint_layout import (
     ASSETS,
     CRITIC,
@@ -272,13 +272,14 @@ def _stored_leaves(agent: Agent, average: bool) -> dict[tuple[str, ...], Any]:
     under the names of the agent's fields, so a new field of the agent is stored without a change here.
     """
     policy_fields = ("ema_params" if average else "policy_params", "frozen_params")
+    branches = critic_branches(agent.algorithm.acrlpd).values()
     stored: dict[tuple[str, ...], Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(agent)[0]:
         name = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
         if name[0] in policy_fields:
             stored[PARAMS, "params", *name[1:]] = leaf  # openpi's tree, in which each array is called "value"
             continue
-        item = CRITIC if any(name[: len(branch)] == branch for branch in CRITIC_BRANCHES.values()) else TRAIN_STATE
+        item = CRITIC if any(name[: len(branch)] == branch for branch in branches) else TRAIN_STATE
         stored[item, *(name[:-1] if name[-1] == "value" else name)] = leaf
     return stored
 

@@ -39,6 +39,8 @@ class Round:
             metrics |= {
                 "success_rate": float(np.mean(self.successes)),
                 "episode_reward_mean": float(np.mean(self.returns)),
+                "episode_reward_min": float(np.min(self.returns)),
+                "episode_reward_max": float(np.max(self.returns)),
                 "episode_length_mean": float(np.mean(self.lengths)),
             }
         return metrics

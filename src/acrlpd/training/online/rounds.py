@@ -113,7 +113,6 @@ class OnlinePhase:
         self._rounds = 0  # how many rounds were taken
         self._pending: list[Round] = []  # the rounds after them, which wait to be taken
         self._config = rl_config.online
-        self._bc_weight = rl_config.acrlpd.loss_weights.bc_weight
         self._loader = loader
         self._replay = replay
 
@@ -172,14 +171,6 @@ class OnlinePhase:
     def _wanted_steps(self, update: int) -> int:
         """The environment steps that must have been made before an update."""
         return self._config.start_steps + math.ceil(update / self._config.update_to_data_ratio)
-
-    def bc_weight(self, update: int) -> float:
-        """The weight of cloning at an update, on its way from the offline value to the final value."""
-        final, decay = self._config.final_bc_weight, self._config.bc_weight_decay_steps
-        if final is None:
-            return self._bc_weight
-        share = min(update / decay, 1.0) if decay else 1.0
-        return self._bc_weight + share * (final - self._bc_weight)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rounds": self._rounds}
