@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import Literal
 
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.runs.directory import METRICS_FILE
@@ -22,7 +23,7 @@ class Objective:
     is_success: bool  # a share of episodes, of which more is better; otherwise an error, of which less is better
 
     @property
-    def direction(self) -> str:
+    def direction(self) -> Literal["minimize", "maximize"]:
         return "maximize" if self.is_success else "minimize"
 
     def is_better(self, score: float, other: float) -> bool:
@@ -68,9 +69,8 @@ class ScoreReader:
         for metrics in self._metrics:
             metrics.read()
             series = metrics.series.get(self._objective.metric)
-            found.append(
-                {} if series is None else dict(zip(series.steps.tolist(), series.values.tolist(), strict=True))
-            )
+            pairs = () if series is None else zip(series.steps.tolist(), series.values.tolist(), strict=True)
+            found.append(dict(pairs))
         steps = sorted(set.intersection(*(set(one) for one in found)))
         return {step: tuple(one[step] for one in found) for step in steps}
 

@@ -67,8 +67,8 @@ class StudyResult:
         """What the study shows, in a sentence or two."""
         if self.best.is_control:
             return (
-                "No trial was better than the config itself: within this space, and as far as this number of trials and "
-                "episodes can tell, the config is at a plateau."
+                "No trial was better than the config itself: within this space, and as far as so many trials can tell, "
+                "the config is at a plateau."
             )
         if self.final is None:
             return f"{self.best.label} has the best score. It was not judged on fresh seeds, so its score is too high."
@@ -159,7 +159,7 @@ def _best_trials(result: StudyResult) -> Iterator[str]:
         rows.append([*row, escape_markdown(describe_values(record.values))])
     intervals = ["95 % interval of the episodes"] if result.objective.is_success else []
     yield from _table(["trial", "score", "seeds", *intervals, "values"], rows)
-    yield "\nThe best of many trials is partly the luckiest: its score here is too high. The next section judges it again.\n"
+    yield "\nThe best of many trials is partly the luckiest, so its score is too high. It is judged again below.\n"
 
 
 def _episode_interval(record: TrialRecord, result: StudyResult) -> str:
@@ -176,13 +176,12 @@ def _final(result: StudyResult) -> Iterator[str]:
         return
     episodes = f" and {final.episodes} episodes that no trial had" if final.episodes else ""
     yield f"Both sides trained {final.steps:,} updates with seeds{episodes} that took no part in the search.\n"
-    sides = (
-        ("the config itself", final.preset, final.preset_mean),
-        (result.best.label, final.winner, final.winner_mean),
-    )
-    rows = [[name, *map(form, scores), _mean(mean, result.objective)] for name, scores, mean in sides]
-    gains = MeanOverSeeds(final.gain_mean.mean, final.gain_mean.interval)
-    rows.append(["difference, seed by seed", *(f"{gain:+.3g}" for gain in final.gains), _signed_mean(gains)])
+    sides = {
+        "the config itself": (final.preset, final.preset_mean),
+        result.best.label: (final.winner, final.winner_mean),
+    }
+    rows = [[name, *map(form, scores), _mean(mean, result.objective)] for name, (scores, mean) in sides.items()]
+    rows.append(["gain of the winner", *(f"{gain:+.3g}" for gain in final.gains), _signed_mean(final.gain_mean)])
     yield from _table(["", *(f"seed {seed}" for seed in final.seeds), "mean (95 % interval over the seeds)"], rows)
     yield f"\n{escape_markdown(result.verdict)}\n"
 

@@ -37,8 +37,8 @@ _NOT_SEARCHED = (
 )
 
 _HEADER = (
-    "What `acrlpd tune` searches: keys of the config with ranges ({low, high, log}) or lists of choices. The stages run "
-    "one after the other; each stage starts from the best values of the stages before it.",
+    "What `acrlpd tune` searches: keys of the config with ranges ({low, high, log}) or lists of choices. The stages "
+    "run one after the other; each stage starts from the best values of the stages before it.",
     "The config's own value must lie in each range, because the config itself is trial 0. The end of a learning-rate "
     "schedule moves in proportion to its peak.",
 )
@@ -164,8 +164,8 @@ def read_value(config: RLTrainConfig, key: str) -> Any:
 
 def _field_type(config: RLTrainConfig, path: str) -> Any:
     section, _, name = path.rpartition(".")
-    holder = operator.attrgetter(section)(config) if section else config
-    return field_types(type(holder))[name]
+    holder: type = type(operator.attrgetter(section)(config) if section else config)
+    return field_types(holder)[name]
 
 
 def with_values(config: RLTrainConfig, values: Mapping[str, Any]) -> RLTrainConfig:

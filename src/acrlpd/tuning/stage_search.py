@@ -87,7 +87,7 @@ class StageSearch:
         num_trials: int,
         seed: int,
     ) -> None:
-        """`own_values` are the config's; `incumbent` is the best trial of the stages before, None in the first stage."""
+        """`own_values` are the config's. `incumbent` is the best trial of earlier stages; None in the first stage."""
         self.stage, self._objective, self._seed, self._num_trials = stage, objective, seed, num_trials
         self._distributions = {key: one.to_optuna() for key, one in stage.distributions.items()}
         self._study = optuna.create_study(
@@ -166,9 +166,18 @@ class StageSearch:
             self._repeat(trial.number, trial.params, trial.user_attrs, starts=opened.starts)
         if outcome == "finished" and not (last and all(map(math.isfinite, last))):
             outcome = "diverged" if last else "failed"
-        facts = {"outcome": outcome, "scores": list(last), "cpu_s": ending.cpu_s, "wall_s": ending.wall_s}
+        facts: dict[str, Any] = {
+            "outcome": outcome,
+            "scores": list(last),
+            "cpu_s": ending.cpu_s,
+            "wall_s": ending.wall_s,
+        }
         if outcome in ("failed", "repeated"):
-            facts["reason"] = ending.reason if ending.code else "the runs were never judged"
+            facts["reason"] = (
+                ending.reason
+                if ending.code
+                else f"no evaluation has the metric {self._objective.metric}; is an episode held out?"
+            )
         for name, value in facts.items():
             trial.set_user_attr(name, value)
         # For the sampler, a trial that diverged is worse than every trial that did not.

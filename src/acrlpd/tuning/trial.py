@@ -86,14 +86,13 @@ class TrialProcess:
         command += ["train", "--config", str(directory / CONFIG_FILE), "--seeds", *map(str, seeds)]
         share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{MEMORY_FRACTION / jobs:.2f}"} if jobs > 1 else {}
         with (directory / LOG_FILE).open("wb") as log:
-            # In a session of its own, Ctrl-C in a terminal reaches the tuner alone, which then ends its trials.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=share | os.environ,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the tuner alone, which then ends its trials.
             )
 
     def read_scores(self) -> dict[int, tuple[float, ...]]:

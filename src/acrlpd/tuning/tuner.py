@@ -165,7 +165,7 @@ class _Tuner:
 
     def _start(self, search: StageSearch) -> None:
         opened = search.ask()
-        config = with_values(self._short, search.fixed | opened.values)
+        config = with_values(self._short, {**search.fixed, **opened.values})
         directory = self._trial_directory(search, opened.trial.number)
         process = TrialProcess(config, self._settings.seeds, directory, self._objective, self._jobs)
         self._running[opened.trial.number] = opened, process
