@@ -66,6 +66,7 @@ def main(args: Sequence[str]) -> int:
     from acrlpd.tuning.objective import choose_objective
     from acrlpd.tuning.space import default_space, load_space
     from acrlpd.tuning.study_files import StudySettings, split_evenly
+    from acrlpd.tuning.trial import TrialStarter
     from acrlpd.tuning.tuner import FinalOptions, run_study
 
     setup_logging()
@@ -73,7 +74,6 @@ def main(args: Sequence[str]) -> int:
     space = default_space(config) if options.space is None else load_space(options.space, config)
     if options.write_space is not None:
         return _write(options.write_space, space.to_yaml())
-    choose_objective(config)
     if len(set(options.seeds)) < len(options.seeds):
         raise ConfigError(f"--seeds: a seed is given twice in {' '.join(map(str, options.seeds))}")
     if options.trials < _FEWEST_TRIALS * len(space.stages):
@@ -87,13 +87,16 @@ def main(args: Sequence[str]) -> int:
         evaluations=options.evaluations,
         split=split_evenly(options.trials, len(space.stages)),
     )
-    signal.signal(signal.SIGTERM, _interrupt)
+    final = FinalOptions(options.final_seeds, options.final_steps)
+    starter = TrialStarter(choose_objective(config), options.jobs)
+    previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        final = FinalOptions(options.final_seeds, options.final_steps)
-        run_study(config, space, settings, trials=options.trials, jobs=options.jobs, final=final)
+        run_study(config, space, settings, starter, trials=options.trials, final=final)
     except KeyboardInterrupt:
         print("acrlpd: interrupted; the same command goes on with this study", file=sys.stderr)
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     return 0
 
 

@@ -13,7 +13,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, co
 from acrlpd.evaluation.statistics import RATES, MeanOverSeeds, mean_over_seeds
 from acrlpd.runs.directory import is_finished
 from acrlpd.tuning.objective import Objective, ScoreReader
-from acrlpd.tuning.trial import LOG_FILE, TrialProcess, run_directories, shorten
+from acrlpd.tuning.trial import LOG_FILE, TrialProcess, TrialStarter, remove_checkpoints, run_directories, shorten
 
 _POLL_S = 0.5
 # How far the seeds of the episodes lie from those of the trials.
@@ -50,13 +50,13 @@ def compare_on_fresh_seeds(
     preset: RLTrainConfig,
     winner: RLTrainConfig,
     directory: pathlib.Path,
-    objective: Objective,
+    starter: TrialStarter,
     used_seeds: Sequence[int],
     num_seeds: int,
     steps: int | None,
-    jobs: int,
 ) -> FinalComparison:
     """Trains what is missing of both sides, and compares them. A side that was trained before is not trained again."""
+    objective = starter.objective
     seeds = tuple(range(max(used_seeds) + 1, max(used_seeds) + 1 + num_seeds))
     sides = [_judged_once(config, steps) for config in (preset, winner)]
     places = [directory / f"{config_hash(side)}-seeds-{seeds[0]}-{seeds[-1]}" for side in sides]
@@ -64,9 +64,9 @@ def compare_on_fresh_seeds(
     running: dict[int, TrialProcess] = {}
     try:
         while pending or running:
-            while pending and len(running) < jobs:
+            while pending and len(running) < starter.jobs:
                 i = pending.pop(0)
-                running[i] = TrialProcess(sides[i], seeds, places[i], objective, jobs)
+                running[i] = starter.start(sides[i], seeds, places[i])
             time.sleep(_POLL_S)
             for i, process in list(running.items()):
                 if (ending := process.poll()) is not None:
@@ -74,6 +74,7 @@ def compare_on_fresh_seeds(
                     if ending.code:
                         log = places[i] / LOG_FILE
                         raise ConfigError(f"the final comparison failed, {ending.reason}\n{log} has all messages")
+                    remove_checkpoints(places[i])
     finally:
         for process in running.values():
             process.kill()

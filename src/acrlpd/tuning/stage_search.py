@@ -28,9 +28,6 @@ _TRIALS_BEFORE_PRUNING = 4
 _MOST_STARTS = 2
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
-optuna.logging.set_verbosity(optuna.logging.ERROR)  # The tuner says what happens.
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-
 
 @dataclasses.dataclass(frozen=True)
 class TrialRecord:
@@ -90,6 +87,7 @@ class StageSearch:
         """`own_values` are the config's. `incumbent` is the best trial of earlier stages; None in the first stage."""
         self.stage, self._objective, self._seed, self._num_trials = stage, objective, seed, num_trials
         self._distributions = {key: one.to_optuna() for key, one in stage.distributions.items()}
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # The tuner says what happens.
         self._study = optuna.create_study(
             storage=storage,
             study_name=_study_name(position, stage),
@@ -148,9 +146,15 @@ class StageSearch:
     def ask(self) -> OpenTrial:
         """The next trial. Its values follow from the seed and from the results so far, also after an interruption."""
         random = min(max(self._num_trials // 3, _FEWEST_RANDOM), _MOST_RANDOM)
-        self._study.sampler = optuna.samplers.TPESampler(
-            n_startup_trials=random, multivariate=True, seed=self._seed + len(self._study.trials)
-        )
+        with warnings.catch_warnings():
+            # Optuna calls both options experimental; without them, trials at the same time would be alike.
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study.sampler = optuna.samplers.TPESampler(
+                n_startup_trials=random,
+                multivariate=True,
+                constant_liar=True,
+                seed=self._seed + len(self._study.trials),
+            )
         trial = self._study.ask(self._distributions)
         values = {key: one.decode(trial.params[key]) for key, one in self.stage.distributions.items()}
         starts = trial.user_attrs.get("starts", 0) + 1

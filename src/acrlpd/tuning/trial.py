@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides, save_config
 from acrlpd.config.command_line import limit_steps
@@ -71,27 +71,17 @@ class TrialProcess:
     """The training of one config with several seeds."""
 
     def __init__(
-        self, config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path, objective: Objective, jobs: int = 1
+        self, command: Sequence[str], directory: pathlib.Path, scores: ScoreReader, environment: Mapping[str, str]
     ) -> None:
-        """Starts the process. What an earlier process left in the directory is removed; `jobs` share the devices."""
-        remove(directory)
-        directory.mkdir(parents=True)
-        placed = {"checkpoints.directory": str(directory.absolute()), "exp_name": _RUN}
-        config = apply_config_overrides(config, placed)
-        save_config(config, directory / CONFIG_FILE)
-        self.directory = directory
-        self._scores = ScoreReader(run_directories(config, seeds, directory), objective)
-        self._begin = time.monotonic()
-        command = [sys.executable, "-m", "acrlpd.tuning.trial_process", str(os.getpid())]
-        command += ["train", "--config", str(directory / CONFIG_FILE), "--seeds", *map(str, seeds)]
-        share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{MEMORY_FRACTION / jobs:.2f}"} if jobs > 1 else {}
+        """Starts the process; `scores` reads the runs that it makes."""
+        self.directory, self._scores, self._begin = directory, scores, time.monotonic()
         with (directory / LOG_FILE).open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=share | os.environ,
+                env=environment,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the tuner alone, which then ends its trials.
             )
 
@@ -127,6 +117,27 @@ class TrialProcess:
             wall_s=time.monotonic() - self._begin,
             message=first.removeprefix("acrlpd: "),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialStarter:
+    """Starts trials. `program` gets the process id of the tuner and what `acrlpd` gets; it is another one in tests."""
+
+    objective: Objective
+    jobs: int
+    program: Sequence[str] = (sys.executable, "-m", "acrlpd.tuning.trial_process")
+
+    def start(self, config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path) -> TrialProcess:
+        """Trains the config in a directory. What an earlier process left there is removed."""
+        remove(directory)
+        directory.mkdir(parents=True)
+        file, place = directory / CONFIG_FILE, str(directory.absolute())
+        save_config(apply_config_overrides(config, {"checkpoints.directory": place, "exp_name": _RUN}), file)
+        command = [*self.program, str(os.getpid()), "train", "--config", str(file), "--seeds", *map(str, seeds)]
+        # Trials that run at the same time share the memory of a GPU.
+        share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{MEMORY_FRACTION / self.jobs:.2f}"} if self.jobs > 1 else {}
+        scores = ScoreReader(run_directories(config, seeds, directory), self.objective)
+        return TrialProcess(command, directory, scores, share | os.environ)
 
 
 def run_directories(config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path) -> list[pathlib.Path]:

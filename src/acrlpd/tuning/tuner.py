@@ -21,12 +21,11 @@ from acrlpd.files import only_one, write_text_atomically
 from acrlpd.training.progress import ProgressBars
 from acrlpd.tuning import study_files
 from acrlpd.tuning.final import FinalComparison, compare_on_fresh_seeds
-from acrlpd.tuning.objective import Objective, choose_objective
 from acrlpd.tuning.report import StageResult, StudyResult, describe_values, print_result, render_report
 from acrlpd.tuning.space import Space, read_value, with_values
 from acrlpd.tuning.stage_search import OpenTrial, Outcome, StageSearch, TrialRecord, find_best, is_begun
 from acrlpd.tuning.study_files import StudySettings
-from acrlpd.tuning.trial import LOG_FILE, TrialProcess, remove, remove_checkpoints, shorten
+from acrlpd.tuning.trial import LOG_FILE, TrialProcess, TrialStarter, remove, remove_checkpoints, shorten
 from acrlpd.units import format_duration
 
 logger = logging.getLogger(__name__)
@@ -43,15 +42,21 @@ class FinalOptions:
 
 
 def run_study(
-    config: RLTrainConfig, space: Space, settings: StudySettings, *, trials: int, jobs: int, final: FinalOptions
+    config: RLTrainConfig,
+    space: Space,
+    settings: StudySettings,
+    starter: TrialStarter,
+    *,
+    trials: int,
+    final: FinalOptions,
 ) -> StudyResult:
     """Makes what is missing of the study, and writes the report and the best config; returns the result."""
-    objective, directory = choose_objective(config), study_files.study_directory(config)
+    objective, directory = starter.objective, study_files.study_directory(config)
     directory.mkdir(parents=True, exist_ok=True)
     with only_one(directory, "working on this study; wait for it or stop it", ConfigError):
         settings = study_files.claim(directory, config, space, settings)
         begin = time.monotonic()
-        tuner = _Tuner(config, space, settings, objective, directory, trials=trials, jobs=jobs)
+        tuner = _Tuner(config, space, settings, starter, directory, trials)
         stages = tuner.search()
         records = [record for stage in stages for record in stage.records]
         best = find_best(records, objective)
@@ -62,11 +67,10 @@ def run_study(
                 preset=config,
                 winner=with_values(config, best.values),
                 directory=directory / study_files.FINAL,
-                objective=objective,
+                starter=starter,
                 used_seeds=settings.seeds,
                 num_seeds=final.num_seeds,
                 steps=settings.trial_steps if final.steps is None else final.steps,
-                jobs=jobs,
             )
         result = StudyResult(
             config=config,
@@ -99,14 +103,12 @@ class _Tuner:
         config: RLTrainConfig,
         space: Space,
         settings: StudySettings,
-        objective: Objective,
+        starter: TrialStarter,
         directory: pathlib.Path,
-        *,
         trials: int,
-        jobs: int,
     ) -> None:
-        self._config, self._space, self._settings, self._objective = config, space, settings, objective
-        self._directory, self._jobs, self._trials = directory, jobs, trials
+        self._config, self._space, self._settings, self._starter = config, space, settings, starter
+        self._objective, self._directory, self._trials = starter.objective, directory, trials
         self._short = shorten(config, settings.trial_steps, settings.evaluations)
         self._running: dict[int, tuple[OpenTrial, TrialProcess]] = {}
         self._earlier: list[TrialRecord] = []  # of the stages before the present one
@@ -124,6 +126,8 @@ class _Tuner:
                 if not share and not is_begun(storage, position, stage):
                     break
                 search = self._open(storage, position, share)
+                for lost in (record for record in search.records() if record.outcome == "repeated"):
+                    remove(self._trial_directory(search, lost.number))
                 self._show(search)
                 self._run(search, share)
                 stages.append(StageResult(stage, tuple(search.records()), search.importances()))
@@ -154,7 +158,7 @@ class _Tuner:
 
     def _run(self, search: StageSearch, share: int) -> None:
         while True:
-            limit = self._jobs if search.has_control else 1
+            limit = self._starter.jobs if search.has_control else 1
             while len(self._running) < limit and search.num_finished + len(self._running) < share:
                 self._start(search)
             if not self._running:
@@ -167,8 +171,7 @@ class _Tuner:
         opened = search.ask()
         config = with_values(self._short, {**search.fixed, **opened.values})
         directory = self._trial_directory(search, opened.trial.number)
-        process = TrialProcess(config, self._settings.seeds, directory, self._objective, self._jobs)
-        self._running[opened.trial.number] = opened, process
+        self._running[opened.trial.number] = opened, self._starter.start(config, self._settings.seeds, directory)
 
     def _trial_directory(self, search: StageSearch, number: int) -> pathlib.Path:
         return self._directory / study_files.TRIALS / f"{search.stage.name}-{number}"

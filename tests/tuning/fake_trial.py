@@ -1,0 +1,56 @@
+"""A trial that does not train: a program that writes the metrics which runs of this config would have.
+
+Called as the process of a trial: TUNER train --config FILE --seeds .... The score is best at actor_lr_schedule.peak_lr
+1e-3 and critic.num_critics 4. Some batch sizes stand for something that goes wrong.
+"""
+
+import json
+import math
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import yaml
+
+DIVERGES, CRASHES, IS_KILLED, IS_KILLED_ONCE, WAITS, IS_NEVER_JUDGED = 11, 12, 13, 14, 15, 16
+
+
+def main() -> None:
+    arguments = sys.argv[2:]
+    config = yaml.safe_load(pathlib.Path(arguments[arguments.index("--config") + 1]).read_text())
+    seeds = [int(seed) for seed in arguments[arguments.index("--seeds") + 1 :]]
+    place = pathlib.Path(config["checkpoints"]["directory"])
+    kind = config["batch_size"]
+    if kind == CRASHES:
+        print("acrlpd: this trial cannot be made")
+        sys.exit(2)
+    if kind == IS_KILLED or (kind == IS_KILLED_ONCE and not (place.parents[1] / "killed").exists()):
+        (place.parents[1] / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == WAITS and not (place.parents[1] / "go").exists():
+        (place.parents[1] / "waits").write_text(str(os.getpid()))
+        time.sleep(600)
+    distance = abs(math.log10(config["actor_lr_schedule"]["peak_lr"]) + 3) + abs(config["critic"]["num_critics"] - 4)
+    for seed in seeds:
+        run = place / config["name"] / f"{config['exp_name']}-seed{seed}"
+        (run / str(config["training"]["offline_steps"])).mkdir(parents=True)  # a checkpoint
+        write(run / "metrics.jsonl", config, score=max(0.0, 1 - distance / 5 - 0.01 * seed))
+        (run / "summary.json").write_text(json.dumps({"status": "finished"}))
+    if kind == DIVERGES:
+        time.sleep(600)  # until the tuner ends it
+
+
+def write(file: pathlib.Path, config: dict, score: float) -> None:
+    steps, frequency = config["training"]["offline_steps"], config["training"]["eval_frequency"]
+    with file.open("w") as lines:
+        for step in sorted({*range(frequency, steps, frequency), steps}):
+            skipped = 1.0 if config["batch_size"] == DIVERGES else 0.0
+            print(json.dumps({"step": step, "phase": "offline", "update_skipped": skipped}), file=lines)
+            if config["batch_size"] not in (DIVERGES, IS_NEVER_JUDGED):
+                print(json.dumps({"step": step, "eval/success_rate": score * step / steps}), file=lines)
+
+
+if __name__ == "__main__":
+    main()
