@@ -16,7 +16,7 @@ from acrlpd.tuning.tuner import FinalOptions, run_study
 FAKE_TRIAL = (sys.executable, str(pathlib.Path(__file__).with_name("fake_trial.py")))
 RATES = "  rates: {pi0_lr: {low: 1.0e-5, high: 1.0e-1, log: true}}\n"
 CRITICS = "  critics: {critic.num_critics: [2, 4]}\n"
-STAGES = f"stages:\n{RATES}{CRITICS}"
+STAGES = f"stages:\n{CRITICS}{RATES}"
 SEEDS = (0, 1)
 
 

@@ -104,7 +104,9 @@ def test_the_end_of_a_schedule_moves_with_its_peak():
     assert validate_config(changed).errors == validate_config(CONFIG).errors
 
 
-@pytest.mark.parametrize("name", ("quickstart", "aloha", "debug", "dqc_cube_double", "quickstart_recap", "quickstart_dsrl"))
+@pytest.mark.parametrize(
+    "name", ("quickstart", "aloha", "debug", "dqc_cube_double", "quickstart_recap", "quickstart_dsrl")
+)
 def test_a_preset_has_a_default_space_around_its_own_values(name):
     config = get_config(name)
     space = default_space(config)

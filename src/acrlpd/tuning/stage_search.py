@@ -26,6 +26,9 @@ _FEWEST_RANDOM, _MOST_RANDOM = 3, 10
 _TRIALS_BEFORE_PRUNING = 4
 # Times that a trial is started whose process was killed from outside.
 _MOST_STARTS = 2
+# Draws of values that were tried, after which a stage has nothing new to try.
+_MOST_DRAWS = 20
+_WITH_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
@@ -97,6 +100,7 @@ class StageSearch:
         )
         if not self._study.trials:
             self._begin(own_values, incumbent)
+        # Values of the stages before.
         self.fixed: dict[str, Any] = dict(self._study.trials[0].user_attrs.get("fixed", {}))
         self._repeat_what_was_lost()
 
@@ -143,8 +147,28 @@ class StageSearch:
         """Whether the config itself has its result, which all other trials are compared with."""
         return bool(self.fixed) or any(one.is_control and one.outcome == "finished" for one in self.records())
 
-    def ask(self) -> OpenTrial:
-        """The next trial. Its values follow from the seed and from the results so far, also after an interruption."""
+    def ask(self) -> OpenTrial | None:
+        """The next trial; None if Optuna draws nothing but values that were tried.
+
+        The values follow from the seed and from the results so far, also after an interruption. The same values with
+        the same seeds give the same result, so no trial is made twice.
+        """
+        for _ in range(_MOST_DRAWS):
+            trial = self._draw()
+            values = {key: one.decode(trial.params[key]) for key, one in self.stage.distributions.items()}
+            attrs = trial.user_attrs
+            known = [
+                other for other in self._study.trials if other.params == trial.params and other.number != trial.number
+            ]
+            known = [other for other in known if other.state in (*_WITH_RESULT, TrialState.RUNNING)]
+            if not known or "repeats" in attrs or "is_control" in attrs:
+                return OpenTrial(trial, values, attrs.get("is_control", False), attrs.get("starts", 0) + 1)
+            trial.set_user_attr("copied_from", f"{self.stage.name} {known[0].number}")
+            score = known[0].value if known[0].state == TrialState.COMPLETE else None
+            self._study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+        return None
+
+    def _draw(self) -> Trial:
         random = min(max(self._num_trials // 3, _FEWEST_RANDOM), _MOST_RANDOM)
         with warnings.catch_warnings():
             # Optuna calls both options experimental; without them, trials at the same time would be alike.
@@ -155,10 +179,7 @@ class StageSearch:
                 constant_liar=True,
                 seed=self._seed + len(self._study.trials),
             )
-        trial = self._study.ask(self._distributions)
-        values = {key: one.decode(trial.params[key]) for key, one in self.stage.distributions.items()}
-        starts = trial.user_attrs.get("starts", 0) + 1
-        return OpenTrial(trial, values, trial.user_attrs.get("is_control", False), starts)
+        return self._study.ask(self._distributions)
 
     def close(
         self, opened: OpenTrial, outcome: Outcome, ending: Ending, scores: Mapping[int, tuple[float, ...]]
@@ -192,7 +213,7 @@ class StageSearch:
         return record
 
     def records(self) -> list[TrialRecord]:
-        """The trials that have ended, in their order, without the one that was copied from an earlier stage."""
+        """The trials that have ended, in their order, without those whose result was copied from another trial."""
         repeated = self._repeated()
         trials = [trial for trial in self._study.trials if "copied_from" not in trial.user_attrs]
         return [self._record(trial, repeated) for trial in trials if trial.state in _FINISHED]

@@ -115,7 +115,7 @@ class _Tuner:
         self._bars = ProgressBars(enabled=True)
         self._bar = self._bars.add_task("trials", total=trials, text="")
         self._begin = time.monotonic()
-        self._begun_with: int | None = None  # trials that an earlier process has made
+        self._num_made = 0  # trials that this process has made
 
     def search(self) -> tuple[StageResult, ...]:
         """Makes the trials that are missing; returns the results of the stages that have begun."""
@@ -157,21 +157,27 @@ class _Tuner:
                 process.kill()
 
     def _run(self, search: StageSearch, share: int) -> None:
+        is_open = True
         while True:
             limit = self._starter.jobs if search.has_control else 1
-            while len(self._running) < limit and search.num_finished + len(self._running) < share:
-                self._start(search)
+            while is_open and len(self._running) < limit and search.num_finished + len(self._running) < share:
+                is_open = self._start(search)
             if not self._running:
                 return
             time.sleep(_POLL_S)
             for number in list(self._running):
                 self._watch(search, number)
 
-    def _start(self, search: StageSearch) -> None:
+    def _start(self, search: StageSearch) -> bool:
+        """Starts the next trial; returns False if there is nothing new to try in this stage."""
         opened = search.ask()
+        if opened is None:
+            logger.info("%s: all other values that come up were tried", search.stage.name)
+            return False
         config = with_values(self._short, {**search.fixed, **opened.values})
         directory = self._trial_directory(search, opened.trial.number)
         self._running[opened.trial.number] = opened, self._starter.start(config, self._settings.seeds, directory)
+        return True
 
     def _trial_directory(self, search: StageSearch, number: int) -> pathlib.Path:
         return self._directory / study_files.TRIALS / f"{search.stage.name}-{number}"
@@ -225,18 +231,17 @@ class _Tuner:
         which = f"the config itself, {drawn}" if record.is_control else drawn
         reason = f" ({record.reason})" if record.reason else ""
         logger.info("%s: %s: %s%s", record.label, which, found, reason)
+        self._num_made += 1
         self._show(search)
 
     def _show(self, search: StageSearch) -> None:
         """The number of trials that count, the best one, and how long the rest will take."""
         done = sum(record.outcome != "repeated" for record in self._earlier + search.records())
-        if self._begun_with is None:
-            self._begun_with = done
         parts = []
         if (best := self._best(search)) is not None and best.score is not None:
             parts.append(f"best {self._objective.format(best.score)} ({best.label})")
-        if done > self._begun_with:
-            left = (time.monotonic() - self._begin) / (done - self._begun_with) * (self._trials - done)
+        if self._num_made and done < self._trials:
+            left = (time.monotonic() - self._begin) / self._num_made * (self._trials - done)
             parts.append(f"about {format_duration(left)} left")
         self._bars.update(self._bar, completed=done, text=", ".join(parts))
         if self._bars.logs:
