@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import rich.table
 
 from acrlpd.config import RLTrainConfig
@@ -46,7 +47,6 @@ class StudyResult:
     best: TrialRecord
     final: FinalComparison | None  # None: the config itself is the best trial, or no fresh seeds were asked for
     directory: pathlib.Path
-    wall_s: float  # of this process; a study that was interrupted has taken longer
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -137,14 +137,14 @@ def render_report(result: StudyResult) -> str:
 def _head(result: StudyResult) -> Iterator[str]:
     settings, config = result.settings, result.config
     length = f"{settings.trial_steps:,} updates" if settings.trial_steps else "the whole training"
-    cpu_s = sum(record.cpu_s for record in result.records)
+    cpu_s, wall_s = (sum(times) for times in zip(*((r.cpu_s, r.wall_s) for r in result.records), strict=True))
     made = sum(record.outcome != "repeated" for record in result.records)
     judged = f", {config.evaluation.num_episodes} episodes each" if result.objective.is_success else ""
     yield f"# {escape_markdown(config.name)}: a study of {made} trials\n"
     yield f"{escape_markdown(result.verdict)}\n"
     yield f"- Score: {escape_markdown(result.objective.title)} (`{result.objective.metric}`), mean over the seeds"
     yield f"- A trial: {length}, seeds {', '.join(map(str, settings.seeds))}{judged}"
-    yield f"- Time of all trials: {format_seconds(cpu_s)} of processor time"
+    yield f"- Time of the trials, added up: {format_seconds(wall_s)}, and {format_seconds(cpu_s)} of processor time"
     yield f"- Made {datetime.datetime.now():%Y-%m-%d %H:%M} by acrlpd {version('acrlpd')}\n"
 
 
@@ -227,8 +227,6 @@ def _key_row(key: str, stage: StageResult, scored: Sequence[TrialRecord], result
 
 
 def _correlation(key: str, stage: StageResult, scored: Sequence[TrialRecord]) -> str:
-    import numpy as np
-
     distribution = stage.stage.distributions[key]
     places = [distribution.position(record.values[key]) for record in scored]
     if len(scored) < _FEWEST_RESULTS or None in places:
@@ -241,8 +239,7 @@ def _endings(result: StudyResult) -> Iterator[str]:
     yield "## All trials\n"
     rows = []
     for record in result.records:
-        score = record.score if record.score is not None else None
-        found = "" if score is None else result.objective.format(score)
+        found = "" if record.score is None else result.objective.format(record.score)
         outcome = f"{record.outcome}: {record.reason}" if record.reason else record.outcome
         values = escape_markdown(describe_values(record.values))
         rows.append([record.label, escape_markdown(outcome), found, format_seconds(record.cpu_s), values])

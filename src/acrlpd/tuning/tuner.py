@@ -55,7 +55,6 @@ def run_study(
     directory.mkdir(parents=True, exist_ok=True)
     with only_one(directory, "working on this study; wait for it or stop it", ConfigError):
         settings = study_files.claim(directory, config, space, settings)
-        begin = time.monotonic()
         tuner = _Tuner(config, space, settings, starter, directory, trials)
         stages = tuner.search()
         records = [record for stage in stages for record in stage.records]
@@ -80,7 +79,6 @@ def run_study(
             best=best,
             final=comparison,
             directory=directory,
-            wall_s=time.monotonic() - begin,
         )
         write_text_atomically(directory / study_files.BEST_FILE, _best_yaml(result))
         write_text_atomically(directory / study_files.REPORT_FILE, render_report(result))
