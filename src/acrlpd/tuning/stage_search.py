@@ -24,8 +24,8 @@ Outcome = Literal["finished", "pruned", "diverged", "failed", "repeated"]
 _FEWEST_RANDOM, _MOST_RANDOM = 3, 10
 # Results at a step before trials below their median are pruned there.
 _TRIALS_BEFORE_PRUNING = 4
-# Times that a trial is started whose process was killed from outside.
-_MOST_STARTS = 2
+# Times that a trial is repeated whose process was killed from outside.
+_MOST_REPEATS = 1
 # Draws of values that were tried, after which a stage has nothing new to try.
 _MOST_DRAWS = 20
 _WITH_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -59,7 +59,7 @@ class OpenTrial:
     trial: Trial
     values: Mapping[str, Any]
     is_control: bool
-    starts: int
+    kills: int  # how often its process was killed from outside
     reported: set[int] = dataclasses.field(default_factory=set)
 
     def report(self, scores: Mapping[int, tuple[float, ...]]) -> bool:
@@ -124,15 +124,16 @@ class StageSearch:
         for lost in self._study.trials:
             has_failed = lost.state == TrialState.FAIL and lost.user_attrs.get("is_control", False)
             if lost.state == TrialState.RUNNING or has_failed:
-                self._repeat(lost.number, lost.params, lost.user_attrs, starts=1)
+                # The end of the tuner is not the fault of the trial, so it does not count as a kill.
+                self._repeat(lost.number, lost.params, lost.user_attrs, kills=lost.user_attrs.get("kills", 0))
             if lost.state == TrialState.RUNNING:
                 self._study.tell(lost.number, state=TrialState.FAIL)
 
-    def _repeat(self, number: int, params: Mapping[str, Any], attrs: Mapping[str, Any], starts: int) -> None:
+    def _repeat(self, number: int, params: Mapping[str, Any], attrs: Mapping[str, Any], kills: int) -> None:
         """Queues the same values again, unless that has been done."""
         if number not in self._repeated():
             kept = {"is_control": True} if attrs.get("is_control", False) else {}
-            self._study.enqueue_trial(dict(params), user_attrs=kept | {"repeats": number, "starts": starts})
+            self._study.enqueue_trial(dict(params), user_attrs=kept | {"repeats": number, "kills": kills})
 
     def _repeated(self) -> set[int]:
         return {trial.user_attrs["repeats"] for trial in self._study.trials if "repeats" in trial.user_attrs}
@@ -162,7 +163,7 @@ class StageSearch:
             ]
             known = [other for other in known if other.state in (*_WITH_RESULT, TrialState.RUNNING)]
             if not known or "repeats" in attrs or "is_control" in attrs:
-                return OpenTrial(trial, values, attrs.get("is_control", False), attrs.get("starts", 0) + 1)
+                return OpenTrial(trial, values, attrs.get("is_control", False), attrs.get("kills", 0))
             trial.set_user_attr("copied_from", f"{self.stage.name} {known[0].number}")
             score = known[0].value if known[0].state == TrialState.COMPLETE else None
             self._study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
@@ -186,9 +187,9 @@ class StageSearch:
     ) -> TrialRecord:
         """Writes down how a trial ended. A trial whose process was killed from outside is repeated once."""
         trial, last = opened.trial, scores[max(scores)] if scores else ()
-        if outcome == "failed" and ending.was_killed and opened.starts < _MOST_STARTS:
+        if outcome == "failed" and ending.was_killed and opened.kills < _MOST_REPEATS:
             outcome = "repeated"
-            self._repeat(trial.number, trial.params, trial.user_attrs, starts=opened.starts)
+            self._repeat(trial.number, trial.params, trial.user_attrs, kills=opened.kills + 1)
         if outcome == "finished" and not (last and all(map(math.isfinite, last))):
             outcome = "diverged" if last else "failed"
         facts: dict[str, Any] = {
