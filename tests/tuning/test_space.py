@@ -1,5 +1,8 @@
 """Space files: what they may hold, what is refused, and how values reach a config."""
 
+import pathlib
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,6 +96,12 @@ def test_all_mistakes_are_reported_together_with_line_and_nearest_name():
 def test_what_is_no_space_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         parse(text)
+
+
+def test_the_space_on_the_page_about_tuning_is_one_of_the_quick_start():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
+    [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert [stage.name for stage in parse(text).stages] == ["learning_rates", "loss_weights", "candidates_and_critics"]
 
 
 def test_the_end_of_a_schedule_moves_with_its_peak():

@@ -69,7 +69,9 @@ def _setting_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
         if isinstance(content, Setting):
             if content.comment:
                 yield _comment(content.comment, indent)
-            value = yaml.safe_dump(content.value, default_flow_style=True, allow_unicode=True, width=10_000)
+            value = yaml.safe_dump(
+                content.value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10_000
+            )
             yield f"{indent}{name}: {value.splitlines()[0]}"  # A line "..." may follow, the end of a document.
         else:
             if not indent:

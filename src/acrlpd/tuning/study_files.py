@@ -15,7 +15,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, co
 from acrlpd.config.tree import diff_configs
 from acrlpd.files import read_json_object, write_text_atomically
 from acrlpd.runs.directory import CONFIG_FILE, run_directory
-from acrlpd.tuning.space import Space
+from acrlpd.tuning.space import Space, load_space
 
 SPACE_FILE = "space.yaml"
 SETTINGS_FILE = "study.json"
@@ -67,12 +67,12 @@ def _require_equal(
     if changes := diff_configs(old_config, config):
         shown = "\n".join(f"  {key}: {old!r} -> {new!r}" for key, (old, new) in list(changes.items())[:10])
         raise ConfigError(f"{directory} holds a study of another config:\n{shown}\n{_OTHER_STUDY}")
-    old_space = (directory / SPACE_FILE).read_text(encoding="utf-8")
-    if old_space != space.to_yaml():
-        old_lines, new_lines = old_space.splitlines(), space.to_yaml().splitlines()
+    old_space = load_space(directory / SPACE_FILE, config)
+    if old_space != space:
+        old_lines, new_lines = old_space.to_yaml().splitlines(), space.to_yaml().splitlines()
         changed = [f"  - {line.strip()}" for line in old_lines if line not in new_lines]
         changed += [f"  + {line.strip()}" for line in new_lines if line not in old_lines]
-        shown = "\n".join(changed[:10] or ["  the order of keys"])
+        shown = "\n".join(changed[:10] or ["  the order of the stages"])
         raise ConfigError(f"{directory} holds a study of another space:\n{shown}\n{_OTHER_STUDY}")
     try:
         content = read_json_object(directory / SETTINGS_FILE)
