@@ -14,7 +14,7 @@ import time
 
 import yaml
 
-DIVERGES, CRASHES, IS_KILLED, IS_KILLED_ONCE, WAITS, IS_NEVER_JUDGED = 11, 12, 13, 14, 15, 16
+DIVERGES, CRASHES, IS_KILLED, IS_KILLED_ONCE, WAITS, IS_NEVER_JUDGED, INTERRUPTS = range(11, 18)
 
 
 def main() -> None:
@@ -26,11 +26,13 @@ def main() -> None:
     if kind == CRASHES:
         print("acrlpd: this trial cannot be made")
         sys.exit(2)
-    if kind == IS_KILLED or (kind == IS_KILLED_ONCE and not (place.parents[1] / "killed").exists()):
-        (place.parents[1] / "killed").touch()
+    if kind == IS_KILLED or (kind == IS_KILLED_ONCE and not (place.parents[1] / "killed_once").exists()):
+        (place.parents[1] / f"killed{'_once' * (kind == IS_KILLED_ONCE)}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    if kind == WAITS and not (place.parents[1] / "go").exists():
+    if kind in (WAITS, INTERRUPTS) and not (place.parents[1] / "go").exists():
         (place.parents[1] / "waits").write_text(str(os.getpid()))
+        if kind == INTERRUPTS:
+            os.kill(int(sys.argv[1]), signal.SIGINT)  # the tuner
         time.sleep(600)
     is_slow = (place.parents[1] / "slow").exists()
     distance = abs(math.log10(config["actor_lr_schedule"]["peak_lr"]) + 3) + abs(config["critic"]["num_critics"] - 4)

@@ -47,3 +47,11 @@ def run(
     settings = StudySettings(SEEDS, 20, evaluations, split_evenly(trials, len(space.stages)))
     starter = TrialStarter(choose_objective(config), jobs, FAKE_TRIAL)
     return run_study(config, space, settings, starter, trials=trials, final=FinalOptions(final_seeds, None))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

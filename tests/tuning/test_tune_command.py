@@ -9,7 +9,7 @@ import time
 
 import pytest
 from fake_trial import WAITS
-from study_helpers import run
+from study_helpers import is_alive, run
 
 from acrlpd.cli.main import main
 from acrlpd.config import load_config
@@ -33,14 +33,6 @@ def wait_for(condition) -> None:
         time.sleep(0.05)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
 def test_trials_are_runs_of_acrlpd_train_and_the_result_is_a_config(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text(BASE)
@@ -59,13 +51,15 @@ def test_trials_are_runs_of_acrlpd_train_and_the_result_is_a_config(tmp_path, mo
     assert "validation/relative_best_of_n_error" in (study / "report.md").read_text()
 
 
-def test_a_study_survives_a_kill_of_the_tuner(tmp_path):
+def test_a_study_has_one_tuner_and_survives_its_kill(tmp_path):
     """The fake trial does not watch its tuner, as the process of a real trial does, so the test ends it."""
     command = [sys.executable, str(HERE / "tuner_process.py"), str(tmp_path), str(WAITS), "4"]
     tuner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     study = tmp_path / "debug/default-tune"
     try:
         wait_for(lambda: (study / "waits").exists() and (study / "waits").read_text())
+        with pytest.raises(ValueError, match="another process is working on this study"):
+            run(tmp_path, batch_size=WAITS, trials=4)
     finally:
         tuner.kill()
         tuner.wait()
@@ -103,20 +97,6 @@ def test_the_process_of_a_trial_ends_with_its_tuner(tmp_path):
         tuner.wait()
     wait_for(lambda: not is_alive(trial))
     os.close(writer)
-
-
-def test_a_second_tuner_is_refused(tmp_path):
-    command = [sys.executable, str(HERE / "tuner_process.py"), str(tmp_path), str(WAITS), "4"]
-    tuner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    waits = tmp_path / "debug/default-tune/waits"
-    try:
-        wait_for(lambda: waits.exists() and waits.read_text())
-        with pytest.raises(ValueError, match="another process is working on this study"):
-            run(tmp_path, batch_size=WAITS, trials=4)
-    finally:
-        tuner.send_signal(signal.SIGINT)  # an orderly end: the tuner ends its trials
-        tuner.wait(timeout=WAIT_S)
-    assert not is_alive(int(waits.read_text()))
 
 
 def test_the_default_space_is_written_out_and_accepted(tmp_path, capsys):

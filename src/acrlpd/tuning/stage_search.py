@@ -28,7 +28,6 @@ _TRIALS_BEFORE_PRUNING = 4
 _MOST_REPEATS = 1
 # Draws of values that were tried, after which a stage has nothing new to try.
 _MOST_DRAWS = 20
-_WITH_RESULT = (TrialState.COMPLETE, TrialState.PRUNED)
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
@@ -157,11 +156,12 @@ class StageSearch:
         for _ in range(_MOST_DRAWS):
             trial = self._draw()
             values = {key: one.decode(trial.params[key]) for key, one in self.stage.distributions.items()}
-            attrs = trial.user_attrs
+            attrs, repeated = trial.user_attrs, self._repeated()
             known = [
-                other for other in self._study.trials if other.params == trial.params and other.number != trial.number
+                other
+                for other in self._study.trials
+                if other.params == trial.params and other.number not in {trial.number, *repeated}
             ]
-            known = [other for other in known if other.state in (*_WITH_RESULT, TrialState.RUNNING)]
             if not known or "repeats" in attrs or "is_control" in attrs:
                 return OpenTrial(trial, values, attrs.get("is_control", False), attrs.get("kills", 0))
             trial.set_user_attr("copied_from", f"{self.stage.name} {known[0].number}")
@@ -199,11 +199,7 @@ class StageSearch:
             "wall_s": ending.wall_s,
         }
         if outcome in ("failed", "repeated"):
-            facts["reason"] = (
-                ending.reason
-                if ending.code
-                else f"no evaluation has the metric {self._objective.metric}; is an episode held out?"
-            )
+            facts["reason"] = ending.reason if ending.code else f"no evaluation has the metric {self._objective.metric}"
         for name, value in facts.items():
             trial.set_user_attr(name, value)
         # For the sampler, a trial that diverged is worse than every trial that did not.
