@@ -86,6 +86,7 @@ def test_all_mistakes_are_reported_together_with_line_and_nearest_name():
         ("critic_lr: [1e-3, 1e-2]\ncritic_lr_schedule.peak_lr: [1e-3, 2e-3]\n", "is given twice"),
         ("stages:\n  one: {batch_size: [32, 64]}\n  two: {batch_size: [64, 128]}\n", "is given twice"),
         ("stages:\n  one: {batch_size: [32, 64]}\ncritic_lr: [1e-3, 1e-2]\n", "outside of a stage"),
+        ("stages:\n  ../one: {batch_size: [32, 64]}\n", "not a plain name"),
         ("{}", "searches nothing"),
         ("- pi0_lr\n", "must hold keys of a config"),
         ("pi0_lr: {low: 1\n", "not valid YAML"),

@@ -18,13 +18,11 @@ from acrlpd.text import escape_markdown, print
 from acrlpd.tuning.final import FinalComparison
 from acrlpd.tuning.objective import Objective
 from acrlpd.tuning.space import Stage, read_value
-from acrlpd.tuning.stage_search import TrialRecord
+from acrlpd.tuning.stage_search import FEWEST_RESULTS, TrialRecord
 from acrlpd.tuning.study_files import BEST_FILE, REPORT_FILE, StudySettings
 from acrlpd.units import format_interval, format_percent, format_seconds
 
 _NUM_SHOWN = 10
-# Results of a stage below which its importances and correlations say nothing.
-_FEWEST_RESULTS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +151,8 @@ def _best_trials(result: StudyResult) -> Iterator[str]:
     rows = []
     for record in _shown(result):
         assert record.score is not None
-        name = f"**{record.label}, the config itself**" if record.is_control else record.label
+        label = escape_markdown(record.label)
+        name = f"**{label}, the config itself**" if record.is_control else label
         row = [name, result.objective.format(record.score), _seeds(record, result)]
         row += [_episode_interval(record, result)] if result.objective.is_success else []
         rows.append([*row, escape_markdown(describe_values(record.values))])
@@ -174,11 +173,11 @@ def _final(result: StudyResult) -> Iterator[str]:
     if final is None:
         yield f"{escape_markdown(result.verdict)}\n"
         return
-    episodes = f" and {final.episodes} episodes that no trial had" if final.episodes else ""
-    yield f"Both sides trained {final.steps:,} updates with seeds{episodes} that took no part in the search.\n"
+    episodes = f", nor these episodes ({final.episodes} for each seed)" if final.episodes else ""
+    yield f"Both sides trained {final.steps:,} updates. No trial had these seeds{episodes}.\n"
     sides = {
         "the config itself": (final.preset, final.preset_mean),
-        result.best.label: (final.winner, final.winner_mean),
+        escape_markdown(result.best.label): (final.winner, final.winner_mean),
     }
     rows = [[name, *map(form, scores), _mean(mean, result.objective)] for name, (scores, mean) in sides.items()]
     rows.append(["gain of the winner", *(f"{gain:+.3g}" for gain in final.gains), _signed_mean(final.gain_mean)])
@@ -229,7 +228,7 @@ def _key_row(key: str, stage: StageResult, scored: Sequence[TrialRecord], result
 def _correlation(key: str, stage: StageResult, scored: Sequence[TrialRecord]) -> str:
     distribution = stage.stage.distributions[key]
     places = [distribution.position(record.values[key]) for record in scored]
-    if len(scored) < _FEWEST_RESULTS or None in places:
+    if len(scored) < FEWEST_RESULTS or None in places:
         return "-"
     found = rank_correlation(np.array(places), np.array([record.score for record in scored]))
     return "-" if found is None else f"{found:+.2f}"
@@ -242,7 +241,9 @@ def _endings(result: StudyResult) -> Iterator[str]:
         found = "" if record.score is None else result.objective.format(record.score)
         outcome = f"{record.outcome}: {record.reason}" if record.reason else record.outcome
         values = escape_markdown(describe_values(record.values))
-        rows.append([record.label, escape_markdown(outcome), found, format_seconds(record.cpu_s), values])
+        rows.append(
+            [escape_markdown(record.label), escape_markdown(outcome), found, format_seconds(record.cpu_s), values]
+        )
     yield from _table(["trial", "how it ended", "score", "processor time", "values"], rows)
 
 

@@ -25,6 +25,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, to
 from acrlpd.config.overrides import Assignment
 from acrlpd.config.tree import TYPE_KEY, families, field_types, flatten
 from acrlpd.config.yaml_files import Setting, parse_assignments, settings_to_yaml
+from acrlpd.files import is_plain_name
 from acrlpd.tuning.distributions import Choices, Distribution, Range, create_choices, create_range
 
 STAGES = "stages"
@@ -110,6 +111,9 @@ def _entries(assignments: Sequence[Assignment], problems: list[str]) -> Iterator
             stage, _, key = rest.partition(".")
             if first != STAGES or not key:
                 problems.append(assignment.error(f"{assignment.key} stands outside of a stage; write it below one"))
+                continue
+            if not is_plain_name(stage):  # The directories of trials have the names of the stages.
+                problems.append(assignment.error(f"{stage!r} is not a plain name for a stage"))
                 continue
         if not isinstance(assignment.value, list):
             key, _, field = key.rpartition(".")

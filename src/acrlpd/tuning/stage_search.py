@@ -22,6 +22,8 @@ Outcome = Literal["finished", "pruned", "diverged", "failed", "repeated"]
 
 # Trials that are random before the sampler learns from results: a third of the stage, within these limits.
 _FEWEST_RANDOM, _MOST_RANDOM = 3, 10
+# Results of a stage below which importances and correlations say nothing.
+FEWEST_RESULTS = 6
 # Results at a step before trials below their median are pruned there.
 _TRIALS_BEFORE_PRUNING = 4
 # Times that a trial is repeated whose process was killed from outside.
@@ -236,7 +238,7 @@ class StageSearch:
     def importances(self) -> dict[str, float]:
         """The share of each key in what makes a trial one of the best (PED-ANOVA); empty for too few results."""
         finished = [trial for trial in self._study.trials if trial.state == TrialState.COMPLETE]
-        if len(finished) < 2 * _FEWEST_RANDOM or len(self._distributions) < 2:
+        if len(finished) < FEWEST_RESULTS or len(self._distributions) < 2:
             return {}
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
         return optuna.importance.get_param_importances(
