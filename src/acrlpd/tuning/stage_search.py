@@ -238,7 +238,8 @@ class StageSearch:
     def importances(self) -> dict[str, float]:
         """The share of each key in what makes a trial one of the best (PED-ANOVA); empty for too few results."""
         finished = [trial for trial in self._study.trials if trial.state == TrialState.COMPLETE]
-        if len(finished) < FEWEST_RESULTS or len(self._distributions) < 2:
+        has_best = len({trial.value for trial in finished}) > 1
+        if len(finished) < FEWEST_RESULTS or not has_best or len(self._distributions) < 2:
             return {}
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
         return optuna.importance.get_param_importances(
