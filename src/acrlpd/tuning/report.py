@@ -158,7 +158,8 @@ def _best_trials(result: StudyResult) -> Iterator[str]:
         rows.append([*row, escape_markdown(describe_values(record.values))])
     intervals = ["95 % interval of the episodes"] if result.objective.is_success else []
     yield from _table(["trial", "score", "seeds", *intervals, "values"], rows)
-    yield "\nThe best of many trials is partly the luckiest, so its score is too high. It is judged again below.\n"
+    again = "" if result.final is None else " It is judged again below."
+    yield f"\nThe best of many trials is partly the luckiest, so its score is too high.{again}\n"
 
 
 def _episode_interval(record: TrialRecord, result: StudyResult) -> str:
