@@ -41,6 +41,7 @@ OPTIONAL_PACKAGES = {
     "wandb": "wandb",
     "tensorboardX": "tensorboard",
     "websockets": "serve",
+    "optuna": "tune",
 }
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 

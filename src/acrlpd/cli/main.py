@@ -36,6 +36,7 @@ _XLA_LOG_LEVEL = "2"
 COMMANDS = {
     "train": "train a policy: offline, then online",
     "recap": "train in rounds: RECAP on the policy's own episodes",
+    "tune": "search for better settings of a config",
     "configs": "list, show and compare configs, or make one for a dataset",
     "data": "look at, label, convert and prepare datasets",
     "demos": "collect demonstrations with scripted experts",

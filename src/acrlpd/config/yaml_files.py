@@ -69,7 +69,9 @@ def _setting_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
         if isinstance(content, Setting):
             if content.comment:
                 yield _comment(content.comment, indent)
-            value = yaml.safe_dump(content.value, default_flow_style=True, allow_unicode=True, width=10_000)
+            value = yaml.safe_dump(
+                content.value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10_000
+            )
             yield f"{indent}{name}: {value.splitlines()[0]}"  # A line "..." may follow, the end of a document.
         else:
             if not indent:
@@ -97,6 +99,12 @@ def load_config(path: str | pathlib.Path) -> RLTrainConfig:
 
 def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:
     """As `load_config`, from text; `file_name` appears in errors."""
+    expected = "`base_config: <preset>` and sections, or a complete config"
+    return assign(*_split_base(parse_assignments(text, file_name, expected), file_name))
+
+
+def parse_assignments(text: str, file_name: str, expected: str) -> list[Assignment]:
+    """Every scalar and list of a YAML file by dotted name; `expected` says in an error what the file should hold."""
     try:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -105,7 +113,7 @@ def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:
     except yaml.YAMLError as error:
         raise ConfigError(f"{file_name} is not valid YAML: {error}") from error
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{file_name} must hold `base_config: <preset>` and sections, or a complete config")
+        raise ConfigError(f"{file_name} must hold {expected}")
     assignments = list(_leaves(node, file_name))
     # A field can be written nested, dotted or by a short name. If it is written twice, the file contradicts itself.
     first: dict[str, Assignment] = {}
@@ -113,7 +121,7 @@ def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:
         other = first.setdefault(resolve_alias(assignment.key), assignment)
         if other is not assignment:
             raise ConfigError(assignment.error(f"{assignment.key} is given twice: {other.key} at {other.where}"))
-    return assign(*_split_base(assignments, file_name))
+    return assignments
 
 
 def _split_base(assignments: list[Assignment], file_name: str) -> tuple[RLTrainConfig, list[Assignment]]:

@@ -1,0 +1,1 @@
+"""The search for better settings: spaces, trials in processes of their own, studies that survive a kill, reports."""
