@@ -45,6 +45,7 @@ COMMANDS = {
     "report": "a run's report: one HTML file, and Markdown",
     "watch": "follow a run in the terminal",
     "runs": "check the files of runs, checkpoints and exports",
+    "regress": "compare trainings with recorded baselines",
     "plan": "memory, FLOPs and step time of a config, before it runs",
     "doctor": "check this machine and installation",
 }

@@ -1,0 +1,161 @@
+"""Trains a scenario and measures the training. One process measures one scenario, so that peaks are its own."""
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import pathlib
+import resource
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+
+import jax
+import jax.monitoring
+
+from acrlpd.config import RLTrainConfig, apply_config_overrides, config_hash, to_dict
+from acrlpd.config.plan.flops import step_flops
+from acrlpd.config.validation import Validation, validate_config
+from acrlpd.envs.create import EnvPools
+from acrlpd.evaluation.statistics import wilson_interval
+from acrlpd.process import keep_freed_memory
+from acrlpd.regression.baseline import Measurement, Success, describe_origin
+from acrlpd.regression.scenario import Scenario
+from acrlpd.regression.update_cost import measure_update_cost
+from acrlpd.runs.checkpoint_layout import CheckpointError
+from acrlpd.runs.metrics_log import TIMING
+from acrlpd.runs.record import RunRecord, read_run
+from acrlpd.serving.export import export_policy
+from acrlpd.training.demonstrations import collect_missing_demonstrations
+from acrlpd.training.members import create_members
+from acrlpd.training.options import RunOptions
+from acrlpd.training.readiness import find_missing_parts
+from acrlpd.training.sharding import compiled_programs
+from acrlpd.training.train_runs import train_runs
+from acrlpd.training.verification import parts_to_verify
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+# Metrics that are compared beside those that end with "_loss".
+_COMPARED = ("q_mean", "target_q_mean", "policy_grad_norm", "critic_grad_norm")
+
+
+class MeasurementError(ValueError):
+    """A scenario did not come to its end."""
+
+
+def measure_apart(scenario: Scenario) -> Measurement:
+    """As `measure`, in a new process."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
+        try:
+            return process.submit(measure, scenario).result()
+        except BrokenProcessPool as error:
+            raise MeasurementError(
+                f"scenario {scenario.name}: its process was killed, perhaps for lack of memory; no baseline was changed"
+            ) from error
+
+
+def measure(scenario: Scenario) -> Measurement:
+    """Trains the seeds of the scenario one after the other in a temporary directory.
+
+    The runs share their compiled programs, which are compiled anew: what a cache on disk holds has no influence on the
+    number of compilations.
+    """
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory(prefix="acrlpd-regress-") as temporary:
+        directory = pathlib.Path(temporary)
+        members = create_members(_place(scenario, directory), RunOptions(seeds=scenario.seeds))
+        directories = [directory / "runs" / member.exp_name for member in members]
+        collect_missing_demonstrations(members[0])
+        _check(members)
+        with _count_compilations() as compilations, EnvPools() as env_pools:
+            for member, path in zip(members, directories, strict=True):
+                if code := train_runs([member], [path], RunOptions(), env_pools=env_pools):
+                    raise MeasurementError(f"scenario {scenario.name}: stopped by the signal {code - 128}")
+        peak_host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        records = [read_run(path) for path in directories]
+        problems = list(_file_problems(directories[0]))
+        try:  # The export is loaded again, and its actions are compared with those of the checkpoint.
+            export_policy(directories[0], directory / "export", critics="all")
+        except CheckpointError as error:
+            problems.append(f"export: {error}")
+        return Measurement(
+            scenario=scenario.name,
+            seeds=scenario.seeds,
+            config=to_dict(scenario.config),
+            config_hash=config_hash(scenario.config),
+            origin=describe_origin(),
+            metrics={name: tuple(record.latest(name) for record in records) for name in _compared_names(records[0])},
+            metric_names=tuple(sorted(records[0].series)),
+            success=_successes(records),
+            update_flops=step_flops(members[0]).total * members[0].batch_size,
+            program_bytes=max(map(_program_bytes, compiled_programs())),
+            num_compilations=len(compilations),
+            peak_host_bytes=peak_host_bytes,
+            update_cost=tuple(measure_update_cost(members[0], directory / "timed", _update_seconds(records[0]))),
+            problems=tuple(problem.replace(temporary, "...") for problem in problems),
+        )
+
+
+def _place(scenario: Scenario, directory: pathlib.Path) -> RLTrainConfig:
+    """The config with all that the run writes, its demonstrations included, below the directory."""
+    changes = {"exp_name": scenario.name, "checkpoints.directory": str(directory / "runs"), "evaluation.baselines": ()}
+    if scenario.config.data.demonstrations.num_episodes:
+        changes |= {"data.data_dir": str(directory / "demonstrations"), "data.assets_dir": str(directory / "assets")}
+    return apply_config_overrides(scenario.config, changes)
+
+
+def _check(members: Sequence[RLTrainConfig]) -> None:
+    """Refuses what `acrlpd train` would refuse, in one error."""
+    validations = [validate_config(member, num_devices=jax.device_count(), ready_to_train=True) for member in members]
+    errors = [error for validation in validations for error in validation.errors]
+    errors += [error for member in members for error in find_missing_parts(member, resume=False)]
+    Validation(tuple(dict.fromkeys(errors)), ()).raise_for_errors()
+
+
+@contextlib.contextmanager
+def _count_compilations() -> Iterator[list[str]]:
+    """The names of the programs that JAX compiles meanwhile."""
+    compiled: list[str] = []
+
+    def listen(event: str, duration_secs: float, **details: str | int) -> None:
+        if event == _COMPILED:
+            compiled.append(str(details.get("fun_name", "")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def _compared_names(record: RunRecord) -> list[str]:
+    return sorted(name for name in record.series if name.endswith("_loss") or name in _COMPARED)
+
+
+def _successes(records: Sequence[RunRecord]) -> dict[str, Success]:
+    found: dict[str, Success] = {}
+    for phase in records[0].stages:
+        outcomes = [record.stages[phase] for record in records]
+        episodes = tuple(outcome.episodes for outcome in outcomes)
+        successes = tuple(round(outcome.success_rate * outcome.episodes) for outcome in outcomes)
+        found[phase] = Success(successes, episodes, wilson_interval(sum(successes), sum(episodes)))
+    return found
+
+
+def _program_bytes(program: jax.stages.Compiled) -> int:
+    analysis = program.memory_analysis()
+    if analysis is None:
+        return 0
+    return int(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes)
+
+
+def _update_seconds(record: RunRecord) -> float:
+    """Seconds of an update, by the run's own clock."""
+    return record.latest(f"{TIMING}step_s") or 1.0
+
+
+def _file_problems(directory: pathlib.Path) -> Iterator[str]:
+    """What `acrlpd runs verify` finds."""
+    for part in parts_to_verify(directory):
+        yield from (f"{part.name}: {problem}" for problem in part.problems(lambda _: None))
