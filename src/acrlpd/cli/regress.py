@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from acrlpd.cli.data import JsonFlag
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SCENARIO")]
 BASELINES = Path("benchmarks/regression")
+# Columns of the table in a file, where lines may be long.
+_WIDTH = 160
 _STYLES = {"ok": "green", "better": "cyan", "REGRESSION": "bold red"}
 
 
@@ -111,11 +113,14 @@ def _announce(scenario: "Scenario") -> None:
 
 
 def _show(name: str, rows: Sequence["Row"], notes: Sequence[str]) -> None:
-    table = Table("scenario", "quantity", "baseline", "now", "allowed", "verdict", box=None, header_style="bold")
+    columns = (Column(title, no_wrap=True) for title in ("quantity", "baseline", "now", "allowed", "verdict"))
+    table = Table("scenario", *columns, box=None, header_style="bold")
     for row in rows:
         verdict = Text(row.verdict, _STYLES[row.verdict])
         table.add_row(name, row.quantity, row.baseline, row.now, row.allowed, verdict)
     console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH
     console.print(table)
     for note in notes:
         console.print(Text.assemble(("note", "yellow"), f" {note}"), soft_wrap=True)

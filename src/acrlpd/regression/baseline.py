@@ -57,8 +57,11 @@ class Measurement:
     config: dict[str, Any]  # complete, as in config.yaml
     config_hash: str
     origin: Origin
-    metrics: dict[str, tuple[float | None, ...]]  # the last value for each seed; None where it was not finite
-    metric_names: tuple[str, ...]  # everything that metrics.jsonl has
+    # Losses and what is like them, one value for each seed: of the first line of metrics, which rounding has hardly
+    # reached, and of the last line. None where a value was not finite.
+    early: dict[str, tuple[float | None, ...]]
+    final: dict[str, tuple[float | None, ...]]
+    metric_names: tuple[str, ...]  # all that updates report
     success: dict[str, Success]  # by phase
     update_flops: float  # of one seed, counted in the program's own matrix products
     program_bytes: int  # state, inputs and working memory of the largest train step, by XLA's analysis
@@ -115,9 +118,8 @@ def read_baseline(path: pathlib.Path) -> Measurement:
     try:
         origin = Origin(**content.pop("origin"))
         success = {phase: Success(**_tuples(entry)) for phase, entry in content.pop("success").items()}
-        metrics = _tuples(content.pop("metrics"))
-        config = content.pop("config")
-        return Measurement(**_tuples(content), config=config, origin=origin, success=success, metrics=metrics)
+        early, final = _tuples(content.pop("early")), _tuples(content.pop("final"))
+        return Measurement(**_tuples(content), origin=origin, success=success, early=early, final=final)
     except (TypeError, KeyError, AttributeError) as error:
         raise BaselineError(f"baseline {path} is damaged ({error}); take it from a backup, or {record}") from error
 

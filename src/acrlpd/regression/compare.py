@@ -1,28 +1,35 @@
 """Compares a measurement with its baseline, with a test for each quantity that fits how the quantity varies.
 
-Losses: the mean over the seeds may move as far as the spread over seeds explains (a prediction interval of Student's
-t). Success: a fall counts if neither the chance of the episodes (Fisher's exact test) nor that of the seeds (Student's
-t) explains it. Operations, compiled memory and compilations follow from the program and have narrow bounds. Processor
-time and host memory vary from run to run and have wide ones.
+Early losses are those of the same seeds before rounding has grown, so each seed is compared with itself. At the end of
+a run, rounding on another processor may have led a seed elsewhere. The mean over the seeds may then move as far as the
+spread over seeds explains (a prediction interval of Student's t). A fall of success counts if neither the chance of the
+episodes (Fisher's exact test) nor the chance of the seeds (Student's t) explains the fall. Operations, compiled memory
+and compilations follow from the program and have narrow bounds. Processor time and host memory vary from run to run and
+have wide bounds.
 """
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from acrlpd.regression.baseline import Measurement, Success
-from acrlpd.units import format_bytes, format_percent, short
+from acrlpd.units import format_bytes, format_percent
 
 Verdict = Literal["ok", "better", "REGRESSION"]
 Show = Callable[[float], str]
+# How far new values, one for each seed, are from those of the baseline.
+Distance = Callable[[Sequence[float], Sequence[float]], float]
 
 # How often all losses of a scenario together may move by chance as far as a regression has to, if nothing has changed
 # and every training were a new draw. The same seeds on the same machine give the same numbers, so it is less often.
 _FALSE_ALARMS = 0.01
-# Rounding on another processor moves a mean by less than this share of it, also where seeds have no spread.
+# Rounding moves a loss by less than this share of it, also where seeds have no spread.
 _ROUNDING = 1e-3
+# By how much of the spread over seeds an early loss may differ from that of the same seed, in the mean over the seeds.
+_EARLY_SPREADS = 0.5
 # How many times the baseline a quantity may be: as the baseline was made, and in other conditions (another processor,
 # another version of JAX, or for noisy quantities a busy machine).
 _MOST_FLOPS = 1.001
@@ -54,7 +61,7 @@ def compare(baseline: Measurement, now: Measurement, *, is_busy: bool = False) -
     most_compilations = _MOST_COMPILATIONS[has_other_jax]
     most_host_bytes, most_cost = _MOST_HOST_BYTES[is_elsewhere or is_busy], _MOST_COST[is_elsewhere or is_busy]
     return [
-        *_compare_metrics(baseline, now),
+        *_compare_losses(baseline, now),
         *_compare_successes(baseline, now),
         _compare_most("operations of an update", baseline.update_flops, now.update_flops, _MOST_FLOPS, _show_flops),
         _compare_most("compiled memory", baseline.program_bytes, now.program_bytes, most_bytes, format_bytes),
@@ -71,20 +78,48 @@ def compare(baseline: Measurement, now: Measurement, *, is_busy: bool = False) -
 # -- losses
 
 
-def _compare_metrics(baseline: Measurement, now: Measurement) -> Iterator[Row]:
-    level = _FALSE_ALARMS / max(1, len(baseline.metrics))
-    for name, values in baseline.metrics.items():
-        old, new = [v for v in values if v is not None], [v for v in now.metrics.get(name, ()) if v is not None]
-        if len(old) < len(values):
-            continue  # A number that was not finite in the baseline says nothing.
-        mean, half = statistics.mean(old), allowed_shift(old, len(now.seeds), level)
-        allowed = f"{short(mean - half)} to {short(mean + half)}"
-        if len(new) < len(now.seeds):
-            shown = "missing" if name not in now.metrics else "not finite"
-            yield Row(name, short(mean), shown, allowed, "REGRESSION")
-        else:
-            is_inside = abs(statistics.mean(new) - mean) <= half
-            yield Row(name, short(mean), short(statistics.mean(new)), allowed, "ok" if is_inside else "REGRESSION")
+def _compare_losses(baseline: Measurement, now: Measurement) -> Iterator[Row]:
+    level = _FALSE_ALARMS / max(1, len(baseline.final))
+    for name, values in baseline.early.items():
+        if (old := _finite(values)) is not None:
+            yield _compare_loss(f"{name}, early", old, now.early.get(name), _distance_of_seeds, allowed_early(old))
+    for name, values in baseline.final.items():
+        if (old := _finite(values)) is not None:
+            allowed = allowed_shift(old, len(now.seeds), level)
+            yield _compare_loss(name, old, now.final.get(name), _distance_of_means, allowed)
+
+
+def _finite(values: Sequence[float | None]) -> list[float] | None:
+    """The values, unless one of them is not finite: nothing can be compared with such a baseline."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
+
+
+def _compare_loss(
+    quantity: str, old: list[float], values: Sequence[float | None] | None, distance: Distance, allowed: float
+) -> Row:
+    """A loss that is too low is as wrong as one that is too high: both say that something else was computed."""
+    row = functools.partial(Row, quantity, _show_loss(statistics.mean(old)), allowed=f"+- {_show_loss(allowed)}")
+    if values is None:
+        return row(now="missing", verdict="REGRESSION")
+    new = _finite(values)
+    if new is None:
+        return row(now="not finite", verdict="REGRESSION")
+    verdict: Verdict = "ok" if distance(old, new) <= allowed else "REGRESSION"
+    return row(now=_show_loss(statistics.mean(new)), verdict=verdict)
+
+
+def _distance_of_seeds(old: Sequence[float], new: Sequence[float]) -> float:
+    return statistics.mean(abs(a - b) for a, b in zip(old, new, strict=True))
+
+
+def _distance_of_means(old: Sequence[float], new: Sequence[float]) -> float:
+    return abs(statistics.mean(old) - statistics.mean(new))
+
+
+def allowed_early(values: Sequence[float]) -> float:
+    """How far a seed may be from itself, in the mean over the seeds."""
+    return max(_EARLY_SPREADS * statistics.stdev(values), _ROUNDING * abs(statistics.mean(values)))
 
 
 def allowed_shift(values: Sequence[float], count: int, level: float) -> float:
@@ -93,6 +128,10 @@ def allowed_shift(values: Sequence[float], count: int, level: float) -> float:
 
     spread = statistics.stdev(values) * math.sqrt(1 / len(values) + 1 / count)
     return max(float(stdtrit(len(values) - 1, 1 - level / 2)) * spread, _ROUNDING * abs(statistics.mean(values)))
+
+
+def _show_loss(value: float) -> str:
+    return f"{value:.3g}"
 
 
 # -- success

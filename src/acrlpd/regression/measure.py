@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import contextlib
+import logging
+import math
 import multiprocessing
 import pathlib
 import resource
@@ -18,12 +20,12 @@ from acrlpd.config.plan.flops import step_flops
 from acrlpd.config.validation import Validation, validate_config
 from acrlpd.envs.create import EnvPools
 from acrlpd.evaluation.statistics import wilson_interval
-from acrlpd.process import keep_freed_memory
+from acrlpd.process import keep_freed_memory, setup_logging
 from acrlpd.regression.baseline import Measurement, Success, describe_origin
 from acrlpd.regression.scenario import Scenario
 from acrlpd.regression.update_cost import measure_update_cost
 from acrlpd.runs.checkpoint_layout import CheckpointError
-from acrlpd.runs.metrics_log import TIMING
+from acrlpd.runs.metrics_log import EVALUATION, ONLINE, TIMING, VALIDATION
 from acrlpd.runs.record import RunRecord, read_run
 from acrlpd.serving.export import export_policy
 from acrlpd.training.demonstrations import collect_missing_demonstrations
@@ -35,8 +37,13 @@ from acrlpd.training.train_runs import train_runs
 from acrlpd.training.verification import parts_to_verify
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-# Metrics that are compared beside those that end with "_loss".
-_COMPARED = ("q_mean", "target_q_mean", "policy_grad_norm", "critic_grad_norm")
+# Metrics that are compared. Where an update does not report one of them, there is nothing to compare.
+_COMPARED = (
+    *("critic_loss", "bc_loss", "actor_loss", "backup_loss", "judge_loss", "q_mean"),
+    *("policy_grad_norm", "critic_grad_norm"),
+)
+# Which metrics an evaluation reports depends on what it finds.
+_EVENTS = (EVALUATION, VALIDATION, ONLINE)
 
 
 class MeasurementError(ValueError):
@@ -61,8 +68,10 @@ def measure(scenario: Scenario) -> Measurement:
     The runs share their compiled programs, which are compiled anew: what a cache on disk holds has no influence on the
     number of compilations.
     """
+    setup_logging()
+    logging.getLogger("acrlpd").setLevel(logging.WARNING)  # Each seed would report its progress and its end.
     keep_freed_memory()
-    with tempfile.TemporaryDirectory(prefix="acrlpd-regress-") as temporary:
+    with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory(prefix="acrlpd-regress-") as temporary:
         directory = pathlib.Path(temporary)
         members = create_members(_place(scenario, directory), RunOptions(seeds=scenario.seeds))
         directories = [directory / "runs" / member.exp_name for member in members]
@@ -85,8 +94,9 @@ def measure(scenario: Scenario) -> Measurement:
             config=to_dict(scenario.config),
             config_hash=config_hash(scenario.config),
             origin=describe_origin(),
-            metrics={name: tuple(record.latest(name) for record in records) for name in _compared_names(records[0])},
-            metric_names=tuple(sorted(records[0].series)),
+            early=_values(records, 0),
+            final=_values(records, -1),
+            metric_names=tuple(name for name in sorted(records[0].series) if not name.startswith(_EVENTS)),
             success=_successes(records),
             update_flops=step_flops(members[0]).total * members[0].batch_size,
             program_bytes=max(map(_program_bytes, compiled_programs())),
@@ -129,8 +139,17 @@ def _count_compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def _compared_names(record: RunRecord) -> list[str]:
-    return sorted(name for name in record.series if name.endswith("_loss") or name in _COMPARED)
+def _values(records: Sequence[RunRecord], line: int) -> dict[str, tuple[float | None, ...]]:
+    """The compared metrics of one line, with a value for each run; None where a value is not finite."""
+    return {
+        name: tuple(_finite(record.series[name].values[line]) for record in records)
+        for name in _COMPARED
+        if name in records[0].series
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _successes(records: Sequence[RunRecord]) -> dict[str, Success]:
