@@ -65,9 +65,10 @@ def measure_apart(scenario: Scenario) -> Measurement:
 def measure(scenario: Scenario) -> Measurement:
     """Trains the seeds of the scenario one after the other in a temporary directory.
 
-    The runs share their compiled programs, which are compiled anew: what a cache on disk holds has no influence on the
-    number of compilations.
+    The runs share their compiled programs. The programs are not taken from the cache on disk, because a process that
+    compiles has another peak of memory than a process that does not.
     """
+    jax.config.update("jax_enable_compilation_cache", False)
     setup_logging()
     logging.getLogger("acrlpd").setLevel(logging.WARNING)  # Each seed would report its progress and its end.
     keep_freed_memory()
