@@ -12,7 +12,7 @@ from acrlpd.choice import hint
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.command_line import find_config
-from acrlpd.config.run import Seed
+from acrlpd.config.run import SEEDS
 from acrlpd.config.yaml_files import ConfigLoader
 from acrlpd.files import is_plain_name
 
@@ -30,7 +30,7 @@ class Scenario:
     description: str
     config: RLTrainConfig
     # All of them train in one program. Their spread says how far a loss may move by chance, which takes three of them.
-    seeds: Annotated[tuple[Seed, ...], MinLen(3)]
+    seeds: Annotated[tuple[int, ...], MinLen(3), SEEDS]
 
 
 def shipped_names() -> list[str]:
