@@ -1,6 +1,7 @@
 """The commands of `acrlpd regress`: typed functions whose signatures become the command line."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,7 +64,8 @@ def check(scenarios: Names = (), /, *, baselines: Path = BASELINES, busy: Flag =
     """Train scenarios again and compare them with their baselines; exit code 1 if something has become worse.
 
     Args:
-        scenarios: Names of scenarios (`acrlpd regress list`) or paths of own YAML files. Default: all names.
+        scenarios: Names of scenarios (`acrlpd regress list`) or paths of own YAML files. Default: all that have a
+            baseline.
         baselines: Directory of the baselines.
         busy: Other programs use this machine: wider bounds for processor time and host memory.
     """
@@ -72,7 +74,7 @@ def check(scenarios: Names = (), /, *, baselines: Path = BASELINES, busy: Flag =
     from acrlpd.regression.conditions import check_comparable, find_differences
     from acrlpd.regression.measure import measure_apart
 
-    chosen = _find(scenarios)
+    chosen = _find(scenarios or _recorded_names(baselines))
     stored = [read_baseline(baseline_path(baselines, scenario.name)) for scenario in chosen]
     for scenario, baseline in zip(chosen, stored, strict=True):
         check_comparable(scenario, baseline)
@@ -106,6 +108,20 @@ def _find(names: Sequence[str]) -> list["Scenario"]:
     if len({scenario.name for scenario in chosen}) < len(chosen):
         raise ConfigError("a scenario is named twice; two scenarios of one name would share a baseline")
     return chosen
+
+
+def _recorded_names(baselines: Path) -> list[str]:
+    """The shipped scenarios that have a baseline; the others are named, so that nobody believes them compared."""
+    from acrlpd.regression.baseline import BaselineError, baseline_path
+    from acrlpd.regression.scenario import shipped_names
+
+    recorded = [name for name in shipped_names() if baseline_path(baselines, name).exists()]
+    others = ", ".join(name for name in shipped_names() if name not in recorded)
+    if not recorded:
+        raise BaselineError(f"there is no baseline of {others} in {baselines}: `acrlpd regress record` makes them")
+    if others:
+        print(f"without a baseline in {baselines}, so not compared: {others}", file=sys.stderr)
+    return recorded
 
 
 def _announce(scenario: "Scenario") -> None:
