@@ -25,7 +25,7 @@ from acrlpd.regression.baseline import Measurement, Success, describe_origin
 from acrlpd.regression.scenario import Scenario
 from acrlpd.regression.update_cost import measure_update_cost
 from acrlpd.runs.checkpoint_layout import CheckpointError
-from acrlpd.runs.metrics_log import EVALUATION, ONLINE, TIMING, VALIDATION
+from acrlpd.runs.metrics_log import EVALUATION, ONLINE, VALIDATION
 from acrlpd.runs.record import RunRecord, read_run
 from acrlpd.serving.export import export_policy
 from acrlpd.training.demonstrations import collect_missing_demonstrations
@@ -89,6 +89,7 @@ def measure(scenario: Scenario) -> Measurement:
             export_policy(directories[0], directory / "export", critics="all")
         except CheckpointError as error:
             problems.append(f"export: {error}")
+        update_flops = step_flops(members[0]).total * members[0].batch_size
         return Measurement(
             scenario=scenario.name,
             seeds=scenario.seeds,
@@ -99,11 +100,11 @@ def measure(scenario: Scenario) -> Measurement:
             final=_values(records, -1),
             metric_names=tuple(name for name in sorted(records[0].series) if not name.startswith(_EVENTS)),
             success=_successes(records),
-            update_flops=step_flops(members[0]).total * members[0].batch_size,
+            update_flops=update_flops,
             program_bytes=max(map(_program_bytes, compiled_programs())),
             num_compilations=len(compilations),
             peak_host_bytes=peak_host_bytes,
-            update_cost=tuple(measure_update_cost(members[0], directory / "timed", _update_seconds(records[0]))),
+            update_cost=tuple(measure_update_cost(members[0], directory / "timed", update_flops)),
             problems=tuple(problem.replace(temporary, "...") for problem in problems),
         )
 
@@ -168,11 +169,6 @@ def _program_bytes(program: jax.stages.Compiled) -> int:
     if analysis is None:
         return 0
     return int(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes)
-
-
-def _update_seconds(record: RunRecord) -> float:
-    """Seconds of an update, by the run's own clock."""
-    return record.latest(f"{TIMING}step_s") or 1.0
 
 
 def _file_problems(directory: pathlib.Path) -> Iterator[str]:

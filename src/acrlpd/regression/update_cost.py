@@ -18,20 +18,21 @@ from acrlpd.training.train_runs import train_runs
 
 # Stretches of updates between two workloads. The first stretch warms up and does not count.
 _NUM_STRETCHES = 10
-# Processor time of a stretch, about: long against the resolution of the clock, and short against changes of the load.
-_STRETCH_S = 0.3
+# Operations of a stretch. A core takes some tenths of a second for them: long against the resolution of the clock and
+# what happens once in a stretch, and short against changes of the load.
+_STRETCH_FLOPS = 3e9
 # Products of the workload. The small ones cost as much for their calls as for their arithmetic, as those of small
 # networks do.
 _LARGE, _SMALL, _REPETITIONS = 256, 64, 150
 
 
-def measure_update_cost(rl_config: RLTrainConfig, directory: pathlib.Path, update_s: float) -> list[float]:
+def measure_update_cost(rl_config: RLTrainConfig, directory: pathlib.Path, update_flops: float) -> list[float]:
     """Processor time of an update in workloads, once for each stretch of the trainer's own loop.
 
-    `update_s` says about how long an update takes. The run is that of the config without an environment: its train step
-    is then the program that this process has compiled already.
+    The run is that of the config without an environment: its train step is then the program that this process has
+    compiled already. `update_flops` are the operations of an update.
     """
-    updates = max(1, round(_STRETCH_S / update_s))
+    updates = max(1, round(_STRETCH_FLOPS / update_flops))
     changes = {
         "training.offline_steps": _NUM_STRETCHES * updates,
         "training.online_steps": 0,
