@@ -45,8 +45,8 @@ def record(scenarios: Names = (), /, *, baselines: Path = BASELINES, overwrite: 
         baselines: Directory of the baselines.
         overwrite: Replace a baseline that is there.
     """
+    from acrlpd.regression.apart import measure_apart
     from acrlpd.regression.baseline import BaselineError, baseline_path, write_baseline
-    from acrlpd.regression.measure import measure_apart
 
     chosen = _find(scenarios)
     paths = [baseline_path(baselines, scenario.name) for scenario in chosen]
@@ -69,10 +69,10 @@ def check(scenarios: Names = (), /, *, baselines: Path = BASELINES, busy: Flag =
         baselines: Directory of the baselines.
         busy: Other programs use this machine: wider bounds for processor time and host memory.
     """
+    from acrlpd.regression.apart import measure_apart
     from acrlpd.regression.baseline import baseline_path, read_baseline
     from acrlpd.regression.compare import compare
     from acrlpd.regression.conditions import check_comparable, find_differences
-    from acrlpd.regression.measure import measure_apart
 
     chosen = _find(scenarios or _recorded_names(baselines))
     stored = [read_baseline(baseline_path(baselines, scenario.name)) for scenario in chosen]

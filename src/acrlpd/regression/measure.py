@@ -1,16 +1,13 @@
-"""Trains a scenario and measures the training. One process measures one scenario, so that peaks are its own."""
+"""Trains a scenario and measures the training. `apart` does this in a process of its own."""
 
-import concurrent.futures
 import contextlib
 import logging
 import math
-import multiprocessing
 import pathlib
 import resource
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
 
 import jax
 import jax.monitoring
@@ -48,18 +45,6 @@ _EVENTS = (EVALUATION, VALIDATION, ONLINE)
 
 class MeasurementError(ValueError):
     """A scenario did not come to its end."""
-
-
-def measure_apart(scenario: Scenario) -> Measurement:
-    """As `measure`, in a new process."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
-        try:
-            return process.submit(measure, scenario).result()
-        except BrokenProcessPool as error:
-            raise MeasurementError(
-                f"scenario {scenario.name}: its process was killed, perhaps for lack of memory; no baseline was changed"
-            ) from error
 
 
 def measure(scenario: Scenario) -> Measurement:
