@@ -11,10 +11,10 @@ BIN := $(VENV)/bin
 LOCK := .ci/requirements.lock
 EXTRAS := sim serve hub tensorboard tune wandb dev
 
-.PHONY: help install install-dev lock quickstart test test-slow soak lint types clean
+.PHONY: help install install-dev lock quickstart test test-slow regress soak lint types clean
 
 help:
-	@echo "make quickstart | test | soak | install | lint | types | lock | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
+	@echo "make quickstart | test | regress | soak | install | lint | types | lock | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
 
 # pip comes last: an environment that was interrupted, or lacks python3-venv, has none and is made again.
 $(BIN)/pip:
@@ -66,6 +66,11 @@ test: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m slow
+
+# SCENARIOS="corridor pi0_images" compares some of the scenarios, and ARGS=--busy has wider bounds for what is noisy.
+regress: $(VENV)/installed-dev
+	@echo "==> comparing trainings with the baselines in benchmarks/regression"
+	@MUJOCO_GL=disabled $(BIN)/acrlpd regress check $(ARGS) $(SCENARIOS)
 
 # TRIALS="kills disk" runs some of the trials.
 soak: $(VENV)/installed-dev

@@ -29,7 +29,7 @@ from acrlpd.robots.aloha import Aloha
 REQUIRED = {
     *("droid", "aloha", "libero", "aloha_fold", "aloha_sim", "aloha_pi05", "libero_pi05", "droid_pi05"),
     *("droid_seeds", "aloha_seeds", "libero_seeds", "aloha_fold_seeds"),
-    *("quickstart", "quickstart_mixed", "debug", "rl_fold_box", "rl_libero", "rl_droid"),
+    *("quickstart", "quickstart_mixed", "smoke", "debug", "rl_fold_box", "rl_libero", "rl_droid"),
     *("quickstart_expo", "quickstart_dsrl", "aloha_sim_expo", "aloha_sim_dsrl", "quickstart_recap", "aloha_recap"),
     "aloha_sim_dsrl_sac",
     *("qc_cube_double", "qc_fql_scene", "bfn_cube_triple", "bfn_n_puzzle_3x3", "fql_cube_quadruple", "fql_n_scene"),

@@ -46,6 +46,7 @@ COMMANDS = {
     "report": "a run's report: one HTML file, and Markdown",
     "watch": "follow a run in the terminal",
     "runs": "check the files of runs, or take parts out of checkpoints",
+    "regress": "compare trainings with recorded baselines",
     "plan": "memory, FLOPs and step time of a config, before it runs",
     "doctor": "check this machine and installation",
 }

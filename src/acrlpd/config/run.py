@@ -10,7 +10,8 @@ from acrlpd.execution.base import ChunkExecution
 from acrlpd.execution.open_loop import OpenLoop
 
 # Simulators take no larger seed.
-Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
+SEEDS = Interval(ge=0, le=2**32 - 1)
+Seed = Annotated[int, SEEDS]
 
 
 @dataclasses.dataclass(frozen=True)

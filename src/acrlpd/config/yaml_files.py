@@ -28,11 +28,11 @@ from acrlpd.text import printable
 _COMMENT_WIDTH = 110
 
 
-class _Loader(yaml.SafeLoader):
+class ConfigLoader(yaml.SafeLoader):
     """YAML in which 2e-5 is a number; YAML 1.1 would read text, because it wants 2.0e-5."""
 
 
-_Loader.add_implicit_resolver(
+ConfigLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
     list("-+.0123456789"),
@@ -106,7 +106,7 @@ def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:
 def parse_assignments(text: str, file_name: str, expected: str) -> list[Assignment]:
     """Every scalar and list of a YAML file by dotted name; `expected` says in an error what the file should hold."""
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        node = yaml.compose(text, Loader=ConfigLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{file_name}:{line}: not valid YAML: {error.problem} {error.context or ''}") from error
@@ -159,7 +159,7 @@ def _leaves(node: yaml.MappingNode, file_name: str, prefix: str = "", *around: y
             yield from _leaves(value_node, file_name, f"{key}.", node, *around)
         else:
             try:
-                value = _Loader("").construct_object(value_node, deep=True)
+                value = ConfigLoader("").construct_object(value_node, deep=True)
             except (yaml.YAMLError, ValueError) as error:  # an unknown tag, or a date that does not exist
                 problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
                 raise ConfigError(f"{where}: the value of {key} cannot be read: {problem}") from error

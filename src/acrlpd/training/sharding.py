@@ -131,6 +131,11 @@ _programs: dict[Hashable, jax.stages.Compiled] = {}
 _MOST_PROGRAMS = 4
 
 
+def compiled_programs() -> list[jax.stages.Compiled]:
+    """The train steps that this process has compiled last, the newest one last."""
+    return list(_programs.values())
+
+
 def _compile(
     train_steps: Callable[..., Any], agents: list[Agent], calls: list[Call], sharding: FSDPSharding
 ) -> jax.stages.Compiled:

@@ -29,7 +29,7 @@ _RUN = "trial"
 
 def shorten(config: RLTrainConfig, steps: int | None, evaluations: int) -> RLTrainConfig:
     """The config as trials train it: at most `steps` updates, judged `evaluations` times, and nothing beside it."""
-    config = config if steps is None else limit_steps(config, steps)
+    config = config if steps is None else set_max_steps(config, min(steps, config.num_train_steps))
     changes = {
         "training.eval_frequency": math.ceil(config.num_train_steps / evaluations),
         "training.save_frequency": config.num_train_steps,
