@@ -17,9 +17,9 @@ from acrlpd.checksums import write_checksums
 from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig, to_dict
 from acrlpd.data.pipeline.loader import create_data_loader
-from acrlpd.models.families.pi0 import DType
 from acrlpd.models.observation import Observation
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
+from acrlpd.models.paligemma_sizes import DType
 from acrlpd.policies.acting_model import ActingModel, candidate_noise, choose_actions, judge_candidates
 from acrlpd.policies.checkpoint import Checkpoint, critic_arrays, open_checkpoint
 from acrlpd.policies.levels import Level, serving_level
