@@ -216,7 +216,8 @@ def read_fast_tokenizer(files: Mapping[str, bytes], name: str) -> FASTTokenizer:
     if not usable:
         raise FASTTokenizerError(
             f"{name} is not a FAST tokenizer: expected a BPE model with a vocabulary in {TOKENIZER_FILE}, and a "
-            f"positive scale and a whole min_token in {PROCESSOR_FILE}; found {model.get('type')}, {scale} and {min_token!r}"
+            f"positive scale and a whole min_token in {PROCESSOR_FILE}; found {model.get('type')}, {scale} and "
+            f"{min_token!r}"
         )
     return FASTTokenizer(definition, scale, min_token, name)
 

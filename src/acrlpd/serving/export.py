@@ -151,6 +151,9 @@ def _write(
     stats, assets = checkpoint.norm_stats_directory, directory / ASSETS
     if stats is not None:
         shutil.copytree(stats, directory / stats.relative_to(checkpoint.directory))
+    for name, file_content in rl_config.model.asset_files().items():
+        (assets / name).parent.mkdir(parents=True, exist_ok=True)
+        (assets / name).write_bytes(file_content)
     files = {path.relative_to(assets).as_posix(): path.read_bytes() for path in assets.rglob("*") if path.is_file()}
     # Without its statistics an export still names them, so that nobody serves the export by mistake.
     recorded = checkpoint.assets if checkpoint.no_norm_stats else describe_assets(files)

@@ -204,6 +204,8 @@ class Pi0Config(PolicyConfig):
                     f"model.{name} {found} does not fit the released weights {weights}; they need {needed}"
                     + (" (the robot's own is qchunking.action_dim)" if name == "action_dim" else "")
                 )
+        if weights.removeprefix(RELEASED_WEIGHTS).startswith("pi0_fast"):
+            yield error(f"weight_loader: {weights} are of pi0-FAST; set model pi0_fast, or name weights of pi0")
         family = weights.removeprefix(RELEASED_WEIGHTS).partition("_")[0]
         if family in ("pi0", "pi05") and (family == "pi05") != self.pi05:
             yield error(f"model.pi05 is {self.pi05}, but {weights} are {family} weights")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import flatten, from_dict
+from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,
     FORMER_VALUES,
@@ -113,11 +114,14 @@ def check_resume(
     verify_assets(step_directory, recorded, "Copy the file from another checkpoint of the run")
     now = describe_assets(assets)
     for name in sorted({*recorded, *now}):
-        if name.endswith(NORM_STATS_FILE) and recorded.get(name) != now.get(name):
-            raise ConfigError(
-                f"{name} is not what {step_directory} was trained with: the policy would see differently "
-                f"scaled data. Restore it from {step_directory}/assets/{name}"
-            )
+        if recorded.get(name) == now.get(name) or name.endswith(ORIGIN_FILE):
+            continue
+        is_scale = name.endswith(NORM_STATS_FILE)
+        change = "see differently scaled data" if is_scale else "read and write other actions"
+        raise ConfigError(
+            f"{name} is not what {step_directory} was trained with: the policy would {change}. Restore it from "
+            f"{step_directory}/assets/{name}"
+        )
     return changes
 
 
