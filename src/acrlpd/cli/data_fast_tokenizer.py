@@ -1,4 +1,4 @@
-"""`acrlpd data fast_tokenizer`: a tokenizer for the actions of a config's dataset, with every flag of `acrlpd train`."""
+"""`acrlpd data fast_tokenizer`: a tokenizer for the actions of a dataset, with every flag that `acrlpd train` has."""
 
 import dataclasses
 from collections.abc import Sequence

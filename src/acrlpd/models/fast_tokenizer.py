@@ -42,7 +42,7 @@ class FASTTokenizerError(ValueError):
 class FASTTokenizer:
     """A tokenizer of action chunks. `definition` is the text of its tokenizer.json."""
 
-    definition: str
+    definition: str = dataclasses.field(repr=False)
     scale: float
     min_token: int  # the lowest coefficient: the coefficient of the character 0
     name: str  # for messages
@@ -122,10 +122,10 @@ class FASTTokenizer:
 
     def _refuse_codes(self, chunks: np.ndarray, codes: np.ndarray) -> None:
         """Raises an error that names the first number of chunks [n, T, a] that has no character, or no token."""
-        refused = np.array([code for code in np.unique(codes).tolist() if not self._has_tokens(code)])
-        if not refused.size:
+        refused = [code for code in np.unique(codes).tolist() if not self._has_tokens(code)]
+        if not refused:
             return
-        chunk, frequency, dim = np.argwhere(np.isin(codes, refused))[0]
+        chunk, frequency, dim = np.argwhere(np.isin(codes, refused) | np.isnan(codes))[0]
         values = chunks[chunk, :, dim]
         coefficient = codes[chunk, frequency, dim] + self.min_token
         raise FASTTokenizerError(

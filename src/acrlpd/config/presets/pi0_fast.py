@@ -3,8 +3,8 @@
 Everything that is not said here is that of the preset `droid`, `libero` or `debug`. The sizes are openpi's: DROID has
 chunks of 10 steps and 8 dims, LIBERO of 10 steps and 7 dims, both have 180 tokens, of which 80 are for actions. As
 in openpi, nothing is padded, statistics are quantiles, the average of the policy decays by 0.99, and a black image
-stands where the robot lacks a camera. DROID learns at 5e-5 after 1,000 steps of warm-up, LIBERO with openpi's cosine from
-2.5e-5. openpi's own fine-tuning of DROID takes 100,000 updates of 256 windows and two days on 8 H100; this preset
+stands where the robot lacks a camera. DROID learns at 5e-5 after 1,000 steps of warm-up, LIBERO with openpi's cosine
+from 2.5e-5. openpi's own fine-tuning of DROID takes 100,000 updates of 256 windows and two days on 8 H100; this preset
 starts from the weights that came out of such a run, and makes 30,000 updates of 32 windows.
 
 Writing a chunk takes one pass of the language model for each token, several times as long as the 10 steps of pi0. So
