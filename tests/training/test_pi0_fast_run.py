@@ -26,14 +26,17 @@ from acrlpd.serving.export import export_policy
 from acrlpd.training.checkpoints.manager import CheckpointWriter
 from acrlpd.training.train_runs import read_assets
 
-SAMPLES, HORIZON, DIM = 8, 5, 3
-UPDATES = 120
+SAMPLES, HORIZON, DIM = 6, 4, 2
+UPDATES = 100
+ROUNDING = 0.05 * np.sqrt(HORIZON) + 1e-5  # the most by which FAST changes an action
 
 
 @pytest.fixture(scope="module")
 def data():
+    """States and chunks; the last two samples have one state and two chunks."""
     rng = np.random.default_rng(0)
-    states = rng.uniform(-1, 1, (SAMPLES, 4)).astype(np.float32)
+    states = rng.uniform(-1, 1, (SAMPLES, DIM)).astype(np.float32)
+    states[-1] = states[-2]
     return states, np.cumsum(rng.normal(0, 0.4, (SAMPLES, HORIZON, DIM)), axis=1).astype(np.float32)
 
 
@@ -46,8 +49,13 @@ def config(tmp_path_factory, data):
         "batch_size": SAMPLES,
         "model.image_keys": (),
         "model.fast_tokenizer": str(tokenizer),
-        "model.max_token_len": 64,
-        "model.max_action_tokens": 26,
+        "model.state_dim": DIM,
+        "model.action_dim": DIM,
+        "model.action_horizon": HORIZON,
+        "qchunking.action_dim": DIM,
+        "qchunking.horizon_length": HORIZON,
+        "model.max_token_len": 46,
+        "model.max_action_tokens": 18,
         "model.temperature": 1.0,
         "model.openpi_decode_positions": False,
         "data.repack.base_0_rgb": None,
@@ -103,13 +111,6 @@ def agent(config, cloned):
     return create_agent(config, jax.random.key(0), policy_params=cloned[0])
 
 
-def model_at(agent, **changes):
-    """What acts of an agent, with another temperature."""
-    policy = agent.policy()
-    policy.config = dataclasses.replace(policy.config, **changes)
-    return acting_model(agent, average=False).replace(policy_def=nnx.split(policy)[0])
-
-
 def act(policy, states, seeds=range(SAMPLES)):
     return policy({"observation.state": states}, ["go"] * SAMPLES, list(seeds))
 
@@ -119,29 +120,33 @@ def test_it_learns_chunks_by_heart_and_acts(config, data, cloned, agent):
     losses = cloned[1]
     assert losses[0] > 3.0
     assert losses[-1] < 0.2
-    chunks = act(create_policy(model_at(agent, temperature=0.0), config, None, best_of_n=1), states)
-    off = np.abs(chunks.actions - actions).max(axis=(1, 2))
-    assert (off <= 0.05 * np.sqrt(HORIZON) + 1e-5).all(), off  # nothing but the rounding of FAST
+    policy = agent.policy()
+    policy.config = dataclasses.replace(policy.config, temperature=0.0)
+    greedy = acting_model(agent, average=False).replace(policy_def=nnx.split(policy)[0])
+    found = act(create_policy(greedy, config, None, best_of_n=1), states).actions
+    assert np.abs(found - actions)[:-2].max() <= ROUNDING
 
 
-def test_candidates_differ_with_their_noise_and_follow_from_it(config, data, agent):
-    policy = create_policy(model_at(agent, temperature=1.5), config, None, best_of_n=2)
-    states = np.repeat(data[0][:1], SAMPLES, axis=0)
-    chunks = act(policy, states)
-    assert len(np.unique(chunks.actions.reshape(SAMPLES, -1), axis=0)) > 2
+def test_chunks_are_drawn_from_what_was_learned_and_follow_from_the_noise(config, data, agent):
+    policy = create_policy(acting_model(agent, average=False), config, None, best_of_n=2)
+    states, (first, second) = np.repeat(data[0][-1:], SAMPLES, axis=0), data[1][-2:]
+    drawn = [act(policy, states, range(start, start + SAMPLES)) for start in (0, SAMPLES)]
     again = act(policy, states, reversed(range(SAMPLES)))
-    np.testing.assert_array_equal(again.actions[::-1], chunks.actions)
-    assert (chunks.values["q_max"] > chunks.values["q_min"]).any()
+    np.testing.assert_array_equal(again.actions[::-1], drawn[0].actions)
+    spread = np.concatenate([chunks.values["action_std"] for chunks in drawn])
+    assert 0 < (spread > 0).sum() < len(spread)  # two candidates are sometimes equal
+    nearest = [np.abs(np.concatenate([c.actions for c in drawn]) - chunk).max(axis=(1, 2)) for chunk in (first, second)]
+    assert (np.min(nearest, axis=0) <= ROUNDING).sum() > SAMPLES
 
 
 def test_an_update_of_policy_and_critics(batch, agent):
     """Advantage-weighted cloning with sampled candidates, and targets of a value network."""
-    updated, info = train_step(agent, batch, jax.random.key(1))
+    updated, info = train_step(jax.tree.map(jnp.copy, agent), batch, jax.random.key(1))
     for name in ("bc_loss", "actor_loss", "critic_loss", "backup_loss", "advantage_std"):
         assert np.isfinite(float(info[name])), name
     assert 0 < float(info["bc_loss"]) < 0.3  # the loss of a policy that knows these chunks
-    old, new = (jax.tree.leaves(tree.policy_params) for tree in (agent, updated))
-    assert all(np.abs(a - b).max() > 0 for a, b in zip(old, new, strict=True))
+    table = [tree.policy_params["PaliGemma"]["llm"]["embedder"]["input_embedding"][...] for tree in (agent, updated)]
+    assert np.abs(table[0] - table[1]).max() > 0
 
 
 def test_a_checkpoint_and_an_export_carry_their_tokenizer(tmp_path, config, data, agent):
