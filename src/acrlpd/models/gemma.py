@@ -95,8 +95,13 @@ class Gemma(nnx.Module):
         table = init(rngs.params(), (config.vocab_size, config.experts[0].width), jnp.float32)
         self.embedder = nnx.Dict(input_embedding=nnx.Param(table))
         self.layers = _create_layers(config.experts, config.adaptive_experts, rngs)
-        for index, (expert, adaptive) in enumerate(zip(config.experts, config.adaptive_experts, strict=True)):
-            setattr(self, expert_name("final_norm", index), _create_norm(width=expert.width, adaptive=adaptive))
+        norms = [
+            _create_norm(width=expert.width, adaptive=adaptive)
+            for expert, adaptive in zip(config.experts, config.adaptive_experts, strict=True)
+        ]
+        self.final_norm = norms[0]
+        if len(norms) > 1:
+            self.final_norm_1 = norms[1]
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Prompt tokens [b, l] to [b, l, width] in the compute dtype, scaled as Gemma does."""
@@ -212,8 +217,8 @@ class Gemma(nnx.Module):
             attended = shared_context_attention(q, k, v, (context_k, context_v, context.length), visible)
             return _mix(x, attended, weights, config, gate, None), (k, v)
 
-        stacked = (self._expert_weights(0) if weights is None else weights, context.k, context.v)
-        stacked = stacked if before is None else (*stacked, *before[:2])
+        weights = self._expert_weights(0) if weights is None else weights
+        stacked = (weights, context.k, context.v, *(() if before is None else before[:2]))
         x, (k, v) = scan_layers(layer, x.astype(self.dtype), stacked, self.remat_policy)
         return rms_norm(x, param_dict(self.final_norm), None)[0], k, v
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from annotated_types import Ge
 from flax import nnx
 
@@ -86,7 +87,7 @@ class Pi0FASTConfig(PolicyConfig):
 
     in_openpi: ClassVar[bool] = True
     samples_tokens: ClassVar[bool] = True
-    discrete_state_input: ClassVar[bool] = True
+    discrete_state_input = True
 
     def __post_init__(self) -> None:
         for name, known in (("paligemma_variant", GEMMA_VARIANTS), ("siglip_variant", SIGLIP_VARIANTS)):
@@ -167,7 +168,7 @@ class Pi0FASTConfig(PolicyConfig):
             )
         return ActionEncoder(
             encode=lambda chunks: [
-                [to_language_ids(number, self.vocab_size) for number in ids] for ids in tokenizer.encode(chunks)
+                to_language_ids(np.array(ids, np.int64), self.vocab_size).tolist() for ids in tokenizer.encode(chunks)
             ],
             first_id=first_id,
             max_len=self.max_action_tokens,
@@ -295,5 +296,5 @@ class Pi0FASTConfig(PolicyConfig):
     def inputs_spec(self, batch_size: int = 1, *, labelled_prompts: bool = False) -> tuple[Observation, jax.Array]:
         """A training sample has the tokens of its chunk as well."""
         observation, actions = super().inputs_spec(batch_size, labelled_prompts=labelled_prompts)
-        tokens = jax.ShapeDtypeStruct((batch_size, self.max_action_tokens), jnp.int32)
+        tokens = jax.eval_shape(lambda: jnp.ones((batch_size, self.max_action_tokens), jnp.int32))
         return dataclasses.replace(observation, action_tokens=tokens), actions
