@@ -1,7 +1,6 @@
 """pi0-FAST against openpi's own numbers: embeddings, logits, loss, gradients, written tokens, and parameter names."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -58,66 +57,68 @@ def observe(golden, rows=slice(None), cameras=CAMERAS):
     )
 
 
-def forward(graphdef, params, observation):
-    """The mean loss, and everything on the way to it."""
-    model = nnx.merge(graphdef, params)
+@jax.jit
+def forward(model, observation):
+    """Embeddings of the prefix, its outputs, the outputs that predict action tokens, and their logits."""
     embedded, _ = model.embed_prefix(observation)
     context = model.encode(observation)
-    prefix, llm = context.memory, model.PaliGemma.llm
-    positions = prefix.next_position[:, None] + jnp.arange(ACTIONS - 1)
-    written, _, _ = llm.run_causal(llm.embed(observation.action_tokens[:, :-1])[:, None], prefix.cache, positions)
-    loss = model.flow_matching_loss(context, CHUNKS, None, None)
-    return jnp.mean(loss), (embedded, context.features, written[:, 0], model.token_logits(prefix), loss)
+    outputs = model.token_outputs(context.memory)
+    return embedded, context.features, outputs, model.PaliGemma.llm.logits(outputs)
 
 
-CHUNKS = np.zeros((3, 8, 7), np.float32)  # only their shape counts
-
-
-def text_outputs(golden, features, written):
-    """Pairs of our outputs and openpi's at the tokens of each sample: prompt, then all action tokens but the last."""
+def compare_activations(golden, dtype, results, **tolerance):
+    """Prompt and action tokens of each sample; the positions of padding are no part of the policy."""
+    embedded, features, outputs, _ = results
+    near, expected = np.asarray(embedded[:, : 49 * 16 : 16], np.float32), golden[f"{dtype}/embedded"][:, :49]
+    np.testing.assert_allclose(near, expected, **tolerance)
     for row, (start, count) in enumerate(zip(golden["prefix_lengths"], golden["action_token_lengths"], strict=True)):
         end = int(features.length[row])
-        ours = np.concatenate([features.tokens[row, end - start : end], written[row, : count - 1]]).astype(np.float32)
-        yield ours, slice(0, start + count - 1), row
+        ours = np.concatenate([features.tokens[row, end - start : end - 1], outputs[row, :count]]).astype(np.float32)
+        expected = golden[f"{dtype}/prelogits_tail"][row, : start + count - 1]
+        np.testing.assert_allclose(ours, expected, **tolerance)
 
 
-def test_forward_pass_and_gradients_in_float32(golden):
+def test_forward_pass_in_float32(golden):
+    results = forward(create(golden), observe(golden))
+    compare_activations(golden, "float32", results, **F32)
+    for row, (start, count) in enumerate(zip(golden["prefix_lengths"], golden["action_token_lengths"], strict=True)):
+        expected = golden["float32/logits"][row, start - 1 : start - 1 + count]
+        np.testing.assert_allclose(results[-1][row, :count], expected, **F32)
+
+
+def test_forward_pass_in_bfloat16(golden):
+    model = create(golden, "bfloat16")
+    results = forward(model, observe(golden))
+    embedded, features, outputs, logits = results
+    assert embedded.dtype == features.tokens.dtype == outputs.dtype == jnp.bfloat16
+    assert logits.dtype == jnp.float32
+    compare_activations(golden, "bfloat16", results, atol=8e-2)
+    # openpi's logits are float32 products of its bfloat16 outputs.
+    last = jnp.asarray(golden["bfloat16/prelogits_tail"], jnp.bfloat16)
+    np.testing.assert_allclose(model.PaliGemma.llm.logits(last), golden["bfloat16/logits"], **F32)
+
+
+def test_loss_and_gradients(golden):
     graphdef, params = nnx.split(create(golden))
+    chunks = np.zeros((3, 8, 7), np.float32)  # only their shape counts
 
     @jax.jit
     def differentiate(params, observation):
-        grads, results = jax.grad(lambda params: forward(graphdef, params, observation), has_aux=True)(params)
-        return jax.tree.map(jnp.linalg.norm, grads), results
+        def mean_loss(params):
+            model = nnx.merge(graphdef, params)
+            losses = model.flow_matching_loss(model.encode(observation), chunks, None, None)
+            return jnp.mean(losses), losses
 
-    norms, (embedded, features, written, logits, loss) = differentiate(params, observe(golden))
-    np.testing.assert_allclose(embedded[:, : 48 * 16 : 16], golden["float32/embedded"][:, :48], **F32)
-    for ours, places, row in text_outputs(golden, features, written):
-        np.testing.assert_allclose(ours, golden["float32/prelogits_tail"][row, places], **F32)
-        first, count = golden["prefix_lengths"][row] - 1, golden["action_token_lengths"][row]
-        np.testing.assert_allclose(logits[row, :count], golden["float32/logits"][row, first : first + count], **F32)
-    np.testing.assert_allclose(loss[:, 0], golden["float32/loss"], **F32)
-    assert (np.asarray(loss) == np.asarray(loss)[:, :1]).all()
+        grads, losses = jax.grad(mean_loss, has_aux=True)(params)
+        return jax.tree.map(jnp.linalg.norm, grads), losses
+
+    norms, losses = differentiate(params, observe(golden))
+    np.testing.assert_allclose(losses, np.repeat(golden["float32/loss"][:, None], 8, axis=1), **F32)
     norms = {"/".join(path): leaf.get_value() for path, leaf in nnx.to_flat_state(norms)}
     expected = {k.removeprefix("grad_norm/"): v for k, v in golden.items() if k.startswith("grad_norm/")}
     assert norms.keys() == expected.keys()
     for name, norm in norms.items():
         np.testing.assert_allclose(norm, expected[name], err_msg=name, **F32)
-
-
-def test_forward_pass_in_bfloat16(golden):
-    graphdef, params = nnx.split(create(golden, "bfloat16"))
-    _, results = jax.jit(functools.partial(forward, graphdef))(params, observe(golden))
-    embedded, features, written, logits, loss = results
-    assert embedded.dtype == features.tokens.dtype == written.dtype == jnp.bfloat16
-    assert logits.dtype == jnp.float32
-    near = np.asarray(embedded[:, : 48 * 16 : 16], np.float32)
-    np.testing.assert_allclose(near, golden["bfloat16/embedded"][:, :48], atol=8e-2)
-    for ours, places, row in text_outputs(golden, features, written):
-        np.testing.assert_allclose(ours, golden["bfloat16/prelogits_tail"][row, places], atol=8e-2)
-    np.testing.assert_allclose(loss[:, 0], golden["bfloat16/loss"], atol=8e-2)
-    # openpi's logits are float32 products of its bfloat16 outputs.
-    llm, last = create(golden, "bfloat16").PaliGemma.llm, golden["bfloat16/prelogits_tail"].astype(jnp.bfloat16)
-    np.testing.assert_allclose(llm.logits(jnp.asarray(last)), golden["bfloat16/logits"], **F32)
 
 
 def test_written_tokens(golden):
@@ -136,7 +137,9 @@ def test_written_tokens(golden):
         # Without openpi's offset, a written token sees what the same token sees in training.
         model.config = dataclasses.replace(model.config, openpi_decode_positions=False)
         unshifted = model.generate(prefix, 1, lambda logits, _: jnp.argmax(logits, axis=-1))[:, 0]
-        predicted = jnp.argmax(model.token_logits(prefix.replace(action_tokens=unshifted)), axis=-1)
+        predicted = jnp.argmax(
+            model.PaliGemma.llm.logits(model.token_outputs(prefix.replace(action_tokens=unshifted))), axis=-1
+        )
         return greedy, drawn[:, 0, :STEPS], unshifted, predicted
 
     greedy, drawn, unshifted, predicted = write(create(golden), observe(golden, rows), noise)

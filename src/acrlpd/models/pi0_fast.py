@@ -109,8 +109,8 @@ class Pi0FAST(FlowPolicy):
 
     # -- learning
 
-    def token_logits(self, prefix: Prefix) -> jax.Array:
-        """Logits [b, l, vocabulary] of the action tokens, each given the prefix and the tokens before it."""
+    def token_outputs(self, prefix: Prefix) -> jax.Array:
+        """Outputs [b, l, width] that predict the action tokens, each given the prefix and the tokens before it."""
         tokens = prefix.action_tokens
         if tokens is None:
             raise ValueError(
@@ -120,7 +120,7 @@ class Pi0FAST(FlowPolicy):
         llm = self.PaliGemma.llm
         positions = prefix.next_position[:, None] + jnp.arange(tokens.shape[1] - 1)
         out, _, _ = llm.run_causal(llm.embed(tokens[:, :-1])[:, None], prefix.cache, positions)
-        return llm.logits(jnp.concatenate([prefix.last[:, None], out[:, 0]], axis=1))
+        return jnp.concatenate([prefix.last[:, None], out[:, 0]], axis=1)
 
     def flow_matching_loss(self, context: Context, actions: jax.Array, noise: jax.Array, time: jax.Array) -> jax.Array:
         """The policy's loss of cloning, which is no flow matching here: [b, T], all T numbers of a sample equal.
@@ -128,9 +128,9 @@ class Pi0FAST(FlowPolicy):
         The number is openpi's loss: the mean cross entropy of the tokens of the logged chunk, which are part of the
         context. actions, noise and time are not used.
         """
+        log_probs = jax.nn.log_softmax(self.PaliGemma.llm.logits(self.token_outputs(context.memory)), axis=-1)
         tokens = context.memory.action_tokens
-        counts = (jnp.ones((1, 1)) if tokens is None else tokens != PADDING).astype(jnp.float32)
-        log_probs = jax.nn.log_softmax(self.token_logits(context.memory), axis=-1)
+        counts = (tokens != PADDING).astype(jnp.float32)
         chosen = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
         loss = -jnp.sum(chosen * counts, axis=-1) / jnp.maximum(jnp.sum(counts, axis=-1), 1.0)
         return jnp.broadcast_to(loss[:, None], actions.shape[:2])
