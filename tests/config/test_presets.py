@@ -31,7 +31,7 @@ REQUIRED = {
     *("droid_seeds", "aloha_seeds", "libero_seeds", "aloha_fold_seeds"),
     *("quickstart", "quickstart_mixed", "smoke", "debug", "rl_fold_box", "rl_libero", "rl_droid"),
     *("quickstart_expo", "quickstart_dsrl", "aloha_sim_expo", "aloha_sim_dsrl", "quickstart_recap", "aloha_recap"),
-    "aloha_sim_dsrl_sac",
+    *("aloha_sim_dsrl_sac", "pi0_fast_droid", "pi0_fast_libero", "debug_fast"),
     *("qc_cube_double", "qc_fql_scene", "bfn_cube_triple", "bfn_n_puzzle_3x3", "fql_cube_quadruple", "fql_n_scene"),
     *("rlpd_cube_double", "rlpd_ac_puzzle_3x3", "dqc_cube_double"),
 }

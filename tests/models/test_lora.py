@@ -7,7 +7,7 @@ import pytest
 from model_goldens import load_golden
 
 from acrlpd.models import lora
-from acrlpd.models.families.pi0 import LoRAConfig
+from acrlpd.models.paligemma_sizes import LoRAConfig
 
 TOLERANCE = {"atol": 2e-5, "rtol": 1e-5}
 EQUATIONS = {"q": "btd,ndh->btnh", "kv": "bsd,ckdh->cbskh", "out": "btnh,nhd->btd"}

@@ -9,8 +9,9 @@ from flax import nnx
 from model_goldens import GOLDENS, tiny_config
 
 from acrlpd.config.bounds import check_bounds
-from acrlpd.models.families.pi0 import GEMMA_VARIANTS, GemmaConfig, LoRAConfig, Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.observation import Observation
+from acrlpd.models.paligemma_sizes import GEMMA_VARIANTS, GemmaConfig, LoRAConfig
 
 FULL_SIZE = {
     "pi0": (Pi0Config(), 50, 3_238_048_528),

@@ -54,6 +54,13 @@ def stats(args: Sequence[str]) -> int:
     return data_stats.main(args)
 
 
+def fast_tokenizer(args: Sequence[str]) -> int:
+    """Fit a tokenizer for the actions of a config's dataset, which pi0-FAST needs."""
+    from acrlpd.cli import data_fast_tokenizer
+
+    return data_fast_tokenizer.main(args)
+
+
 def cache(
     dataset: Dataset,
     cache_dir: Annotated[Path, tyro.conf.Positional],
@@ -239,6 +246,8 @@ def _print_summary(summary: str, reasons: list[str], word: tuple[str, str] = ("s
     console.print(summary)
 
 
-COMMANDS = {command.__name__: command for command in (inspect, stats, cache, label, convert, ogbench, validate)}
+COMMANDS = {
+    command.__name__: command for command in (inspect, stats, fast_tokenizer, cache, label, convert, ogbench, validate)
+}
 # Commands that read their arguments themselves, because every field of a config is a flag of theirs.
-CONFIG_COMMANDS = ("stats",)
+CONFIG_COMMANDS = ("stats", "fast_tokenizer")

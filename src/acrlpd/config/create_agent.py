@@ -13,6 +13,7 @@ from acrlpd.agents.algorithm import Algorithm
 from acrlpd.agents.critics.base import ObservationReader
 from acrlpd.agents.networks import CriticNetworks, OwnNetworks, TemperatureModule, create_critic_networks
 from acrlpd.agents.optimizers.base import Optimizer, create_optimizer
+from acrlpd.choice import kind_name
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
@@ -151,6 +152,7 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
     yield from rl_config.qchunking.check(policy_action_horizon=model.action_horizon, policy_action_dim=model.action_dim)
     yield from acrlpd.check(improvement_judges=rl_config.improvement.judges)
     yield from rl_config.critic.check(model)
+    yield from _check_sampling(rl_config)
     if acrlpd.loss_weights.critic_weight > 0:
         yield from rl_config.backup.check(acrlpd, model=model, qchunking=rl_config.qchunking)
     if acrlpd.loss_weights.actor_weight > 0:
@@ -162,6 +164,21 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
         yield error(
             f"acrlpd.policy_data {acrlpd.policy_data} chooses what the policy is cloned from, and nothing is cloned: "
             "raise acrlpd.loss_weights.bc_weight above 0, or set acrlpd.policy_data all"
+        )
+
+
+def _check_sampling(rl_config: RLTrainConfig) -> Iterator[Finding]:
+    """What a policy whose candidates are all equal cannot do, and settings of flows that tokens do not have."""
+    model, acrlpd = rl_config.model, rl_config.acrlpd
+    if model.candidates_are_equal and acrlpd.loss_weights.critic_weight > 0 and acrlpd.num_action_samples > 1:
+        yield error(
+            f"all {acrlpd.num_action_samples} candidates of an observation would be equal: set model.temperature above "
+            "0, for example 0.7, or acrlpd.num_action_samples 1"
+        )
+    if model.samples_tokens and acrlpd.flow_times != "beta":
+        yield error(
+            f"acrlpd.flow_times {acrlpd.flow_times} is about flows, and the {kind_name(model)} policy draws tokens: "
+            "leave acrlpd.flow_times out"
         )
 
 

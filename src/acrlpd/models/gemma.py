@@ -4,6 +4,8 @@ Expert 0 (PaliGemma's language model) reads images and prompt, expert 1 (the act
 and noisy actions. The prefix never attends to the suffix. The joint pass is therefore the same as running
 expert 0 alone, keeping its keys and values, and letting expert 1 attend to them. Only this form exists
 here: one prefix then serves a training loss and any number of candidates.
+
+pi0-FAST has expert 0 alone, which goes on to write action tokens after the prefix, each seeing those before it.
 """
 
 from typing import Any
@@ -15,7 +17,6 @@ import numpy as np
 from flax import nnx
 
 from acrlpd.models import lora
-from acrlpd.models.families.pi0 import GemmaConfig, Pi0Config
 from acrlpd.models.layers import (
     multi_query_attention,
     param_dict,
@@ -23,6 +24,7 @@ from acrlpd.models.layers import (
     shared_context_attention,
     split_by_sample,
 )
+from acrlpd.models.paligemma_sizes import BackboneConfig, GemmaConfig
 
 LayerWeights = dict[str, Any]
 
@@ -83,18 +85,23 @@ def _create_layers(experts: tuple[GemmaConfig, ...], adaptive: tuple[bool, ...],
 
 
 class Gemma(nnx.Module):
-    """Two experts over one attention."""
+    """One or two experts over one attention."""
 
-    def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
-        self.experts = (config.paligemma, config.action_expert)
+    def __init__(self, config: BackboneConfig, rngs: nnx.Rngs):
+        self.experts = config.experts
         self.dtype = jnp.dtype(config.dtype)
         self.remat_policy = config.remat_policy
         init = nnx.initializers.normal(stddev=0.01)
-        table = init(rngs.params(), (config.vocab_size, config.paligemma.width), jnp.float32)
+        table = init(rngs.params(), (config.vocab_size, config.experts[0].width), jnp.float32)
         self.embedder = nnx.Dict(input_embedding=nnx.Param(table))
-        self.layers = _create_layers(self.experts, (False, config.pi05), rngs)
-        self.final_norm = _create_norm(width=config.paligemma.width, adaptive=False)
-        self.final_norm_1 = _create_norm(width=config.action_expert.width, adaptive=config.pi05)
+        self.layers = _create_layers(config.experts, config.adaptive_experts, rngs)
+        norms = [
+            _create_norm(width=expert.width, adaptive=adaptive)
+            for expert, adaptive in zip(config.experts, config.adaptive_experts, strict=True)
+        ]
+        self.final_norm = norms[0]
+        if len(norms) > 1:
+            self.final_norm_1 = norms[1]
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Prompt tokens [b, l] to [b, l, width] in the compute dtype, scaled as Gemma does."""
@@ -102,14 +109,22 @@ class Gemma(nnx.Module):
         scale = jnp.sqrt(table.shape[-1]).astype(table.dtype)
         return split_by_sample((table[tokens] * scale).astype(self.dtype))
 
-    def run_prefix(self, x: jax.Array, length: jax.Array, *, kv_only: bool = False) -> tuple[jax.Array | None, KVCache]:
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Scores [..., vocabulary] of the token that follows each normalised output x [..., width], float32."""
+        return jnp.dot(x, self.embedder.input_embedding[...].T, preferred_element_type=jnp.float32)
+
+    def run_prefix(
+        self, x: jax.Array, length: jax.Array, *, kv_only: bool = False, positions: jax.Array | None = None
+    ) -> tuple[jax.Array | None, KVCache]:
         """Runs expert 0 over x [b, t, width], of which the first `length` [b] tokens are valid.
 
         Returns the normalised output and the cache. With `kv_only` the output is None and the last layer
-        stops at its keys and values, because the suffix attends to nothing else.
+        stops at its keys and values, because the suffix attends to nothing else. `positions` [b, t] are below t; None:
+        the tokens stand one after the other.
         """
         config = self.experts[0]
-        rope = _rope_angles(jnp.arange(x.shape[1])[None], x.shape[1], config.head_dim)
+        positions = jnp.arange(x.shape[1])[None] if positions is None else positions
+        rope = _rope_angles(positions, x.shape[1], config.head_dim)
 
         def layer(x: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             weights, last = inputs
@@ -166,6 +181,55 @@ class Gemma(nnx.Module):
             k, v = (jnp.stack(side) for side in zip(*keys_and_values, strict=True))
         return rms_norm(x, param_dict(self.final_norm_1), condition)[0], k, v
 
+    def run_causal(
+        self,
+        x: jax.Array,
+        context: KVCache,
+        positions: jax.Array,
+        *,
+        before: tuple[jax.Array, jax.Array, jax.Array] | None = None,
+        weights: LayerWeights | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Runs expert 0 over n sequences x [b, n, t, width] that follow one context, at positions [b, t].
+
+        Each token sees the context, itself and the tokens before it. `before` holds the keys and values
+        [depth, b, n, s, head_dim] of earlier tokens and their number, to which one more token (t = 1) is added; without
+        it, the t tokens are all. `weights` are those of `compute_weights`, for callers that run the expert many times.
+        Returns the normalised output, and keys and values with the new ones among them.
+        """
+        config = self.experts[0]
+        sin, cos = _rope_angles(positions, context.k.shape[2] + _room(x, before), config.head_dim)
+        rope = (sin[:, None], cos[:, None])
+        if before is None:
+            visible = jnp.tril(jnp.ones((x.shape[2], x.shape[2]), jnp.bool_))
+        else:
+            visible = (jnp.arange(before[0].shape[3]) <= before[2])[None]
+
+        def layer(x: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            weights, context_k, context_v, *earlier = inputs
+            weights = fuse_projections(weights, self.dtype)
+            q, k, v, gate = _project(x, weights, config, rope, None)
+            if before is not None:
+                k, v = (
+                    jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), before[2], axis=2)
+                    for old, new in zip(earlier, (k, v), strict=True)
+                )
+            attended = shared_context_attention(q, k, v, (context_k, context_v, context.length), visible)
+            return _mix(x, attended, weights, config, gate, None), (k, v)
+
+        weights = self._expert_weights(0) if weights is None else weights
+        stacked = (weights, context.k, context.v, *(() if before is None else before[:2]))
+        x, (k, v) = scan_layers(layer, x.astype(self.dtype), stacked, self.remat_policy)
+        return rms_norm(x, param_dict(self.final_norm), None)[0], k, v
+
+    def compute_weights(self, index: int) -> LayerWeights:
+        """An expert's weights with its large matrices in the compute dtype: worth it when many steps reuse them."""
+        weights = self._expert_weights(index)
+        for name in ("q", "kv", "out"):
+            weights[name] = weights[name] | {"w": weights[name]["w"].astype(self.dtype)}
+        matrices = {name: weights["mlp"][name].astype(self.dtype) for name in ("gating_einsum", "linear")}
+        return weights | {"mlp": weights["mlp"] | matrices}
+
     def unstack(self, index: int) -> list[LayerWeights]:
         """An expert's weights layer by layer, ready to multiply with: worth it when many steps reuse them."""
         stacked = self._expert_weights(index)
@@ -183,6 +247,11 @@ class Gemma(nnx.Module):
         attention = {short: layers["attn"][expert_name(name, index)] for short, name in names.items()}
         rest = ("mlp", "pre_attention_norm", "pre_ffw_norm")
         return attention | {name: layers[expert_name(name, index)] for name in rest}
+
+
+def _room(x: jax.Array, before: tuple[jax.Array, jax.Array, jax.Array] | None) -> int:
+    """How far behind its context a sequence can reach, and the step that openpi's decoding is ahead."""
+    return (x.shape[2] if before is None else before[0].shape[3]) + 1
 
 
 def fuse_projections(weights: LayerWeights, dtype: jnp.dtype) -> LayerWeights:

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from acrlpd.files import is_whole_number
-from acrlpd.models.families.pi0 import RematPolicy
+from acrlpd.models.paligemma_sizes import RematPolicy
 
 # openpi's finite stand-in for minus infinity: a row with no visible key becomes uniform, not NaN.
 _MASKED = -2.3819763e38
@@ -104,19 +104,26 @@ def multi_query_attention(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.
 
 
 def shared_context_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, context: tuple[jax.Array, jax.Array, jax.Array]
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    context: tuple[jax.Array, jax.Array, jax.Array],
+    visible: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of n chunks per batch entry, each over itself and one shared context.
 
-    q [b, n, t, heads, h] (already scaled), k and v [b, n, t, h], context: k and v [b, s, h] and length [b].
-    The context is never repeated n times: its keys and values enter as they are.
+    q [b, n, t, heads, h] (already scaled), k and v [b, n, s', h], context: k and v [b, s, h] and length [b].
+    The context is never repeated n times: its keys and values enter as they are. `visible` [t, s'] says which keys of
+    its chunk a query sees; None: all of them.
     """
     context_k, context_v, length = context
-    if q.shape[1] == 1:
+    if q.shape[1] == 1 and visible is None:
         k, v = (_join_tokens(pair) for pair in ((k[:, 0], context_k), (v[:, 0], context_v)))
         # Few queries over many keys: plain products are faster than a flash kernel here.
         return _masked_attention(q[:, 0], k, v, length + q.shape[2])[:, None]
     own = _einsum_f32("bntgh,bnsh->bntgs", q, k)
+    if visible is not None:
+        own = jnp.where(visible[:, None], own, _MASKED)
     shared = _mask_padding(_einsum_f32("bntgh,bsh->bntgs", q, context_k), length)
     # One softmax over both, in two parts: joining the logits would copy them.
     highest = jnp.maximum(jnp.max(own, axis=-1, keepdims=True), jnp.max(shared, axis=-1, keepdims=True))

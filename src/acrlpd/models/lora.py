@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.families.pi0 import LoRAConfig
+from acrlpd.models.paligemma_sizes import LoRAConfig
 
 _init_lora = nnx.initializers.normal(stddev=0.01)
 

@@ -43,6 +43,8 @@ class Observation:
     # axis; None for policies whose prompts have no such label.
     labelled_prompt: Array | None = None  # int32 [b, 2, l]
     labelled_prompt_mask: Array | None = None  # bool [b, 2, l]
+    # The logged chunk of a training sample as tokens, then zeros; None for policies that read the chunk itself.
+    action_tokens: Array | None = None  # int32 [b, l]
 
     def with_label(self, label: Array) -> "Observation":
         """The observation whose prompt has a label, int [b]: NEGATIVE, POSITIVE, or NO_LABEL for the plain prompt."""

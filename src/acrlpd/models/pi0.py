@@ -11,14 +11,17 @@ from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.gemma import Gemma, LayerWeights
 from acrlpd.models.layers import weights_are_split
 from acrlpd.models.observation import Observation, preprocess_observation, to_float_image
+from acrlpd.models.paligemma_sizes import BackboneConfig
 from acrlpd.models.policy import ENCODE, Context, Features, FlowPolicy
 from acrlpd.models.siglip import Siglip
 
 _CONTEXT_ALIGNMENT = 64  # tokens
 
 
-class _PaliGemma(nnx.Module):
-    def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
+class PaliGemma(nnx.Module):
+    """The language model and the image encoder, under openpi's names."""
+
+    def __init__(self, config: BackboneConfig, rngs: nnx.Rngs):
         self.llm = Gemma(config, rngs)
         self.img = Siglip(config, rngs)
 
@@ -30,7 +33,7 @@ class Pi0(FlowPolicy):
         super().__init__(config)
         self.config = config
         width, action_dim = config.action_expert.width, config.action_dim
-        self.PaliGemma = _PaliGemma(config, rngs)
+        self.PaliGemma = PaliGemma(config, rngs)
         self.action_in_proj = nnx.Linear(action_dim, width, rngs=rngs)
         if config.pi05:
             self.time_mlp_in = nnx.Linear(width, width, rngs=rngs)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.families.pi0 import Pi0Config, SiglipConfig
 from acrlpd.models.layers import full_attention, param_dict, scan_layers, split_by_sample
+from acrlpd.models.paligemma_sizes import BackboneConfig, SiglipConfig
 
 _xavier = nnx.initializers.xavier_uniform(in_axis=-2, out_axis=-1, batch_axis=0)
 _LAYER_NORM_EPS = 1e-6
@@ -53,7 +53,7 @@ def _create_blocks(config: SiglipConfig, rngs: nnx.Rngs) -> nnx.Dict:
 class Siglip(nnx.Module):
     """Images [b, h, w, 3] in [-1, 1] to tokens [b, h/patch * w/patch, out_dim]."""
 
-    def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
+    def __init__(self, config: BackboneConfig, rngs: nnx.Rngs):
         width, patch = config.siglip.width, config.siglip.patch_size
         self.patch_size = patch
         self.dtype = jnp.dtype(config.dtype)
@@ -67,7 +67,7 @@ class Siglip(nnx.Module):
         positions = init_position(rngs.params(), (1, config.tokens_per_image, width), jnp.float32)
         self.pos_embedding = nnx.Param(positions)
         self.Transformer = nnx.Dict(encoderblock=_create_blocks(config.siglip, rngs), encoder_norm=_norm_weights(width))
-        self.head = _linear(width, config.paligemma.width, rngs=rngs)
+        self.head = _linear(width, config.experts[0].width, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         x = self.embed_patches(images).astype(self.dtype)

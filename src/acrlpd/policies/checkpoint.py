@@ -211,6 +211,7 @@ def _open_described(directory: pathlib.Path, kind: Kind, no_norm_stats: bool) ->
     """An export, or a checkpoint of a run: both say what the directory holds."""
     content = load_export_metadata(directory) if kind == "export" else load_checkpoint_metadata(directory)
     rl_config = from_dict(RLTrainConfig, content["config"])
+    rl_config = dataclasses.replace(rl_config, model=rl_config.model.with_assets(directory / ASSETS))
     try:
         if kind == "export":
             level, has_critics = ServingLevel(**content["serving"]), content["critics"] is not None

@@ -17,9 +17,9 @@ from acrlpd.checksums import write_checksums
 from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig, to_dict
 from acrlpd.data.pipeline.loader import create_data_loader
-from acrlpd.models.families.pi0 import DType
 from acrlpd.models.observation import Observation
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
+from acrlpd.models.paligemma_sizes import DType
 from acrlpd.policies.acting_model import ActingModel, candidate_noise, choose_actions, judge_candidates
 from acrlpd.policies.checkpoint import Checkpoint, critic_arrays, open_checkpoint
 from acrlpd.policies.levels import Level, serving_level
@@ -152,6 +152,9 @@ def _write(
     stats, assets = checkpoint.norm_stats_directory, directory / ASSETS
     if stats is not None:
         shutil.copytree(stats, directory / stats.relative_to(checkpoint.directory))
+    for name, file_content in rl_config.model.asset_files().items():
+        (assets / name).parent.mkdir(parents=True, exist_ok=True)
+        (assets / name).write_bytes(file_content)
     files = {path.relative_to(assets).as_posix(): path.read_bytes() for path in assets.rglob("*") if path.is_file()}
     # Without its statistics an export still names them, so that nobody serves the export by mistake.
     recorded = checkpoint.assets if checkpoint.no_norm_stats else describe_assets(files)

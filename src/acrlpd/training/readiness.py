@@ -9,7 +9,7 @@ from acrlpd.training.initial_weights import check_initial_weights
 
 
 def find_missing_parts(rl_config: RLTrainConfig, *, resume: bool) -> list[str]:
-    """What is wrong with the dataset, the tokenizer and the initial weights, which a resumed run does not need.
+    """What is wrong with the dataset, the tokenizers and the initial weights, which a resumed run does not need.
 
     A dataset that does not exist is an error of the config, which has been found already.
     """
@@ -18,6 +18,7 @@ def find_missing_parts(rl_config: RLTrainConfig, *, resume: bool) -> list[str]:
     errors = find_dataset_errors(rl_config) if is_there else []
     if rl_config.model.prompt_len:
         attempt(create_tokenizer, data.tokenizer, rl_config.model.prompt_len)
+    attempt(rl_config.model.create_action_encoder)
     if not resume:
         attempt(check_initial_weights, rl_config)
     return errors + attempt.errors

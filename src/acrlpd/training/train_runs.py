@@ -217,11 +217,15 @@ def _runs_that_act_together(configs: Sequence[RLTrainConfig]) -> list[tuple[int,
 
 
 def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
-    """The norm statistics as files for a checkpoint, by their path below assets/; fake data has no such files."""
+    """What a policy needs beside its weights as files for a checkpoint, by their path below assets/.
+
+    These are the norm statistics, which fake data does not have, and the files of the policy family.
+    """
     directory = norm_stats_dir(rl_config.data)
     asset_id = directory.relative_to(rl_config.data.assets_dir).as_posix()
     names = (NORM_STATS_FILE, ORIGIN_FILE)
-    return {f"{asset_id}/{name}": (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+    found = {f"{asset_id}/{name}": (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+    return found | rl_config.model.asset_files()
 
 
 def _create_protocol(

@@ -256,6 +256,15 @@ def check_features(improvement: Improvement, model: PolicyConfig, critic: Critic
         )
 
 
+def check_smooth(improvement: Improvement, model: PolicyConfig, why: str) -> Iterator[Finding]:
+    """An error where the policy draws tokens, so that chunks are no smooth function of noise."""
+    if model.samples_tokens:
+        yield error(
+            f"improvement {kind_name(improvement)} {why}, but the {kind_name(model)} policy draws tokens: choose "
+            "improvement awr or expo, or set model pi0"
+        )
+
+
 def check_temperature(improvement: Improvement, hyperparams: ACRLPDHyperparams) -> Iterator[Finding]:
     """An error where the config learns a temperature beside that of the improvement."""
     if hyperparams.learnable_temperature:

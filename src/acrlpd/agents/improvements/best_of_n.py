@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from acrlpd.agents.best_of_n import take_candidate
 from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
-from acrlpd.agents.improvements.base import Improvement, SampleWeights, View, equal_weights
+from acrlpd.agents.improvements.base import Improvement, SampleWeights, View, check_smooth, equal_weights
 from acrlpd.findings import Finding, error
 from acrlpd.models.families.base import PolicyConfig
 
@@ -30,5 +30,6 @@ class CloneBestOfN(Improvement):
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
     ) -> Iterator[Finding]:
+        yield from check_smooth(self, model, "clones candidates, of which only actions are known")
         if hyperparams.num_action_samples == 1:
             yield error("improvement best_of_n with num_action_samples 1 clones the policy itself; use 2 or more")

@@ -11,7 +11,14 @@ from flax import nnx
 
 from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, NonNegative
-from acrlpd.agents.improvements.base import Improvement, SampleWeights, View, check_features, read_observation
+from acrlpd.agents.improvements.base import (
+    Improvement,
+    SampleWeights,
+    View,
+    check_features,
+    check_smooth,
+    read_observation,
+)
 from acrlpd.agents.networks import Networks
 from acrlpd.findings import Finding
 from acrlpd.models.families.base import PolicyConfig
@@ -68,6 +75,7 @@ class Distillation(Improvement):
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
     ) -> Iterator[Finding]:
+        yield from check_smooth(self, model, "learns the map from noise to chunks, which must be smooth")
         yield from check_features(self, model, critic)
 
 

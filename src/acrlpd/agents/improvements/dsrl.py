@@ -19,6 +19,7 @@ from acrlpd.agents.improvements.base import (
     View,
     check_entropy,
     check_features,
+    check_smooth,
     check_temperature,
     equal_weights,
     read_observation,
@@ -145,6 +146,7 @@ class DSRL(Improvement):
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
     ) -> Iterator[Finding]:
+        yield from check_smooth(self, model, "steers the noise that chunks are made of")
         if model.has_density:
             yield error(
                 f"improvement {kind_name(self)} chooses the noise of a flow, and the {kind_name(model)} policy is no "

@@ -8,7 +8,7 @@ import jax
 
 from acrlpd.agents.critics.base import CriticConfig
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
-from acrlpd.agents.improvements.base import Improvement, SampleWeights, View
+from acrlpd.agents.improvements.base import Improvement, SampleWeights, View, check_smooth
 from acrlpd.findings import Finding, warning
 from acrlpd.models.families.base import PolicyConfig
 
@@ -32,6 +32,7 @@ class PolicyGradient(Improvement):
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
     ) -> Iterator[Finding]:
+        yield from check_smooth(self, model, "needs a gradient from the chunk to the policy")
         if frozen_backbone:
             yield warning(
                 "policy_gradient with a frozen backbone moves only the action expert, through all "

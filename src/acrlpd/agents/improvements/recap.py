@@ -13,7 +13,7 @@ from flax import nnx
 
 from acrlpd.agents.critics.base import CriticConfig, ObservationReader
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, NonNegative
-from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View
+from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View, check_smooth
 from acrlpd.agents.networks import Networks
 from acrlpd.agents.policy_data import exceeds_quantile
 from acrlpd.agents.value_network import ValueNetwork
@@ -144,6 +144,7 @@ class RECAP(Improvement):
                 f"improvement recap writes labels into the prompt, and the {kind_name(model)} policy reads no prompt: "
                 "set model pi0, or choose another improvement"
             )
+        yield from check_smooth(self, model, "guides the flow with labels in the prompt")
         if hyperparams.loss_weights.bc_weight > 0:
             yield error(
                 "improvement recap clones with labels in place of plain cloning: set acrlpd.loss_weights.bc_weight 0; "

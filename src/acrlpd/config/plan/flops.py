@@ -64,7 +64,8 @@ def step_flops(config: RLTrainConfig) -> StepFlops:
     """One sample's share of an update, in the mean of the updates of policy and critics and those of critics alone."""
     # One cached trace serves runs of any length and layout.
     training = TrainingConfig(gradient_accumulation_steps=config.training.gradient_accumulation_steps)
-    return _trace_flops(dataclasses.replace(config, training=training, fsdp=FSDPConfig()))
+    model = config.model.without_files()
+    return _trace_flops(dataclasses.replace(config, model=model, training=training, fsdp=FSDPConfig()))
 
 
 @functools.lru_cache(maxsize=32)

@@ -173,6 +173,7 @@ class BatchBuilder:
             tokenized_prompt_mask=data.get("tokenized_prompt_mask"),
             labelled_prompt=data.get("labelled_prompt"),
             labelled_prompt_mask=data.get("labelled_prompt_mask"),
+            action_tokens=data.get("action_tokens"),
         )
         return observation, data["actions"].astype(np.float32)
 

@@ -261,6 +261,7 @@ def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) 
     require_dims(sample, rl_config)
     if dataset.prompts is not None and rl_config.labels_prompts:
         require_labelled_prompts(dataset.prompts, sample["state"].shape[-1], rl_config)
+    require_action_tokens(sample, dataset.norm_stats, rl_config)
     if dataset.norm_stats is not None:
         for warning in check_statistics(dataset.norm_stats, sample, rl_config, origin):
             logger.warning("%s: %s", norm_stats_dir(rl_config.data), warning)
@@ -306,6 +307,14 @@ def require_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> 
         raise DatasetError(
             f"the state {rl_config.data.repack.state} has {state_dim} dims, but model.state_dim is {wanted}"
         )
+
+
+def require_action_tokens(
+    sample: dict[str, Any], norm_stats: Mapping[str, NormStats] | None, rl_config: RLTrainConfig
+) -> None:
+    """Refuses a sample of the data that a policy which writes actions as tokens could not learn from."""
+    if rl_config.model.samples_tokens:
+        create_policy_transforms(rl_config).model_inputs_with(norm_stats)({**sample, "prompt": ""})
 
 
 def require_labelled_prompts(prompts: np.ndarray, state_dim: int, rl_config: RLTrainConfig) -> None:

@@ -17,6 +17,7 @@ from acrlpd.data.pipeline.dataset import (
     open_config_source,
     read_all_rewards,
     read_columns,
+    require_action_tokens,
     require_cameras,
     require_dims,
     require_labelled_prompts,
@@ -123,4 +124,5 @@ def _check_columns(
     path = rl_config.data.norm_stats_path
     norm_stats = attempt(load_config_norm_stats, rl_config.data) if path is not None and path.is_file() else None
     if norm_stats is not None:
+        attempt(require_action_tokens, sample, norm_stats, rl_config)
         attempt(check_statistics, norm_stats, sample, rl_config, describe_origin(source, rl_config))

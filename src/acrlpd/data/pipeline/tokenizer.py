@@ -38,11 +38,14 @@ class Tokenizer(abc.ABC):
     def encode(self, texts: Sequence[str], *, add_bos: bool) -> list[list[int]]:
         """Ids of each text."""
 
-    def tokenize(self, prompts: Sequence[str], states: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def tokenize(
+        self, prompts: Sequence[str], states: np.ndarray | None = None, *, fast: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Ids int32 [n, max_len], padded with 0, and their mask bool [n, max_len].
 
         Without states the format is pi0's; with normalised states [n, s] it is pi0.5's, which writes the
-        state into the text in 256 bins.
+        state into the text in 256 bins. With `fast` it is the prefix of pi0-FAST: small letters, and no "Action: " at
+        its end, which that policy writes itself.
         """
         # One line of text without underscores, as the released weights saw it.
         texts = [prompt.strip().replace("_", " ").replace("\n", " ") for prompt in prompts]
@@ -52,7 +55,8 @@ class Tokenizer(abc.ABC):
             encoded = [ids + newline for ids in self.encode(texts, add_bos=True)]
         else:
             bins = [" ".join(map(str, row)) for row in discretize_state(states).tolist()]
-            formatted = [f"Task: {text}, State: {state};\nAction: " for text, state in zip(texts, bins, strict=True)]
+            texts, end = ([text.lower() for text in texts], "") if fast else (texts, "Action: ")
+            formatted = [f"Task: {text}, State: {state};\n{end}" for text, state in zip(texts, bins, strict=True)]
             encoded = self.encode(formatted, add_bos=True)
         tokens = np.zeros((len(encoded), self.max_len), np.int32)
         mask = np.zeros((len(encoded), self.max_len), bool)

@@ -18,6 +18,7 @@ import numpy as np
 from acrlpd.choice import kind_name
 from acrlpd.config import DataConfig, RLTrainConfig, to_dict
 from acrlpd.data.frames.store import resize_with_pad
+from acrlpd.data.pipeline.action_tokens import ReportUndecodable, TokenizeActions
 from acrlpd.data.pipeline.norm_stats import EPSILON, NormStats
 from acrlpd.data.pipeline.tokenizer import LABELS, LongPrompts, Tokenizer, add_label, create_tokenizer
 from acrlpd.robots.base import DataDict, make_bool_mask
@@ -172,13 +173,15 @@ class TokenizePrompt:
     """Replaces the prompt by its tokens; with `discrete_state_input` the state is written into it (pi0.5).
 
     Data without a prompt gets the default prompt. Comes after normalisation (the state is binned over [-1, 1]) and
-    before padding. With `labelled`, the prompt with each of the `LABELS` is tokenized as well.
+    before padding. With `labelled`, the prompt with each of the `LABELS` is tokenized as well; `fast` is pi0-FAST's
+    format.
     """
 
     tokenizer: Tokenizer
     discrete_state_input: bool = False
     default_prompt: str | None = None
     labelled: bool = False
+    fast: bool = False
 
     def __call__(self, data: DataDict) -> DataDict:
         prompt = data.get("prompt", self.default_prompt)
@@ -205,7 +208,7 @@ class TokenizePrompt:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and masks [n, l] of the prompts distinct[which], into which states [n, s] are written if given."""
         if states is not None:
-            return self.tokenizer.tokenize([distinct[i] for i in which], states)
+            return self.tokenizer.tokenize([distinct[i] for i in which], states, fast=self.fast)
         tokens, mask = self.tokenizer.tokenize(distinct)  # a batch has few distinct prompts
         return tokens[which], mask[which]
 
@@ -236,6 +239,7 @@ class PolicyTransforms:
     model_inputs: Sequence[DataTransformFn]
     use_quantile_norm: bool
     cameras: Mapping[str, str]  # the model's slot -> the dataset's camera, for cameras that the policy is given
+    model_outputs: Sequence[DataTransformFn] = ()
 
     def training_inputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
         """Dataset columns to what the model eats."""
@@ -243,13 +247,16 @@ class PolicyTransforms:
 
     def serving_inputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
         """A robot's observation to what the model eats."""
-        normalize = Normalize(norm_stats, use_quantiles=self.use_quantile_norm)
-        return compose([*self.data_inputs, normalize, *self.model_inputs])
+        return compose([*self.data_inputs, self.model_inputs_with(norm_stats)])
+
+    def model_inputs_with(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
+        """What `create_statistics_transform` gives to what the model eats."""
+        return compose([Normalize(norm_stats, use_quantiles=self.use_quantile_norm), *self.model_inputs])
 
     def serving_outputs(self, norm_stats: Mapping[str, NormStats] | None) -> DataTransformFn:
         """The model's {"state", "actions"} to a robot's {"actions"}; undoes the inputs."""
         unnormalize = Unnormalize(norm_stats, use_quantiles=self.use_quantile_norm)
-        return compose([unnormalize, *self.data_outputs])
+        return compose([*self.model_outputs, unnormalize, *self.data_outputs])
 
 
 def uses_quantiles(rl_config: RLTrainConfig) -> bool:
@@ -273,6 +280,7 @@ def create_policy_transforms(rl_config: RLTrainConfig, *, long_prompts: LongProm
         model_inputs=_model_inputs(rl_config, long_prompts),
         use_quantile_norm=uses_quantiles(rl_config),
         cameras=cameras,
+        model_outputs=[ReportUndecodable()] if model.samples_tokens else [],
     )
 
 
@@ -334,9 +342,16 @@ def _model_inputs(rl_config: RLTrainConfig, long_prompts: LongPrompts) -> list[D
                 f"data.tokenizer={config.tokenizer} has {tokenizer.vocab_size} ids, the model's vocab_size is "
                 f"{model.vocab_size}; use data.tokenizer=byte for a small vocabulary"
             )
-        inputs.append(
-            TokenizePrompt(tokenizer, bool(model.discrete_state_input), config.default_prompt, rl_config.labels_prompts)
-        )
+        labelled, encoder = rl_config.labels_prompts, model.create_action_encoder()
+        state_input, fast = bool(model.discrete_state_input), encoder is not None
+        inputs.append(TokenizePrompt(tokenizer, state_input, config.default_prompt, labelled, fast))
+        if encoder is not None:
+            if config.tokenizer == "byte" and tokenizer.vocab_size > encoder.first_id:
+                raise ValueError(
+                    f"data.tokenizer=byte has {tokenizer.vocab_size} ids, and actions have those from "
+                    f"{encoder.first_id} on: raise model.vocab_size by {tokenizer.vocab_size - encoder.first_id}"
+                )
+            inputs.append(TokenizeActions.create(encoder, tokenizer))
     if model.pads_actions:
         inputs.append(PadStatesAndActions(model.action_dim))
     return inputs

@@ -6,11 +6,14 @@ never asks for the class of a policy.
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from acrlpd.choice import Choice, kind_name
@@ -38,6 +41,15 @@ class WorkingMemory:
     gathered_weights: int = 0  # weights that are whole for a moment although FSDP splits them
 
 
+@dataclasses.dataclass(frozen=True)
+class ActionEncoder:
+    """How a policy that writes actions as tokens gets the tokens of logged chunks."""
+
+    encode: Callable[[np.ndarray], list[list[int]]]  # normalised chunks [n, T, a] to ids of the language model
+    first_id: int  # the lowest id that stands for actions; text has the ids below
+    max_len: int  # the largest number of tokens that a sample has for its chunk, with the text around them
+
+
 class PolicyConfig(Choice, abc.ABC):
     """A policy as plain data: there is no network until `create` makes the network.
 
@@ -54,6 +66,9 @@ class PolicyConfig(Choice, abc.ABC):
     pads_actions: ClassVar[bool] = False
     # Whether the policy can say how probable its chunks are (`sample_with_log_prob`).
     has_density: ClassVar[bool] = False
+    # Whether chunks are drawn as tokens. Then a chunk is no smooth function of its noise and has no gradient, and the
+    # policy can be cloned from logged chunks alone, whose tokens the data layer has made (`create_action_encoder`).
+    samples_tokens: ClassVar[bool] = False
 
     # -- what the network predicts
     action_dim: int  # width of actions, padding included
@@ -87,11 +102,32 @@ class PolicyConfig(Choice, abc.ABC):
         """Whether states and actions are normalised by quantiles unless the config says otherwise."""
         return False
 
-    # -- networks
+    @property
+    def candidates_are_equal(self) -> bool:
+        """Whether the policy gives the same chunk for any noise, so that there is nothing to choose among."""
+        return False
+
+    # -- networks and files
 
     @abc.abstractmethod
     def create(self, rng: jax.Array) -> "FlowPolicy":
         """A freshly initialised policy; under `jax.eval_shape` or `jit` with shardings nothing is copied."""
+
+    def create_action_encoder(self) -> ActionEncoder | None:
+        """How logged chunks become the tokens that the policy learns from; None: the policy learns from the chunks."""
+        return None
+
+    def asset_files(self) -> dict[str, bytes]:
+        """Files beside the weights without which the policy cannot act, by their path below assets/ of a checkpoint."""
+        return {}
+
+    def with_assets(self, directory: Path) -> "PolicyConfig":
+        """This policy with the files that lie in the assets of its checkpoint in place of those that it names."""
+        return self
+
+    def without_files(self) -> "PolicyConfig":
+        """A policy of the same cost that needs no file, for the plan."""
+        return self
 
     def get_freeze_filter(self, *, freeze_pi0_backbone: bool = False) -> nnx.filterlib.Filter:
         """Selects the parameters that do not train."""
@@ -180,3 +216,9 @@ class PolicyConfig(Choice, abc.ABC):
         return jax.eval_shape(
             lambda: (self.fake_obs(batch_size, labelled_prompts=labelled_prompts), self.fake_act(batch_size))
         )
+
+
+def named_params(pattern: str) -> nnx.filterlib.Predicate:
+    """An nnx filter for parameters whose '/'-joined path matches the whole pattern."""
+    compiled = re.compile(pattern)
+    return lambda path, _: compiled.fullmatch("/".join(map(str, path))) is not None

@@ -1,85 +1,29 @@
 """pi0 and pi0.5 as plain data: sizes, frozen parameters, checks, memory, and what openpi calls them."""
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import jax
 from annotated_types import Ge
 from flax import nnx
 
 from acrlpd.findings import Finding, error, warning
-from acrlpd.models.families.base import RELEASED_WEIGHTS, PolicyConfig, WorkingMemory
+from acrlpd.models.families.base import RELEASED_WEIGHTS, PolicyConfig, WorkingMemory, named_params
+from acrlpd.models.paligemma_sizes import (
+    DTYPE_BYTES,
+    FLOAT32,
+    GEMMA_VARIANTS,
+    SIGLIP_VARIANTS,
+    DType,
+    GemmaConfig,
+    LayerBytes,
+    RematPolicy,
+    SiglipConfig,
+)
 
 if TYPE_CHECKING:
     from acrlpd.models.pi0 import Pi0
-
-DType = Literal["bfloat16", "float32"]
-RematPolicy = Literal["none", "dots", "full"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LoRAConfig:
-    """Low-rank adaptation of one kind of weight; the update is scaled by alpha / rank."""
-
-    rank: int
-    alpha: float
-    rslora: bool = False  # scale by alpha / sqrt(rank) instead
-
-    @property
-    def scaling(self) -> float:
-        return self.alpha / self.rank**0.5 if self.rslora else self.alpha / self.rank
-
-
-@dataclasses.dataclass(frozen=True)
-class GemmaConfig:
-    """One expert of the two-expert transformer."""
-
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int  # of queries; all of them share one head of keys and values
-    head_dim: int
-    lora: LoRAConfig | None = None  # on attention and feed-forward weights
-
-    @property
-    def layer_weights(self) -> int:
-        """Weights of one layer's matrices, without adapters."""
-        attention = 2 * (self.num_heads + 1) * self.head_dim
-        return self.width * (attention + 3 * self.mlp_dim)
-
-
-@dataclasses.dataclass(frozen=True)
-class SiglipConfig:
-    """The image encoder."""
-
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int
-    patch_size: int = 14
-
-
-GEMMA_VARIANTS: dict[str, GemmaConfig] = {
-    "dummy": GemmaConfig(64, 4, 128, 8, 16),
-    "tiny": GemmaConfig(64, 2, 256, 4, 16),
-    "small": GemmaConfig(256, 6, 1024, 4, 64),
-    "gemma_300m": GemmaConfig(1024, 18, 4096, 8, 256),
-    "gemma_2b": GemmaConfig(2048, 18, 16384, 8, 256),
-    "dummy_lora": GemmaConfig(64, 4, 128, 8, 16, LoRAConfig(4, 8.0)),
-    "gemma_300m_lora": GemmaConfig(1024, 18, 4096, 8, 256, LoRAConfig(32, 32.0)),
-    "gemma_2b_lora": GemmaConfig(2048, 18, 16384, 8, 256, LoRAConfig(16, 16.0)),
-}
-
-# Names follow big_vision: a size and the patch edge.
-SIGLIP_VARIANTS: dict[str, SiglipConfig] = {
-    "mu/14": SiglipConfig(32, 1, 128, 2),
-    "Ti/14": SiglipConfig(192, 12, 768, 3),
-    "S/14": SiglipConfig(384, 12, 1536, 6),
-    "B/14": SiglipConfig(768, 12, 3072, 12),
-    "So400m/14": SiglipConfig(1152, 27, 4304, 16),
-}
 
 # openpi's camera slots, in the order in which their tokens enter the prefix.
 IMAGE_KEYS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
@@ -98,9 +42,6 @@ _LLM = ".*llm.*"
 _ACTION_EXPERT = ".*llm.*_1.*"
 _LORA = ".*lora.*"
 _PROJECTIONS = r"(state_proj|action_in_proj|action_out_proj|action_time_mlp_.*|time_mlp_.*)/.*"
-
-_FLOAT32 = 4
-_DTYPE_BYTES = {"bfloat16": 2, "float32": _FLOAT32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +114,14 @@ class Pi0Config(PolicyConfig):
         return GEMMA_VARIANTS[self.action_expert_variant]
 
     @property
+    def experts(self) -> tuple[GemmaConfig, ...]:
+        return self.paligemma, self.action_expert
+
+    @property
+    def adaptive_experts(self) -> tuple[bool, ...]:
+        return False, self.pi05
+
+    @property
     def siglip(self) -> SiglipConfig:
         return SIGLIP_VARIANTS[self.siglip_variant]
 
@@ -210,7 +159,7 @@ class Pi0Config(PolicyConfig):
         LoRA freezes the language-model weights of the experts that carry adapters; a frozen backbone
         trains the action expert and the projections only.
         """
-        llm, action_expert, lora, projections = map(_named, (_LLM, _ACTION_EXPERT, _LORA, _PROJECTIONS))
+        llm, action_expert, lora, projections = map(named_params, (_LLM, _ACTION_EXPERT, _LORA, _PROJECTIONS))
         frozen: list[nnx.filterlib.Filter] = []
         if self.paligemma.lora:
             frozen.append(nnx.All(llm, nnx.Not(action_expert), nnx.Not(lora)))
@@ -255,6 +204,8 @@ class Pi0Config(PolicyConfig):
                     f"model.{name} {found} does not fit the released weights {weights}; they need {needed}"
                     + (" (the robot's own is qchunking.action_dim)" if name == "action_dim" else "")
                 )
+        if weights.removeprefix(RELEASED_WEIGHTS).startswith("pi0_fast"):
+            yield error(f"weight_loader: {weights} are of pi0-FAST; set model pi0_fast, or name weights of pi0")
         family = weights.removeprefix(RELEASED_WEIGHTS).partition("_")[0]
         if family in ("pi0", "pi05") and (family == "pi05") != self.pi05:
             yield error(f"model.pi05 is {self.pi05}, but {weights} are {family} weights")
@@ -263,14 +214,14 @@ class Pi0Config(PolicyConfig):
 
     def working_memory(self, *, freeze_pi0_backbone: bool) -> WorkingMemory:
         """Counted per layer; compared with XLA's own analysis in benchmarks/plan_against_xla-*.md."""
-        size = _DTYPE_BYTES[self.dtype]
+        size = DTYPE_BYTES[self.dtype]
         first, second = self.paligemma, self.action_expert
         image_tokens = len(self.image_keys) * self.tokens_per_image
         prefix = image_tokens + self.prompt_len
         keys = prefix + (not self.pi05) + self.action_horizon
-        images = _LayerBytes.of(self.siglip, image_tokens, self.tokens_per_image, size)
-        language = _LayerBytes.of(first, prefix, prefix, size)
-        actions = _LayerBytes.of(second, self.action_horizon, keys, size)
+        images = LayerBytes.of(self.siglip, image_tokens, self.tokens_per_image, size)
+        language = LayerBytes.of(first, prefix, prefix, size)
+        actions = LayerBytes.of(second, self.action_horizon, keys, size)
         trained = [actions] if freeze_pi0_backbone else [images, language, actions]
         return WorkingMemory(
             kept=sum(layers.kept(self.remat_policy) for layers in trained),
@@ -280,9 +231,9 @@ class Pi0Config(PolicyConfig):
             candidate=actions.forward,
             encoding=max(images.forward, language.forward),
             # Denoising uses the action expert many times, so XLA keeps its float32 weights in bfloat16 as well.
-            weight_copies=size * second.layer_weights * second.depth if size < _FLOAT32 else 0,
+            weight_copies=size * second.layer_weights * second.depth if size < FLOAT32 else 0,
             # The largest layer's weights are whole while the layer runs, and the next layer's are on their way.
-            gathered_weights=2 * first.layer_weights * _FLOAT32,
+            gathered_weights=2 * first.layer_weights * FLOAT32,
         )
 
     def layout_changes(self) -> Iterator[Mapping[str, Any]]:
@@ -319,56 +270,3 @@ class Pi0Config(PolicyConfig):
                 "openpi rounds all weights to bfloat16 when it loads them; `acrlpd serve` keeps the float32 weights of "
                 "this policy, so the actions differ a little."
             )
-
-
-def _named(pattern: str) -> nnx.filterlib.Predicate:
-    """An nnx filter for parameters whose '/'-joined path matches the whole pattern."""
-    compiled = re.compile(pattern)
-    return lambda path, _: compiled.fullmatch("/".join(map(str, path))) is not None
-
-
-@dataclasses.dataclass(frozen=True)
-class _LayerBytes:
-    """Arrays of one transformer layer over the tokens of one sample, in bytes, and the number of layers."""
-
-    depth: int
-    inputs: float
-    norms: float  # float32 values inside of the norms
-    projections: float  # queries, keys, values and the attention's output
-    logits: float
-    hidden: float  # before the activation; two halves where the layer has a gate
-
-    @classmethod
-    def of(cls, config: GemmaConfig | SiglipConfig, tokens: int, keys: int, dtype_bytes: int) -> "_LayerBytes":
-        """Gemma has one head of keys and values, float32 logits and a gate; SigLIP has none of the three."""
-        if isinstance(config, GemmaConfig):
-            heads, logit_bytes, halves = (config.num_heads + 2) * config.head_dim, _FLOAT32, 2
-        else:
-            heads, logit_bytes, halves = 3 * config.width, dtype_bytes, 1
-        return cls(
-            depth=config.depth,
-            inputs=tokens * config.width * dtype_bytes,
-            norms=4.0 * tokens * config.width * _FLOAT32,
-            projections=float(tokens * (heads + config.width) * dtype_bytes),
-            logits=float(tokens * keys * config.num_heads * logit_bytes),
-            hidden=float(tokens * config.mlp_dim * halves * dtype_bytes),
-        )
-
-    @property
-    def forward(self) -> float:
-        """Working memory of one layer: the wider of attention and feed-forward."""
-        return max(2 * self.logits, 1.5 * self.hidden)
-
-    @property
-    def backward(self) -> float:
-        """The same for the layer's gradient: values and gradients side by side."""
-        return max(4 * self.logits, 2 * self.hidden)
-
-    def kept(self, remat_policy: RematPolicy) -> float:
-        """Bytes kept for the backward pass: inputs of the layers, and what is not computed again."""
-        per_layer = self.inputs
-        if remat_policy != "full":
-            per_layer += self.projections + self.hidden
-        if remat_policy == "none":
-            per_layer += self.norms + 3 * self.logits + 1.5 * self.hidden
-        return self.depth * per_layer

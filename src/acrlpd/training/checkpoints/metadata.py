@@ -13,6 +13,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs,
 from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import flatten, from_dict
 from acrlpd.data.pipeline.held_out_choice import CHOSEN_NOW, HeldOutChoice
+from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,
     FORMER_VALUES,
@@ -125,11 +126,14 @@ def check_assets(step_directory: pathlib.Path, recorded: Mapping[str, str], asse
     verify_assets(step_directory, recorded, "Copy the file from another checkpoint of the run")
     now = describe_assets(assets)
     for name in sorted({*recorded, *now}):
-        if name.endswith(NORM_STATS_FILE) and recorded.get(name) != now.get(name):
-            raise ConfigError(
-                f"{name} is not what {step_directory} was trained with: the policy would see differently "
-                f"scaled data. Restore it from {step_directory}/assets/{name}"
-            )
+        if recorded.get(name) == now.get(name) or name.endswith(ORIGIN_FILE):
+            continue
+        is_scale = name.endswith(NORM_STATS_FILE)
+        change = "see differently scaled data" if is_scale else "read and write other actions"
+        raise ConfigError(
+            f"{name} is not what {step_directory} was trained with: the policy would {change}. Restore it from "
+            f"{step_directory}/assets/{name}"
+        )
 
 
 def resumed_choice(step_directory: pathlib.Path, changes: Changes) -> HeldOutChoice:
