@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from acrlpd.models.augmentation import AugmentationLevel
 from acrlpd.models.families.pi0_fast import Pi0FASTConfig
 from acrlpd.models.fast_decoding import decode_tokens
 from acrlpd.models.gemma import KVCache
@@ -46,9 +47,16 @@ class Pi0FAST(FlowPolicy):
         self.config = config
         self.PaliGemma = PaliGemma(config, rngs)
 
-    def preprocess(self, rng: jax.Array | None, observation: Observation, *, train: bool) -> Observation:
+    def preprocess(
+        self,
+        rng: jax.Array | None,
+        observation: Observation,
+        *,
+        train: bool,
+        level: AugmentationLevel = "standard",
+    ) -> Observation:
         """As for pi0, but no image is masked: openpi shows this family a black image where a camera is missing."""
-        observation = preprocess_observation(rng, observation, self.config, train=train)
+        observation = preprocess_observation(rng, observation, self.config, train=train, level=level)
         masks = {key: jnp.ones_like(mask, jnp.bool_) for key, mask in observation.image_masks.items()}
         return dataclasses.replace(observation, image_masks=masks)
 
