@@ -13,7 +13,7 @@ import numpy as np
 
 from acrlpd.agents import Agent, Call, MetricsTable
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.create_agent import follow_config
+from acrlpd.config.create_agent import follow_config, run_keys
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.evaluation.validation import Validator
 from acrlpd.files import copy_directory
@@ -119,8 +119,9 @@ class Trainer:
 
     def initialize(self) -> None:
         """Starts the run at step 0, with the weights that the config names."""
-        init_rng, self._rng = jax.random.split(jax.random.key(self.rl_config.seed))
-        self.learner.add(create_initial_agent(self.rl_config, self.learner.sharding, init_rng))
+        keys = run_keys(self.rl_config)
+        self._rng = keys.updates
+        self.learner.add(create_initial_agent(self.rl_config, self.learner.sharding, keys.initial))
         # A run that was killed before its first checkpoint leaves metrics; they are all written again.
         self.metrics_log.load_state_dict({"window": []}, step=-1)
         self.monitor.load_state_dict(None, step=-1)

@@ -4,9 +4,10 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -63,6 +64,11 @@ class Dataset:
     norm_stats: dict[str, NormStats] | None  # None only for fake data
     held_out: "Dataset | None" = None  # the episodes for validation, from which no batch is drawn
 
+    @property
+    def fingerprint(self) -> int:
+        """A number that changes with the dataset and with the episodes chosen from it."""
+        return zlib.crc32(repr((self.source.identity, self.source.indices)).encode())
+
     def close(self) -> None:
         """Closes the files, also those of the held-out episodes."""
         if self.frames is not None:
@@ -70,6 +76,12 @@ class Dataset:
         self.source.close()
         if self.held_out is not None:
             self.held_out.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def open_dataset(rl_config: RLTrainConfig) -> Dataset:
