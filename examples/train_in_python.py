@@ -12,6 +12,9 @@ config = acrlpd.get_config(
     {
         "model": "state_flow",  # a small policy that reads the state alone; leave it out for the tiny pi0
         "model.state_dim": 20,
+        "model.hidden_dims": (64, 64),
+        "critic.hidden_dims": (64, 64),
+        "backup.hidden_dims": (64, 64),
         "data.data_dir": "./data/train_in_python",
         "data.demonstrations.num_episodes": 4,
         "evaluation.num_episodes": 2,
