@@ -10,6 +10,8 @@ COMMIT_FILE = "src/acrlpd/commit.txt"
 
 
 class CommitHook(BuildHookInterface):
+    """Adds one file to what is built."""
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """`version` is "editable" for an installation that runs from the checkout, which asks git itself."""
         root = Path(self.root)

@@ -5,14 +5,12 @@ import json
 import pathlib
 import subprocess
 
-import acrlpd
-
 UNKNOWN = "unknown"
 
 
 def describe_version() -> str:
     """The version and the commit, for example "0.1.0 (commit 3a4512e0c1f2)"."""
-    return f"{acrlpd.__version__} (commit {_commit()})"
+    return f"{importlib.metadata.version('acrlpd')} (commit {_commit()})"
 
 
 def _commit() -> str:
