@@ -4,8 +4,9 @@
 #   docker run --rm -v $PWD:/work acrlpd:cpu train --config quickstart --exp_name first
 FROM python:3.11-slim-bookworm
 
-# EGL and OSMesa render without a display.
-RUN apt-get update && apt-get install -y --no-install-recommends libegl1 libosmesa6 && rm -rf /var/lib/apt/lists/*
+# EGL renders without a display.
+RUN apt-get update && apt-get install -y --no-install-recommends libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri \
+    && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/acrlpd
 COPY .ci/requirements.lock .ci/

@@ -4,7 +4,8 @@
 #   docker run --rm --gpus all -v $PWD:/work acrlpd:cuda doctor
 FROM python:3.11-slim-bookworm
 
-RUN apt-get update && apt-get install -y --no-install-recommends libegl1 libosmesa6 && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri \
+    && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/acrlpd
 COPY .ci/requirements.lock .ci/
