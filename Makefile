@@ -11,10 +11,10 @@ BIN := $(VENV)/bin
 LOCK := .ci/requirements.lock
 EXTRAS := sim serve hub tensorboard wandb notebook docs dev
 
-.PHONY: help install install-dev lock quickstart test test-slow soak lint types clean
+.PHONY: help install install-dev lock quickstart test test-slow soak lint types docs clean
 
 help:
-	@echo "make quickstart | test | soak | install | lint | types | lock | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
+	@echo "make quickstart | test | soak | install | lint | types | docs | lock | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
 
 # pip comes last: an environment that was interrupted, or lacks python3-venv, has none and is made again.
 $(BIN)/pip:
@@ -82,6 +82,12 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	@echo "==> mypy"
 	@$(BIN)/mypy
+
+# Pages, links and anchors are checked while the site is built; a warning is an error.
+docs: $(VENV)/installed-dev
+	@echo "==> mkdocs"
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "==> build/site/index.html is ready"
 
 clean:
 	rm -rf .venv .venv-* build dist
