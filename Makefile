@@ -86,7 +86,7 @@ types: $(VENV)/installed-dev
 # Pages, links and anchors are checked while the site is built; a warning is an error.
 docs: $(VENV)/installed-dev
 	@echo "==> mkdocs"
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "==> build/site/index.html is ready"
 
 clean:

@@ -52,6 +52,7 @@ def mentions(page: Path) -> list[str]:
 
 
 def simple_commands(line: str) -> Iterator[str]:
+    line = re.sub(r"\[(--[^]]*)\]", r"\1", line)  # [--port 8000]
     try:
         words = shlex.split(line, comments=True)
     except ValueError:  # the output of a command, with an apostrophe
@@ -95,7 +96,9 @@ def check_config_args(options: type, args: Sequence[str], **_: Any) -> None:
     kinds = {kind: values[f"--{kind}"] for kind in families() if f"--{kind}" in values}
     own = {kind for kind, value in kinds.items() if ":" in value}  # classes of the reader, whose fields nobody knows
     config = apply_config_overrides(config, {kind: value for kind, value in kinds.items() if kind not in own})
-    fields = {path for path, _ in flatten(to_dict(config))} | {field.name for field in dataclasses.fields(RLTrainConfig)}
+    fields = {path for path, _ in flatten(to_dict(config))} | {
+        field.name for field in dataclasses.fields(RLTrainConfig)
+    }
     parts = {field.name for part in (options, ConfigFlags) for field in dataclasses.fields(part)}
     known = fields | parts | {*families(), "help", "async"}
     for flag in given:
