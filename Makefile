@@ -9,12 +9,12 @@ BIN := $(VENV)/bin
 
 # What tests, lint and types need: exact versions with their hashes, made by `make lock`.
 LOCK := .ci/requirements.lock
-EXTRAS := sim serve hub tensorboard tune wandb dev
+EXTRAS := sim serve hub fast tensorboard tune wandb notebook docs dev
 
-.PHONY: help install install-dev lock quickstart test test-slow regress soak lint types clean
+.PHONY: help install install-dev lock quickstart test test-slow regress soak lint types docs clean
 
 help:
-	@echo "make quickstart | test | regress | soak | install | lint | types | lock | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
+	@echo "make quickstart | test | regress | soak | install | lint | types | docs | lock | clean    (PYTHON=$(PYTHON), environment in $(VENV))"
 
 # pip comes last: an environment that was interrupted, or lacks python3-venv, has none and is made again.
 $(BIN)/pip:
@@ -87,6 +87,12 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	@echo "==> mypy"
 	@$(BIN)/mypy
+
+# Pages, links and anchors are checked while the site is built; a warning is an error.
+docs: $(VENV)/installed-dev
+	@echo "==> mkdocs"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "==> build/site/index.html is ready"
 
 clean:
 	rm -rf .venv .venv-* build dist

@@ -1,7 +1,31 @@
-"""How this installation of acrlpd gets an optional part, so that messages name a line that works here."""
+"""What this installation of acrlpd is: its version and commit, and how it gets an optional part."""
 
 import importlib.metadata
 import json
+import pathlib
+import subprocess
+
+UNKNOWN = "unknown"
+
+
+def describe_version() -> str:
+    """The version and the commit, for example "0.1.0 (commit 3a4512e0c1f2)"."""
+    return f"{importlib.metadata.version('acrlpd')} (commit {_commit()})"
+
+
+def _commit() -> str:
+    """The commit that a wheel was built from, or that of the checkout; `-dirty` says that files were changed since."""
+    package = pathlib.Path(__file__).parent
+    if (package / "commit.txt").is_file():  # hatch_build.py writes it into a wheel
+        return (package / "commit.txt").read_text().strip()
+    root = package.parents[1]
+    if not (root / ".git").exists():
+        return UNKNOWN
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git here, or files of another user
+        return UNKNOWN
 
 
 def install_command(extra: str) -> str:

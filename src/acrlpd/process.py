@@ -24,6 +24,13 @@ _MIB = 2**20
 _run_name: contextvars.ContextVar[str | None] = contextvars.ContextVar("run_name", default=None)
 
 
+def setup_process() -> None:
+    """What a process that trains does first; calling this again changes nothing."""
+    setup_logging()
+    enable_compilation_cache()
+    keep_freed_memory()
+
+
 def setup_logging() -> None:
     """Shows the messages of acrlpd on stderr; processes other than the first show warnings and errors only."""
     # Orbax reports every step that it takes, and every error that it raises, with its traceback.

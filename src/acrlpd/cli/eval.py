@@ -124,7 +124,7 @@ def _evaluate(checkpoint: "Checkpoint", label: str, options: EvalOptions) -> "di
         name = label if env is None else f"{label} in {env}"
         output = options.output and options.output / name.replace("/", "_").replace(" ", "-")
         with EvaluationProtocol(
-            config, policy.norm_stats, reward_origin=checkpoint.reward_origin, num_workers=options.num_workers
+            config, policy.norm_stats, reward_origin=policy.reward_origin, num_workers=options.num_workers
         ) as evaluator:
             logger.info("%s: %d episodes, after the policy is compiled", name, config.evaluation.num_episodes)
             named[name] = evaluator.evaluate(policy, robustness=options.robustness, directory=output)

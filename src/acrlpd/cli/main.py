@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from acrlpd.choice import hint
-from acrlpd.installation import install_command
+from acrlpd.installation import describe_version, install_command
 from acrlpd.text import guard_terminal, parse_arguments, print
 
 # A wrong value, a wrong path or a missing package is the user's error. Any other exception is a bug of ours and shows
@@ -77,9 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: list[str], debug: bool) -> int:
     if args[:1] == ["--version"]:
-        from importlib.metadata import version
-
-        print(f"acrlpd {version('acrlpd')}")
+        print(f"acrlpd {describe_version()}")
         return 0
     name = _choose("acrlpd", "Reinforcement learning for pi0-family robot policies.", COMMANDS, args)
     if name is None:

@@ -73,6 +73,16 @@ class ServeOptions:
 
 def main(args: Sequence[str]) -> int:
     options = parse_arguments(ServeOptions, args=args, prog="acrlpd serve")
+    serve(options)
+    if options.follow is not None:
+        # A thread may still read a newer checkpoint, for minutes or from a drive that does not answer, and Python would
+        # wait for the thread. Every client has been answered and nothing is left to write.
+        os._exit(0)
+    return 0
+
+
+def serve(options: ServeOptions) -> None:
+    """Serves until SIGTERM or Ctrl-C."""
     for finding in check_bounds(options, "--"):
         raise ValueError(finding.message)
     import asyncio
@@ -102,11 +112,6 @@ def main(args: Sequence[str]) -> int:
         "loading %s, then compiling all that a request can ask for; a large policy takes minutes", checkpoint.directory
     )
     asyncio.run(_serve(PolicyServer(load_present(checkpoint, options), server_options), options))
-    if options.follow is not None:
-        # A thread may still read a newer checkpoint, for minutes or from a drive that does not answer, and Python would
-        # wait for the thread. Every client has been answered and nothing is left to write.
-        os._exit(0)
-    return 0
 
 
 def limits(options: ServeOptions, robot: "Robot") -> dict[str, Any]:

@@ -11,7 +11,6 @@ from acrlpd.config.plan.accelerators import MEMORY_FRACTION, claim_device_memory
 from acrlpd.config.plan.plan import LONGEST_RUN_S, Plan, make_plan
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
-from acrlpd.config.validation import Validation, validate_config
 from acrlpd.files import is_whole_number
 from acrlpd.runs.starting_point import find_starting_point
 from acrlpd.text import print
@@ -131,23 +130,16 @@ def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
     import jax
 
     from acrlpd.cli.plan import print_plan
-    from acrlpd.training.readiness import find_missing_parts
+    from acrlpd.training.readiness import require_ready
 
-    num_devices = jax.device_count()
     goes_on = bool(options.resume) or options.branch_from is not None
-    errors: list[str] = []
-    warnings: list[str] = []
-    for member in members:
-        validation = validate_config(member, num_devices=num_devices, ready_to_train=True)
-        errors += (*validation.errors, *find_missing_parts(member, resume=goes_on))
-        warnings += validation.warnings
-    Validation(tuple(dict.fromkeys(errors)), ()).raise_for_errors()
-    for warning in dict.fromkeys(warnings) if is_primary() else ():
+    warnings = require_ready(members, resume=goes_on)
+    for warning in warnings if is_primary() else ():
         print(f"warning: {warning}", file=sys.stderr)
     found = find_accelerator()
     plan = make_plan(
         members[0],
-        num_devices=num_devices,
+        num_devices=jax.device_count(),
         device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / 2**30 / len(members),
         accelerator=None if found is None else found.name,
     )

@@ -1,7 +1,7 @@
 """From a config to an agent: the one place where the sections of the config that make an agent are read."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,18 @@ from acrlpd.findings import Finding, error
 from acrlpd.models.policy import FlowPolicy
 
 
+class RunKeys(NamedTuple):
+    """The random keys of a run."""
+
+    initial: jax.Array  # creates the agent
+    updates: jax.Array  # serves all updates; each update folds the step of the agent into this key
+
+
+def run_keys(rl_config: RLTrainConfig) -> RunKeys:
+    """The one rule for random keys: both keys of a run follow from the seed of the config and from nothing else."""
+    return RunKeys(*jax.random.split(jax.random.key(rl_config.seed)))
+
+
 def create_agent(
     rl_config: RLTrainConfig,
     rng: jax.Array,
@@ -32,8 +44,9 @@ def create_agent(
 
     The function can be traced: `jax.eval_shape` gives the shapes of the agent without allocating memory, and `jax.jit`
     with out_shardings creates the arrays where they belong. `policy_params` are weights to start from, as a nested dict
-    in openpi's names; a parameter that the dict does not name keeps its initial value. `data_shards` is the number of
-    devices that share a batch.
+    in openpi's names; a parameter that the dict does not name keeps its initial value. The function reads no files:
+    `create_initial_agent` reads the weights that `weight_loader` names. `data_shards` is the number of devices that
+    share a batch.
     """
     # Code that makes an agent gets the errors of `validate_config` that do not need the data.
     findings = [*check_bounds(rl_config), *check_agent(rl_config)]

@@ -158,7 +158,9 @@ def load_policy(checkpoint: Checkpoint, *, best_of_n: int | None = None, long_pr
         long_prompts=long_prompts,
     )
     model = checkpoint.load_model(dtype=checkpoint.rl_config.model.dtype)
-    return dataclasses.replace(policy, model=model, num_steps=checkpoint.level.num_steps)
+    return dataclasses.replace(
+        policy, model=model, num_steps=checkpoint.level.num_steps, reward_origin=checkpoint.reward_origin
+    )
 
 
 def open_checkpoint(

@@ -13,6 +13,7 @@ import numpy as np
 from acrlpd.agents.hyperparams import BestOfNConfig
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.norm_stats import NormStats
+from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts
 from acrlpd.data.pipeline.transforms import (
     DataTransformFn,
@@ -57,6 +58,8 @@ class Policy:
     # share of the whole range, to pixels; that of actions applies to the normalised actions.
     observation_noise: float = 0.0
     action_noise: float = 0.0
+    # Where the rewards of the training data came from, by which evaluations reward episodes; None where nobody knows.
+    reward_origin: RewardOrigin | None = None
     # With a number S, `model` is S stacked models. A call has the same number of observations for each model, and the
     # observations of the first model come first. None: `model` is one model.
     num_models: int | None = None

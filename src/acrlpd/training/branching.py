@@ -17,6 +17,7 @@ import numpy as np
 
 from acrlpd.checksums import write_checksums
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
+from acrlpd.config.create_agent import run_keys
 from acrlpd.config.tree import from_dict
 from acrlpd.files import link_directory
 from acrlpd.runs import directory as runs
@@ -102,7 +103,7 @@ def _branched(metadata: Mapping[str, Any], rl_config: RLTrainConfig, checkpoint:
         "wall_time_s": 0.0,
     }
     if "seed" in changes:  # With the key of the other run, branches with several seeds would draw the same noise.
-        _, key = jax.random.split(jax.random.key(rl_config.seed))
+        key = run_keys(rl_config).updates
         changed["rng"] = {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()}
     if any(name in changes for name in EPISODE_FIELDS):
         changed[HELD_OUT] = None

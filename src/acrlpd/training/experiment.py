@@ -21,7 +21,7 @@ from acrlpd.data.pipeline.dataset import check_outcomes
 from acrlpd.data.pipeline.outcomes import OutcomeError
 from acrlpd.envs.create import EnvPools
 from acrlpd.monitoring.report import generate_training_report
-from acrlpd.process import enable_compilation_cache, keep_freed_memory, setup_logging
+from acrlpd.process import setup_process
 from acrlpd.runs import directory as runs
 from acrlpd.runs.record import BASELINES, STAGES
 from acrlpd.training.branching import begin_branch, prepare_branches
@@ -52,9 +52,7 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
     With seeds or tasks in the options, several runs train together. A dry run prepares everything, makes no update and
     leaves no trace.
     """
-    setup_logging()
-    enable_compilation_cache()
-    keep_freed_memory()
+    setup_process()
     members = create_members(rl_config, options)
     directories = [runs.run_directory(member) for member in members]
     options = locate_resume(options, directories)

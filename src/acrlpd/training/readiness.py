@@ -1,11 +1,27 @@
-"""Whether a run could begin: all of its files, beside the checks of the config itself."""
+"""Whether a run could begin: the checks of the config itself, and all files of the run."""
 
 import pathlib
+from collections.abc import Sequence
 
-from acrlpd.config import RLTrainConfig, apply_config_overrides
+import jax
+
+from acrlpd.config import RLTrainConfig, apply_config_overrides, validate_config
+from acrlpd.config.validation import Validation
 from acrlpd.data.pipeline.dataset_checks import Attempts, find_dataset_errors
 from acrlpd.data.pipeline.tokenizer import create_tokenizer
 from acrlpd.training.initial_weights import check_initial_weights
+
+
+def require_ready(members: Sequence[RLTrainConfig], *, resume: bool) -> tuple[str, ...]:
+    """Refuses runs that cannot begin, with everything that is wrong in one error; returns the warnings."""
+    errors: list[str] = []
+    warnings: list[str] = []
+    for member in members:
+        validation = validate_config(member, num_devices=jax.device_count(), ready_to_train=True)
+        errors += (*validation.errors, *find_missing_parts(member, resume=resume))
+        warnings += validation.warnings
+    Validation(tuple(dict.fromkeys(errors)), ()).raise_for_errors()
+    return tuple(dict.fromkeys(warnings))
 
 
 def find_missing_parts(rl_config: RLTrainConfig, *, resume: bool) -> list[str]:

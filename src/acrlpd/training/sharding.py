@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from acrlpd.agents import Agent, Call, train_steps
 from acrlpd.agents.agent import SMALL_NETWORK_OPTIONS
-from acrlpd.config import RLTrainConfig
+from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.memory import split_axis
 from acrlpd.process import compile_fast
@@ -92,8 +92,14 @@ def init_fsdp_train_state(
 ) -> Agent:
     """The agent of a run at step 0, created in its place: no device ever holds more than its share.
 
-    `policy_params` are weights to start from, already in place; their buffers are used up.
+    `policy_params` are weights to start from, already in place; their buffers are used up. A config that names initial
+    weights is refused without them.
     """
+    if rl_config.weight_loader.kind != "none" and policy_params is None:
+        raise ConfigError(
+            f"weight_loader.kind={rl_config.weight_loader.kind} names initial weights, which this function does not "
+            "read; acrlpd.training.initial_weights.create_initial_agent reads them"
+        )
     create = functools.partial(create_agent, rl_config, data_shards=sharding.mesh.size)
     places = jax.tree.map(sharding.of_array, jax.eval_shape(create, rng, policy_params=policy_params))
     compiled = jax.jit(create, out_shardings=places, donate_argnames="policy_params", compiler_options=compile_fast())

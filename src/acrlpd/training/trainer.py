@@ -13,7 +13,7 @@ import jax
 from acrlpd.agents import Agent, Call, MetricsTable
 from acrlpd.batch import Feed
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.create_agent import follow_config
+from acrlpd.config.create_agent import follow_config, run_keys
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.evaluation.validation import Validator
 from acrlpd.files import copy_directory
@@ -123,9 +123,10 @@ class Trainer:
 
         The arrays of that agent lie in their places, and training uses them up.
         """
-        init_rng, self._rng = jax.random.split(jax.random.key(self.rl_config.seed))
+        keys = run_keys(self.rl_config)
+        self._rng = keys.updates
         self.step = 0 if agent is None else int(agent.step)
-        self.learner.add(agent or create_initial_agent(self.rl_config, self.learner.sharding, init_rng))
+        self.learner.add(agent or create_initial_agent(self.rl_config, self.learner.sharding, keys.initial))
         # A run that was killed before its first checkpoint leaves metrics; they are all written again.
         self.metrics_log.load_state_dict({"window": []}, step=-1)
         self.monitor.load_state_dict(None, step=-1)

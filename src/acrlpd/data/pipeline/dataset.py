@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import logging
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -67,6 +68,11 @@ class Dataset:
         """The numbers of the episodes for validation."""
         return [] if self.held_out is None else list(self.held_out.source.indices)
 
+    @property
+    def fingerprint(self) -> int:
+        """A number that changes with the dataset and with the episodes chosen from it."""
+        return zlib.crc32(repr((self.source.identity, self.source.indices)).encode())
+
     def close(self) -> None:
         """Closes the files, also those of the held-out episodes."""
         if self.frames is not None:
@@ -74,6 +80,12 @@ class Dataset:
         self.source.close()
         if self.held_out is not None:
             self.held_out.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def open_dataset(rl_config: RLTrainConfig, held_out: HeldOutChoice = CHOSEN_NOW) -> Dataset:

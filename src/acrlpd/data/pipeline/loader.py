@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,10 +51,12 @@ class DataLoader:
         process_count: int = 1,
         num_runs: int = 1,
         like: "DataLoader | None" = None,
+        first_step: int = 0,
     ) -> None:
         """Batches of `batch_size` windows over all processes; use `create_data_loader`.
 
-        `num_runs` runs train on the devices together; `like` is the loader of one of them.
+        `num_runs` runs train on the devices together; `like` is the loader of one of them. The first batch is that of
+        the update after `first_step` updates.
         """
         if batch_size % process_count:
             raise ValueError(
@@ -75,7 +76,7 @@ class DataLoader:
             rows = None if like is None else like._rows
             self._rows = create_device_rows(prior, rl_config, device_sharding, num_runs=num_runs, like=rows)
         self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
-        self._prefetcher: Prefetcher | RowDraws = self._start(step=0)
+        self._prefetcher: Prefetcher | RowDraws = self._start(first_step)
         if self._epochs_end and rl_config.training.online_steps and rl_config.online.offline_ratio is None:
             self.close()
             raise ConfigError(
@@ -148,7 +149,7 @@ class DataLoader:
         if self._rl_config.qchunking.success_ratio is not None:
             return False
         own, others = self.dataset.table.offsets, other.dataset.table.offsets
-        return self._fingerprint() == other._fingerprint() and np.array_equal(own, others)
+        return self.dataset.fingerprint == other.dataset.fingerprint and np.array_equal(own, others)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -165,7 +166,7 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, int]:
         """The cursor: a few integers from which `load_state_dict` goes on with the very same batches."""
-        return {"seed": self._rl_config.seed, "step": self._prefetcher.step, "dataset": self._fingerprint()}
+        return {"seed": self._rl_config.seed, "step": self._prefetcher.step, "dataset": self.dataset.fingerprint}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Goes on with the step at which the state was taken."""
@@ -174,7 +175,7 @@ class DataLoader:
                 f"the cursor is of a run with seed {int(state['seed'])}, this run has seed {self._rl_config.seed}; "
                 "resume with the same config"
             )
-        if int(state["dataset"]) != self._fingerprint():
+        if int(state["dataset"]) != self.dataset.fingerprint:
             logger.warning(
                 "the dataset is not the one that the cursor was saved with: the run goes on at step %d with "
                 "other batches than it would have had",
@@ -182,9 +183,13 @@ class DataLoader:
             )
         self._restart(int(state["step"]))
 
+    def stop(self) -> None:
+        """Stops the threads; the loader cannot be used afterwards, and the dataset stays open."""
+        self._prefetcher.close()
+
     def close(self) -> None:
         """Stops the threads and closes the files; the loader cannot be used afterwards."""
-        self._prefetcher.close()
+        self.stop()
         self.dataset.close()
 
     def __enter__(self) -> Self:
@@ -256,11 +261,6 @@ class DataLoader:
     def _restart(self, step: int) -> None:
         self._prefetcher.close()
         self._prefetcher = self._start(step)
-
-    def _fingerprint(self) -> int:
-        """A number that changes with the dataset and with the episodes chosen from it."""
-        source = self.dataset.source
-        return zlib.crc32(repr((source.identity, source.indices)).encode())
 
 
 def _readable_episodes(dataset: Dataset, epoch: int) -> np.ndarray:

@@ -1,0 +1,158 @@
+"""Every `acrlpd` command and every use of the Python surface on the pages is one that exists.
+
+Commands are parsed as a user's would be and then left: commands, options and presets must exist. What extending.md and
+my_env show is also run, by tests of their own.
+"""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import acrlpd
+from acrlpd import cli
+from acrlpd.cli.main import main
+from acrlpd.config import RLTrainConfig, command_help, get_config, to_dict
+from acrlpd.config.command_line import ConfigFlags, find_config
+from acrlpd.config.overrides import apply_config_overrides
+from acrlpd.config.tree import families, flatten
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`(acrlpd [^`]+)`")
+SEPARATORS = {"&&", "||", "|", ";", "&", ">"}
+
+
+class Parsed(BaseException):
+    """The command line was parsed; what would be run is not run."""
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [body for language, body in FENCE.findall(page.read_text()) if language in languages]
+
+
+def commands(page: Path) -> list[str]:
+    """What a user would copy from the blocks of a page: the arguments of each `acrlpd`."""
+    lines = "\n".join(blocks(page, "bash", "")).replace("\\\n", " ").splitlines()
+    return [command for line in lines if re.search(r"\bacrlpd ", line) for command in simple_commands(line)]
+
+
+def mentions(page: Path) -> list[str]:
+    """Commands within a text. They may leave out what the command cannot do without."""
+    return [command for line in INLINE.findall(FENCE.sub("", page.read_text())) for command in simple_commands(line)]
+
+
+def simple_commands(line: str) -> Iterator[str]:
+    line = re.sub(r"\[(--[^]]*)\]", r"\1", line)  # [--port 8000]
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # the output of a command, with an apostrophe
+        return
+    command: list[str] = []
+    for word in [*words, ";"]:
+        if word in SEPARATORS:
+            if command and command[0].removeprefix(".venv/bin/") == "acrlpd":
+                yield shlex.join(command[1:])
+            command = []
+        elif command or not re.fullmatch(r"\w+=.*", word):  # PYTHONPATH=. acrlpd ...
+            command.append(word)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_parsing() -> Iterator[None]:
+    """Commands end when their arguments are parsed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for info in pkgutil.iter_modules(cli.__path__):
+            module = importlib.import_module(f"acrlpd.cli.{info.name}")
+            if hasattr(module, "parse_arguments"):
+                patch.setattr(module, "parse_arguments", ending_with_parsed(module.parse_arguments))
+            if hasattr(module, "parse_config_args"):
+                patch.setattr(module, "parse_config_args", ending_with_parsed(check_config_args))
+        yield
+
+
+def ending_with_parsed(parse: Any) -> Any:
+    def wrapper(*args: Any, **options: Any) -> None:
+        raise Parsed(parse(*args, **options))
+
+    return wrapper
+
+
+def check_config_args(options: type, args: Sequence[str], **_: Any) -> None:
+    """Whether all flags exist; the parser itself takes a seventh of a second for the hundreds of fields of a config."""
+    given = [arg.removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--")]
+    values = {flag: value for flag, value in zip(args, args[1:], strict=False) if flag.startswith("--")}
+    name = values.get("--config", "debug")
+    config = get_config("aloha") if name.endswith(".yaml") or name == "NAME" else find_config(name)
+    kinds = {kind: values[f"--{kind}"] for kind in families() if f"--{kind}" in values}
+    own = {kind for kind, value in kinds.items() if ":" in value}  # classes of the reader, whose fields nobody knows
+    config = apply_config_overrides(config, {kind: value for kind, value in kinds.items() if kind not in own})
+    fields = {path for path, _ in flatten(to_dict(config))} | {
+        field.name for field in dataclasses.fields(RLTrainConfig)
+    }
+    parts = {field.name for part in (options, ConfigFlags) for field in dataclasses.fields(part)}
+    known = fields | parts | {*families(), "help", "async"}
+    for flag in given:
+        plain = re.sub(r"\bno_(?=\w+$)", "", flag)
+        if not {flag, plain} & known and plain.rpartition(".")[0] not in own:
+            raise ValueError(f"unknown option --{flag}")
+    topics = {"", "all", "run", *command_help.sections(), "SECTION"}
+    if "--help" in values and not values["--help"].startswith("--") and values["--help"] not in topics:
+        raise ValueError(f"unknown topic of help {values['--help']}")
+
+
+def problems(lines: Sequence[str], capsys: pytest.CaptureFixture[str], *allowed: str) -> list[str]:
+    """The commands that end with an error, and the error, unless it is one of the allowed ones."""
+    found = []
+    for line in dict.fromkeys(lines):
+        try:
+            code = main([word for word in shlex.split(line) if word != "..."])
+        except Parsed:
+            continue
+        except SystemExit as end:  # help, or an error of the parser
+            code = end.code
+        shown = "".join(capsys.readouterr())
+        if code and not any(text in shown for text in allowed):
+            found.append(f"acrlpd {line}\n{shown}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_can_be_parsed(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (found := problems(commands(page), capsys)) == [], "\n".join(found)
+    shortened = ("Required options", "Missing argument", "has: ", "usage: ")
+    assert (found := problems(mentions(page), capsys, *shortened)) == [], "\n".join(found)
+
+
+def test_a_command_that_does_not_exist_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = [
+        "train --config debug --critic.num_critic 4",
+        "train --config debgu",
+        "eval run --candidates 4",
+        "configs lits",
+        "plan --config debug --improvement awr --improvement.noise 1",
+    ]
+    assert len(problems(wrong, capsys)) == len(wrong)
+    right = ["train --config debug --critic.num-critics 4 --no_wandb --model.no-pi05", "data label d --help"]
+    assert problems(right, capsys) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_on_the_pages_uses_what_exists(page: Path) -> None:
+    """Blocks are Python, what they import from acrlpd exists, and the public functions have these arguments."""
+    for body in blocks(page, "python"):
+        for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "acrlpd":
+                exec(compile(ast.Module([node], []), page.name, "exec"), {})
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("acrlpd."):
+                function = getattr(acrlpd, ast.unparse(node.func).removeprefix("acrlpd."))
+                inspect.signature(function).bind(*node.args, **{word.arg: None for word in node.keywords})
