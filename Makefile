@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 
 # What tests, lint and types need: exact versions with their hashes, made by `make lock`.
 LOCK := .ci/requirements.lock
-EXTRAS := sim serve hub tensorboard wandb dev
+EXTRAS := sim serve hub pytorch tensorboard trackio wandb dev
 
 .PHONY: help install install-dev lock quickstart test test-slow soak lint types clean
 

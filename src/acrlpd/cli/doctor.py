@@ -39,6 +39,7 @@ OPTIONAL_PACKAGES = {
     "huggingface-hub": "hub",
     "gcsfs": "gcs",
     "wandb": "wandb",
+    "safetensors": "pytorch",
     "tensorboardX": "tensorboard",
     "websockets": "serve",
 }

@@ -16,8 +16,8 @@ Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 class WeightLoaderConfig:
     """Where the policy's weights come from when a run starts."""
 
-    # "none": random; "checkpoint": an openpi checkpoint's `params` (or a step directory); "paligemma":
-    # PaliGemma's npz for the vision-language part, random for the rest.
+    # "none": random; "checkpoint": an openpi checkpoint's `params` (or a step directory), or model.safetensors of
+    # openpi's PyTorch models; "paligemma": PaliGemma's npz for the vision-language part, random for the rest.
     kind: Literal["none", "checkpoint", "paligemma"] = "none"
     # Directory or file, local or gs://; every kind except "none" needs a path.
     path: str | None = None

@@ -6,12 +6,13 @@ keep their values: both sides multiply by 1 + scale. One table says where each a
 directions.
 """
 
+import dataclasses
 import math
 import pathlib
 import re
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,7 +53,8 @@ _CONVOLUTION: Axes = ((3,), (2,), (0,), (1,))  # [height, width, in, out] -> [ou
 _POSITIONS: Axes = ((0, 1), (2,))  # [1, patches, width] -> [patches, width]
 
 
-class Place(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Place:
     """Where an array of PyTorch is in our policy: a part of a parameter, with its axes in another order."""
 
     parameter: str  # '/'-joined
@@ -165,7 +167,7 @@ def pytorch_places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
             continue
         if "*" in name:
             for layer in range(shapes[place.parameter][0]):
-                places[name.replace("*", str(layer))] = place._replace(index=(layer, *place.index))
+                places[name.replace("*", str(layer))] = dataclasses.replace(place, index=(layer, *place.index))
         else:
             places[name] = place
     unknown = sorted(set(shapes) - {place.parameter for place in places.values()})
@@ -182,6 +184,13 @@ def pytorch_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int
     found = {name: place.shape(shapes[place.parameter]) for name, place in pytorch_places(shapes).items()}
     vocabulary, _ = found[_EMBEDDING]
     return found | {_UNUSED_OUTPUT_LAYER: (vocabulary, *shapes["action_in_proj/bias"])}
+
+
+def find_pytorch_file(path: str | pathlib.Path) -> pathlib.Path | None:
+    """The safetensors file that `path`, on this machine, is or has; None if there is no such file."""
+    local = pathlib.Path(path).expanduser()
+    file = local / WEIGHTS_FILE if local.is_dir() else local
+    return file if file.suffix == ".safetensors" and file.is_file() else None
 
 
 def save_pytorch_weights(params: nnx.State, file: pathlib.Path) -> None:

@@ -23,6 +23,7 @@ from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts
 from acrlpd.files import is_whole_number
 from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi, restore_arrays
+from acrlpd.models.openpi_pytorch import WEIGHTS_FILE
 from acrlpd.policies.acting_model import ActingCritics, ActingModel, abstract_model
 from acrlpd.policies.levels import trained_level
 from acrlpd.policies.policy import Policy, create_policy
@@ -176,6 +177,11 @@ def open_checkpoint(
     if not directory.is_dir():
         raise CheckpointError(
             f"{directory} is not a directory: expected an export, a run or a checkpoint, on this machine"
+        )
+    if (directory / WEIGHTS_FILE).is_file() and not (directory / PARAMS).is_dir():
+        raise CheckpointError(
+            f"{directory} is in openpi's PyTorch layout ({WEIGHTS_FILE}), which openpi and lerobot serve. To act with "
+            "the policy here, export its run without --format pytorch; to train it on, set weight_loader.path"
         )
     if (directory / EXPORT_FILE).is_file():
         return _open_described(directory, "export", no_norm_stats)

@@ -1,6 +1,7 @@
 """The agent at step 0, with the initial weights of the policy that the config names."""
 
 import logging
+import pathlib
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ from etils import epath
 from flax import nnx
 
 from acrlpd.agents import Agent
-from acrlpd.checksums import CHECKSUMS_FILE, ChecksumError
+from acrlpd.checksums import CHECKSUMS_FILE, ChecksumError, directory_problems
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.models.openpi_checkpoint import (
     LORA,
@@ -18,6 +19,7 @@ from acrlpd.models.openpi_checkpoint import (
     load_paligemma_weights,
     load_pi0_weights_from_openpi,
 )
+from acrlpd.models.openpi_pytorch import find_pytorch_file, load_pytorch_weights
 from acrlpd.process import compile_fast
 from acrlpd.runs.checkpoint_layout import EXPORT_FILE, RUN, RUN_FILE
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
@@ -30,10 +32,19 @@ def check_initial_weights(rl_config: RLTrainConfig) -> None:
     loader = rl_config.weight_loader
     if loader.kind == "none" or loader.path is None:
         return
-    if loader.kind == "checkpoint":
-        _require_checksums(find_params_directory(loader.path))
-    else:
+    if loader.kind == "paligemma":
         find_paligemma_file(loader.path)
+    elif (file := find_pytorch_file(loader.path)) is not None:
+        _verify_pytorch_file(file)
+    else:
+        _require_checksums(find_params_directory(loader.path))
+
+
+def _verify_pytorch_file(file: pathlib.Path) -> None:
+    """Refuses a file of an export of acrlpd that has changed; openpi and lerobot write no checksums."""
+    if (file.parent / CHECKSUMS_FILE).is_file():
+        for problem in directory_problems(file.parent, lambda _: None, only_recorded=True):
+            raise ChecksumError(f"{problem}. Copy the directory again from a place where it is intact")
 
 
 def _require_checksums(directory: epath.Path) -> None:
@@ -60,8 +71,12 @@ def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: 
     # A checkpoint has every parameter but adapters, so only adapters are initialised.
     is_checkpoint = loader.kind == "checkpoint"
     target = _with_initial_values(rl_config, rng, wanted, only=LORA if is_checkpoint else ".*")
-    load = load_pi0_weights_from_openpi if is_checkpoint else load_paligemma_weights
-    params = load(loader.path, target)
+    file = find_pytorch_file(loader.path) if is_checkpoint else None
+    if file is not None:
+        params = load_pytorch_weights(file, target)
+    else:
+        load = load_pi0_weights_from_openpi if is_checkpoint else load_paligemma_weights
+        params = load(loader.path, target)
     return init_fsdp_train_state(rl_config, sharding, rng, nnx.to_pure_dict(params))
 
 

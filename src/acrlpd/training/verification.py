@@ -7,6 +7,7 @@ from typing import Any
 
 from acrlpd.checksums import directory_problems
 from acrlpd.data.pipeline.replay import verify_replay
+from acrlpd.models.openpi_pytorch import WEIGHTS_FILE
 from acrlpd.policies.checkpoint import open_checkpoint
 from acrlpd.runs.checkpoint_layout import (
     CRITIC,
@@ -18,6 +19,7 @@ from acrlpd.runs.checkpoint_layout import (
     CheckpointError,
     asset_problems,
     load_checkpoint_metadata,
+    load_export_metadata,
 )
 from acrlpd.runs.directory import CONFIG_FILE, saved_steps
 from acrlpd.runs.record import BASELINES, RunReader
@@ -99,6 +101,12 @@ def _checkpoint_parts(directory: Path, prefix: str) -> Iterator[Part]:
     name = EXPORT_FILE if is_export else f"{RUN}/{RUN_FILE}"
     check = _description_problems(directory, is_export)
     yield Part(f"{prefix}{name} and assets", 0, lambda _: _unless_removed(directory, check))
+    if is_export and (directory / WEIGHTS_FILE).is_file():
+        size = (directory / WEIGHTS_FILE).stat().st_size
+        yield Part(
+            f"{prefix}{WEIGHTS_FILE}", size, lambda advance: directory_problems(directory, advance, only_recorded=True)
+        )
+        return
     items = [PARAMS, CRITIC, TRAIN_STATE]
     if is_export:  # Whether an export has critics is part of its description.
         items = [PARAMS, *([CRITIC] if (directory / CRITIC).is_dir() else [])]
@@ -114,6 +122,9 @@ def _description_problems(directory: Path, is_export: bool) -> Iterator[str]:
     try:
         if not is_export:
             load_checkpoint_metadata(directory)  # without run.json, the directory would pass for one of openpi's
+        elif (directory / WEIGHTS_FILE).is_file():
+            yield from asset_problems(directory, load_export_metadata(directory)["assets"])
+            return
         checkpoint = open_checkpoint(directory)
     except ValueError as error:
         yield str(error)
