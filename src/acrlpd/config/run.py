@@ -19,7 +19,7 @@ class WeightLoaderConfig:
     # "none": random; "checkpoint": an openpi checkpoint's `params` (or a step directory), or model.safetensors of
     # openpi's PyTorch models; "paligemma": PaliGemma's npz for the vision-language part, random for the rest.
     kind: Literal["none", "checkpoint", "paligemma"] = "none"
-    # Directory or file, local or gs://; every kind except "none" needs a path.
+    # Directory or file: local, gs:// or hf://owner/name@tag; every kind except "none" needs a path.
     path: str | None = None
 
 

@@ -26,6 +26,7 @@ TRAIN_STATE = "train_state"
 RUN = "run"
 RUN_FILE = "run.json"
 EXPORT_FILE = "acrlpd.json"
+HUB_FILE = "hub.json"  # in a copy that was on the hub: what the directory holds, and which items were left out
 FORMAT = 2  # of run.json, and of the acrlpd.json of an export
 
 # What runs did before a field of the config existed, where this is not the default of the field: <section>.<field>.

@@ -77,6 +77,7 @@ def _write(checkpoint: Checkpoint, directory: pathlib.Path, dtype: DType | None)
     config = {name: fields[name] for name in _FIELDS} | {"precision": dtype or "float32"}
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
     content = {
+        "layout": "pytorch",
         "serving": dataclasses.asdict(dataclasses.replace(checkpoint.level, best_of_n=1, num_critics=0)),
         "critics": None,
         "params_dtype": dtype or "as trained",

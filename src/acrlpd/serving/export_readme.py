@@ -145,7 +145,7 @@ def write_readme(
         else "no critics",
         files="\n".join(f"- `{file}`: {content}" for file, content in files.items()),
         label=_LABEL.format(label=LABELS[POSITIVE]) if checkpoint.rl_config.labels_prompts else "",
-        openpi=_openpi_section(checkpoint, merged_adapters),
+        openpi=openpi_section(checkpoint, merged_adapters),
     )
     (directory / "README.md").write_text(text)
 
@@ -167,7 +167,7 @@ def write_pytorch_readme(directory: pathlib.Path, checkpoint: Checkpoint, *, mer
         name=escape_markdown(rl_config.name),
         step=checkpoint.step,
         files="\n".join(f"- `{file}`: {content}" for file, content in files.items()),
-        openpi=_openpi_section(checkpoint, merged_adapters, pytorch=True),
+        openpi=openpi_section(checkpoint, merged_adapters, pytorch=True),
         lerobot=_LEROBOT.format(
             family=family,
             prefix=family.upper(),
@@ -182,7 +182,8 @@ def write_pytorch_readme(directory: pathlib.Path, checkpoint: Checkpoint, *, mer
     (directory / "README.md").write_text(text)
 
 
-def _openpi_section(checkpoint: Checkpoint, merged_adapters: bool, *, pytorch: bool = False) -> str:
+def openpi_section(checkpoint: Checkpoint, merged_adapters: bool = False, *, pytorch: bool = False) -> str:
+    """How openpi serves a checkpoint: first what is different there, then the config and the command."""
     rl_config = checkpoint.rl_config
     if not rl_config.model.in_openpi:
         return f"openpi has no policy of the family `{kind_name(rl_config.model)}`: serve this one with acrlpd."

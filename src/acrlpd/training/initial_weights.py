@@ -12,6 +12,7 @@ from flax import nnx
 from acrlpd.agents import Agent
 from acrlpd.checksums import CHECKSUMS_FILE, ChecksumError, directory_problems
 from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.hub import fetch, is_hub_address, parse_hub_address
 from acrlpd.models.openpi_checkpoint import (
     LORA,
     find_paligemma_file,
@@ -19,9 +20,9 @@ from acrlpd.models.openpi_checkpoint import (
     load_paligemma_weights,
     load_pi0_weights_from_openpi,
 )
-from acrlpd.models.openpi_pytorch import find_pytorch_file, load_pytorch_weights
+from acrlpd.models.openpi_pytorch import WEIGHTS_FILE, find_pytorch_file, load_pytorch_weights
 from acrlpd.process import compile_fast
-from acrlpd.runs.checkpoint_layout import EXPORT_FILE, RUN, RUN_FILE
+from acrlpd.runs.checkpoint_layout import EXPORT_FILE, PARAMS, RUN, RUN_FILE
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
 
 logger = logging.getLogger(__name__)
@@ -32,12 +33,31 @@ def check_initial_weights(rl_config: RLTrainConfig) -> None:
     loader = rl_config.weight_loader
     if loader.kind == "none" or loader.path is None:
         return
+    path = _local_path(loader.path)
     if loader.kind == "paligemma":
-        find_paligemma_file(loader.path)
-    elif (file := find_pytorch_file(loader.path)) is not None:
+        find_paligemma_file(path)
+    elif (file := find_pytorch_file(path)) is not None:
         _verify_pytorch_file(file)
     else:
-        _require_checksums(find_params_directory(loader.path))
+        _require_checksums(find_params_directory(path))
+
+
+def _local_path(path: str) -> str:
+    """Where the weights can be read from: for an address of the hub a copy on this machine, otherwise `path`."""
+    if not is_hub_address(path):
+        return path
+    one_of = (f"{PARAMS}/_METADATA", "_METADATA", WEIGHTS_FILE)  # the second one if the address ends in /params
+    others = [
+        CHECKSUMS_FILE,
+        EXPORT_FILE,
+        f"{RUN}/*",
+        "_*",
+        "d/*",
+        "manifest.ocdbt",
+        "ocdbt.process_*",
+        "array_metadatas/*",
+    ]
+    return str(fetch(parse_hub_address(path), one_of=one_of, patterns=[f"{PARAMS}/*", WEIGHTS_FILE, *others]))
 
 
 def _verify_pytorch_file(file: pathlib.Path) -> None:
@@ -71,12 +91,13 @@ def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: 
     # A checkpoint has every parameter but adapters, so only adapters are initialised.
     is_checkpoint = loader.kind == "checkpoint"
     target = _with_initial_values(rl_config, rng, wanted, only=LORA if is_checkpoint else ".*")
-    file = find_pytorch_file(loader.path) if is_checkpoint else None
+    path = _local_path(loader.path)
+    file = find_pytorch_file(path) if is_checkpoint else None
     if file is not None:
         params = load_pytorch_weights(file, target)
     else:
         load = load_pi0_weights_from_openpi if is_checkpoint else load_paligemma_weights
-        params = load(loader.path, target)
+        params = load(path, target)
     return init_fsdp_train_state(rl_config, sharding, rng, nnx.to_pure_dict(params))
 
 

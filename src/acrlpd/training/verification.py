@@ -7,11 +7,13 @@ from typing import Any
 
 from acrlpd.checksums import directory_problems
 from acrlpd.data.pipeline.replay import verify_replay
+from acrlpd.files import read_json_object
 from acrlpd.models.openpi_pytorch import WEIGHTS_FILE
 from acrlpd.policies.checkpoint import open_checkpoint
 from acrlpd.runs.checkpoint_layout import (
     CRITIC,
     EXPORT_FILE,
+    HUB_FILE,
     PARAMS,
     RUN,
     RUN_FILE,
@@ -107,7 +109,8 @@ def _checkpoint_parts(directory: Path, prefix: str) -> Iterator[Part]:
             f"{prefix}{WEIGHTS_FILE}", size, lambda advance: directory_problems(directory, advance, only_recorded=True)
         )
         return
-    items = [PARAMS, CRITIC, TRAIN_STATE]
+    left_out = read_json_object(directory / HUB_FILE).get("left_out", ()) if (directory / HUB_FILE).is_file() else ()
+    items = [item for item in (PARAMS, CRITIC, TRAIN_STATE) if item not in left_out]
     if is_export:  # Whether an export has critics is part of its description.
         items = [PARAMS, *([CRITIC] if (directory / CRITIC).is_dir() else [])]
     for item in items:
