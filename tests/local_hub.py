@@ -52,6 +52,7 @@ class LocalHub:
     def __init__(self) -> None:
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.downloaded: list[str] = []
+        self.unavailable: set[str] = set()  # files that are listed and not given out
 
     def add(self, kind: str, repo_id: str, root: Path) -> Repository:
         """A repository with the files of a directory."""
@@ -186,6 +187,8 @@ class LocalHub:
         name = "/".join(names[4:])
         if repository is None or commit is None or name not in repository.files(commit):
             return 404, b"", {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
+        if name in self.unavailable:
+            return 403, b"", {}
         content = repository.files(commit)[name]
         if command == "GET":
             self.downloaded.append(name)

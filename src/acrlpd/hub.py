@@ -21,7 +21,7 @@ _PREFIX = {"model": "", "dataset": "datasets/"}
 # A pathlib.Path, which is what command lines make of an address, has only one of the two slashes of hf://.
 _SCHEME = re.compile(r"hf:/{1,2}")
 _ADDRESS = re.compile(
-    r"(?P<dataset>datasets/)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<path>[^\s]+))?"
+    r"(?P<dataset>datasets/)?(?P<repo>(?!datasets/)[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<path>[^@\s]+))?"
 )
 _EXPECTED = "expected hf://owner/name, hf://owner/name@tag, or hf://datasets/owner/name for a dataset"
 
@@ -50,11 +50,11 @@ def is_hub_address(path: str | Path) -> bool:
 
 def parse_hub_address(text: str | Path) -> HubAddress:
     """The repository that `text` names, with or without the hf:// before it."""
-    found = _ADDRESS.fullmatch(_SCHEME.sub("", str(text), count=1))
+    found = _ADDRESS.fullmatch(_SCHEME.sub("", str(text), count=1).rstrip("/"))
     if found is None or ".." in found["repo"]:
         raise HubError(f"{text} is not an address of a repository: {_EXPECTED}")
     kind: Kind = "dataset" if found["dataset"] else "model"
-    return HubAddress(found["repo"], kind, found["revision"], (found["path"] or "").rstrip("/"))
+    return HubAddress(found["repo"], kind, found["revision"], found["path"] or "")
 
 
 def fetch(address: HubAddress, *, one_of: Sequence[str], patterns: Sequence[str] = ("*",)) -> Path:
@@ -135,7 +135,7 @@ def existing_files(address: HubAddress) -> list[str] | None:
     hub = _require_client()
     with _explained(address):
         try:
-            return list(hub.HfApi().list_repo_files(address.repo_id, repo_type=address.kind))
+            return _all_files(address)
         except hub.errors.RepositoryNotFoundError as error:
             if _status(error) == 401:  # The hub answers so to a wrong token, too.
                 raise

@@ -31,9 +31,9 @@ def assert_same_model(first: Path | str, second: Path | str) -> None:
         np.testing.assert_array_equal(left, right)
 
 
-def test_a_checkpoint_goes_to_the_hub_and_comes_back(trained: Path, hub: LocalHub, tmp_path: Path) -> None:
-    assert push_main([str(trained), "lab/arm"]) == 0
-    repository = hub.repositories["models", "lab/arm"]
+def test_a_checkpoint_goes_to_the_hub_and_comes_back(trained: Path, policies: LocalHub, tmp_path: Path) -> None:
+    """The copy is made by a process of its own, which has its own cache and knows the hub by its settings alone."""
+    repository = policies.repositories["models", "lab/arm"]
     assert repository.is_private and list(repository.tags) == ["step-50"]
     names = repository.files(repository.head)
     assert {name.split("/")[0] for name in names} == {
@@ -41,7 +41,17 @@ def test_a_checkpoint_goes_to_the_hub_and_comes_back(trained: Path, hub: LocalHu
         *("README.md", "hub.json", ".gitattributes"),
     }
     assert not [name for name in names if "train_state" in name]
-    assert pull_main(["lab/arm@step-50", "--output", str(tmp_path / "copy")]) == 0
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    pulled = subprocess.run(
+        [sys.executable, "-m", "acrlpd.cli.main", "pull", "lab/arm@step-50", "--output", str(tmp_path / "copy")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment | policies.environment(tmp_path / "home"),
+    )
+    assert pulled.returncode == 0, pulled.stderr
+    assert "pulled commit 000000000000" in pulled.stdout and "3 checked" in pulled.stdout
+    assert json.loads((tmp_path / "copy" / "hub.json").read_text())["left_out"] == ["train_state"]
     assert verify(tmp_path / "copy") == 0
     assert_same_model(trained, tmp_path / "copy")
     stats = "assets/robot/norm_stats.json"
@@ -61,32 +71,30 @@ def test_the_card_says_what_was_measured_and_how_to_load_it(trained: Path, hub: 
     assert "openpi has no policy of the family `state_flow`" in text
 
 
-def test_every_command_takes_an_address(trained: Path, hub: LocalHub, tmp_path: Path) -> None:
-    push_main([str(trained), "lab/arm"])
+def test_every_command_takes_an_address(trained: Path, policies: LocalHub) -> None:
     address = Path("hf://lab/arm@step-50")  # as command lines make it: with one slash
     opened = open_checkpoint(address)
     assert opened.hub_address == "hf://lab/arm@step-50" and opened.step == 50
     assert_same_model(trained, address)
     assert opened.load_norm_stats() is not None
-    assert export_policy(str(address), tmp_path / "out", critics="all")
-    assert_same_model(trained, tmp_path / "out")
     loader = WeightLoaderConfig("checkpoint", "hf://lab/arm@step-50")
     check_initial_weights(dataclasses.replace(opened.rl_config, weight_loader=loader))
+    assert not [name for name in policies.downloaded if name.startswith("report")]  # acting does not need it
 
 
-def test_an_export_and_the_steps_of_a_run_have_their_tags(trained: Path, hub: LocalHub, tmp_path: Path) -> None:
-    export_policy(trained, tmp_path / "export", critics="none")
-    push_main([str(trained), "lab/arm"])
+def test_an_export_and_the_steps_of_a_run_have_their_tags(policies: LocalHub, tmp_path: Path) -> None:
+    export_policy("hf://lab/arm@step-50", tmp_path / "export", critics="none")
     with pytest.raises(
         HubError, match="has the tag step-50 already: choose another --tag, or move it with --overwrite"
     ):
         push_main([str(tmp_path / "export"), "lab/arm"])
     push_main([str(tmp_path / "export"), "lab/arm", "--tag", "export"])
-    repository = hub.repositories["models", "lab/arm"]
+    repository = policies.repositories["models", "lab/arm"]
     first, second = (repository.files(repository.tags[tag]) for tag in ("step-50", "export"))
     assert "run/run.json" in first and "acrlpd.json" not in first
     assert "acrlpd.json" in second and not [name for name in second if name.startswith(("run/", "critic/"))]
-    assert "exported at level `standard`" in second["README.md"].decode()
+    card = second["README.md"].decode()
+    assert "exported at level `standard`" in card and "the record of its run was not at hand" in card
     pull_main(["lab/arm@export", "--output", str(tmp_path / "copy")])
     assert verify(tmp_path / "copy") == 0
     assert not open_checkpoint(tmp_path / "copy").has_critics
@@ -107,9 +115,8 @@ def test_what_else_lies_in_a_directory_stays_there(trained: Path, tmp_path: Path
     assert not [path for path in pack(run).files.values() if path.read_bytes() == b"secret"]
 
 
-def test_damage_is_noticed_on_both_ways(trained: Path, hub: LocalHub, tmp_path: Path) -> None:
-    push_main([str(trained), "lab/arm"])
-    repository = hub.repositories["models", "lab/arm"]
+def test_damage_is_noticed_on_both_ways(trained: Path, policies: LocalHub, tmp_path: Path) -> None:
+    repository = policies.repositories["models", "lab/arm"]
     files = repository.files(repository.head)
     name = max((name for name in files if name.startswith("params/d/")), key=lambda name: len(files[name]))
     repository.commit(files | {name: files[name][:-1] + bytes([files[name][-1] ^ 1])})
@@ -121,23 +128,18 @@ def test_damage_is_noticed_on_both_ways(trained: Path, hub: LocalHub, tmp_path: 
     (run / "50" / name).write_bytes(b"")
     with pytest.raises(HubError, match=r"nothing was uploaded: .*has changed"):
         push_main([str(run), "lab/other"])
-    assert ("models", "lab/other") not in hub.repositories
+    assert ("models", "lab/other") not in policies.repositories
 
 
-def test_the_commands_in_processes_of_their_own(trained: Path, hub: LocalHub, tmp_path: Path) -> None:
-    """An interrupted pull goes on: what is there is not fetched again."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= hub.environment(tmp_path / "home")
-
-    def run(*args: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "acrlpd.cli.main", *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-
-    pushed = run("push", str(trained), "lab/arm")
-    assert pushed.returncode == 0, pushed.stderr
-    assert "pushed to hf://lab/arm@step-50" in pushed.stdout and "uploading" in pushed.stdout
-    pulled = run("pull", "lab/arm@step-50", "--output", str(tmp_path / "copy"))
-    assert pulled.returncode == 0, pulled.stderr
-    assert json.loads((tmp_path / "copy" / "hub.json").read_text())["left_out"] == ["train_state"]
-    again = run("pull", "lab/arm@step-50", "--output", str(tmp_path / "copy"))
-    assert again.returncode == 2 and again.stderr.count("\n") == 1 and "exists; choose another --output" in again.stderr
+def test_an_interrupted_pull_goes_on(policies: LocalHub, tmp_path: Path) -> None:
+    policies.unavailable.add("report.html")
+    with pytest.raises(HubError, match="lab/arm"):
+        pull_main(["lab/arm", "--output", str(tmp_path / "copy")])
+    assert not (tmp_path / "copy").exists()
+    before = list(policies.downloaded)
+    policies.unavailable.clear()
+    assert pull_main(["lab/arm", "--output", str(tmp_path / "copy")]) == 0
+    assert len(policies.downloaded) == len(set(policies.downloaded)) > len(before)  # nothing was fetched twice
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    with pytest.raises(HubError, match="exists; choose another --output"):
+        pull_main(["lab/arm", "--output", str(tmp_path / "copy")])

@@ -33,7 +33,7 @@ def check_initial_weights(rl_config: RLTrainConfig) -> None:
     loader = rl_config.weight_loader
     if loader.kind == "none" or loader.path is None:
         return
-    path = _local_path(loader.path)
+    path = local_weights(loader.path)
     if loader.kind == "paligemma":
         find_paligemma_file(path)
     elif (file := find_pytorch_file(path)) is not None:
@@ -42,7 +42,7 @@ def check_initial_weights(rl_config: RLTrainConfig) -> None:
         _require_checksums(find_params_directory(path))
 
 
-def _local_path(path: str) -> str:
+def local_weights(path: str) -> str:
     """Where the weights can be read from: for an address of the hub a copy on this machine, otherwise `path`."""
     if not is_hub_address(path):
         return path
@@ -91,7 +91,7 @@ def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: 
     # A checkpoint has every parameter but adapters, so only adapters are initialised.
     is_checkpoint = loader.kind == "checkpoint"
     target = _with_initial_values(rl_config, rng, wanted, only=LORA if is_checkpoint else ".*")
-    path = _local_path(loader.path)
+    path = local_weights(loader.path)
     file = find_pytorch_file(path) if is_checkpoint else None
     if file is not None:
         params = load_pytorch_weights(file, target)
