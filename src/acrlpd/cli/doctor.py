@@ -41,6 +41,7 @@ OPTIONAL_PACKAGES = {
     "wandb": "wandb",
     "safetensors": "pytorch",
     "tensorboardX": "tensorboard",
+    "trackio": "trackio",
     "websockets": "serve",
 }
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}

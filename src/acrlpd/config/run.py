@@ -146,9 +146,12 @@ class LoggingConfig:
 
     # Weights & Biases; "disabled": not used.
     wandb: Literal["online", "offline", "disabled"] = "disabled"
+    # The project at Weights & Biases and in trackio.
     project_name: str = "acrlpd_pi0"
     # TensorBoard event files in the run directory.
     tensorboard: bool = False
+    # trackio, in its own directory on this machine.
+    trackio: bool = False
     # Now and then, record an update in detail: gradients by layer, actions, critics, choices, images of the batch.
     debug: bool = False
 
