@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 
 # What tests, lint and types need: exact versions with their hashes, made by `make lock`.
 LOCK := .ci/requirements.lock
-EXTRAS := sim serve hub fast tensorboard tune wandb notebook docs dev
+EXTRAS := sim serve hub pytorch fast tensorboard trackio tune wandb notebook docs dev
 
 .PHONY: help install install-dev lock quickstart test test-slow regress soak lint types docs clean
 

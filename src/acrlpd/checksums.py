@@ -163,14 +163,20 @@ def _unknown_files(directory: Path, recorded: Mapping[Path, Recorded]) -> list[s
     ]
 
 
-def directory_problems(directory: Path, advance: Callable[[int], object]) -> Iterator[str]:
-    """What is wrong with the files of a directory; `advance` is called with the bytes that have been checked."""
+def directory_problems(
+    directory: Path, advance: Callable[[int], object], *, only_recorded: bool = False
+) -> Iterator[str]:
+    """What is wrong with the files of a directory; `advance` is called with the bytes that have been checked.
+
+    With `only_recorded` the directory may have other files, which have no checksum.
+    """
     try:
         files = read_checksums(directory)
     except ChecksumError as error:
         yield str(error)
         return
-    yield from _unknown_files(directory, files)
+    if not only_recorded:
+        yield from _unknown_files(directory, files)
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         results = pool.map(file_problem, files.keys(), files.values())
         for recorded, problem in zip(files.values(), results, strict=True):

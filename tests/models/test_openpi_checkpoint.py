@@ -152,7 +152,7 @@ def test_checks_of_files_do_not_hold_up_the_load(tmp_path, params, monkeypatch):
     """The checks of this test end only after the values have been looked at, so nothing may wait for them before."""
     save_openpi_pi0_checkpoint(params, tmp_path / "0")
     checksums.write_checksums(tmp_path / "0" / "params")
-    has_looked, checksum, fill = threading.Event(), checksums.file_checksum, openpi_checkpoint._fill
+    has_looked, checksum, fill = threading.Event(), checksums.file_checksum, openpi_checkpoint.fill_params
 
     def checksum_after_looking(path):
         assert has_looked.wait(120)
@@ -164,7 +164,7 @@ def test_checks_of_files_do_not_hold_up_the_load(tmp_path, params, monkeypatch):
 
     monkeypatch.setattr(checksums, "_SMALL_BYTES", -1)  # all files count as large
     monkeypatch.setattr(checksums, "file_checksum", checksum_after_looking)
-    monkeypatch.setattr(openpi_checkpoint, "_fill", look)
+    monkeypatch.setattr(openpi_checkpoint, "fill_params", look)
     assert_bit_equal(named(load_pi0_weights_from_openpi(tmp_path / "0", fresh(tiny_config(), 2))), named(params))
 
 

@@ -29,7 +29,12 @@ def events(directory: pathlib.Path) -> Iterator[Any]:
 
 
 def scalars(directory: pathlib.Path) -> list[tuple[int, dict[str, float]]]:
-    return [(e.step, {v.tag: v.simple_value for v in e.summary.value}) for e in events(directory) if e.summary.value]
+    """The numbers of every event that has numbers."""
+    found = [
+        (e.step, {v.tag: v.simple_value for v in e.summary.value if v.HasField("simple_value")})
+        for e in events(directory)
+    ]
+    return [(step, numbers) for step, numbers in found if numbers]
 
 
 def monitor(directory: pathlib.Path, **settings: Any) -> RunMonitor:
@@ -127,7 +132,11 @@ def test_nothing_is_opened_before_there_is_something_to_write(tmp_path: pathlib.
 
 @pytest.mark.parametrize(
     ("settings", "package"),
-    [({"logging__tensorboard": True}, "tensorboardX"), ({"logging__wandb": "offline"}, "wandb")],
+    [
+        ({"logging__tensorboard": True}, "tensorboardX"),
+        ({"logging__wandb": "offline"}, "wandb"),
+        ({"logging__trackio": True}, "trackio"),
+    ],
 )
 def test_a_missing_package_is_an_error_at_the_start(
     settings: dict[str, Any], package: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -39,7 +39,9 @@ OPTIONAL_PACKAGES = {
     "huggingface-hub": "hub",
     "gcsfs": "gcs",
     "wandb": "wandb",
+    "safetensors": "pytorch",
     "tensorboardX": "tensorboard",
+    "trackio": "trackio",
     "websockets": "serve",
     "optuna": "tune",
 }

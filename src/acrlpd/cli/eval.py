@@ -77,7 +77,7 @@ def main(args: Sequence[str]) -> int:
     opened = open_checkpoints(options.checkpoints, config, no_norm_stats=options.no_norm_stats)
     checkpoints = [checkpoint.with_guidance(options.guidance) for checkpoint in opened]
     # Run and step name a checkpoint in the table; the whole path does where run and step are not unique.
-    short = [f"{checkpoint.directory.parent.name} {checkpoint.directory.name}" for checkpoint in checkpoints]
+    short = [c.hub_address or f"{c.directory.parent.name} {c.directory.name}" for c in checkpoints]
     named: dict[str, Evaluation] = {}
     for checkpoint, label in zip(checkpoints, short, strict=True):
         named |= _evaluate(checkpoint, label if short.count(label) == 1 else str(checkpoint.directory), options)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from annotated_types import Ge
@@ -11,6 +11,9 @@ from annotated_types import Ge
 from acrlpd.config.bounds import check_bounds
 from acrlpd.config.command_line import Flag
 from acrlpd.text import parse_arguments, print
+
+if TYPE_CHECKING:
+    from acrlpd.serving.export import Verification
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +24,11 @@ class ExportOptions:
     checkpoint: tyro.conf.Positional[Path]
     # Directory to make.
     output: Path
+    # "jax": openpi's own layout, and critics. "pytorch": model.safetensors for openpi's PyTorch server and lerobot.
+    format: Literal["jax", "pytorch"] = "jax"
     # Cost of an action chunk: denoising steps, candidates and critics.
     level: Literal["fast", "standard", "accurate"] = "standard"
-    # Add LoRA adapters into the weights.
+    # Add LoRA adapters into the weights; with --format pytorch this is always done.
     merge_lora: Flag = False
     # Precision of the stored parameters; default: as they were trained.
     dtype: Literal["bfloat16", "float32"] | None = None
@@ -37,15 +42,10 @@ class ExportOptions:
     no_norm_stats: Flag = False
 
 
-def main(args: Sequence[str]) -> int:
-    options = parse_arguments(ExportOptions, args=args, prog="acrlpd export")
-    for finding in check_bounds(options, "--"):
-        raise ValueError(finding.message)
-    from acrlpd.process import setup_logging
+def _export(options: ExportOptions) -> "Verification":
     from acrlpd.serving.export import export_policy
 
-    setup_logging()
-    verification = export_policy(
+    return export_policy(
         options.checkpoint,
         options.output,
         level=options.level,
@@ -56,6 +56,31 @@ def main(args: Sequence[str]) -> int:
         overwrite=options.overwrite,
         no_norm_stats=options.no_norm_stats,
     )
+
+
+def _export_for_pytorch(options: ExportOptions) -> "Verification":
+    from acrlpd.serving.export_pytorch import export_for_pytorch
+
+    for name in ("level", "critics", "guidance"):
+        if getattr(options, name) != getattr(ExportOptions, name):
+            raise ValueError(f"--format pytorch exports the policy alone, as openpi acts with it: leave --{name} out")
+    return export_for_pytorch(
+        options.checkpoint,
+        options.output,
+        dtype=options.dtype,
+        overwrite=options.overwrite,
+        no_norm_stats=options.no_norm_stats,
+    )
+
+
+def main(args: Sequence[str]) -> int:
+    options = parse_arguments(ExportOptions, args=args, prog="acrlpd export")
+    for finding in check_bounds(options, "--"):
+        raise ValueError(finding.message)
+    from acrlpd.process import setup_logging
+
+    setup_logging()
+    verification = _export_for_pytorch(options) if options.format == "pytorch" else _export(options)
     print(f"exported to {options.output}; its README.md says how to serve it")
     print(
         f"verified: actions differ from the training policy's by {verification.mean_difference:.2g} on average and "

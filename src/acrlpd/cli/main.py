@@ -42,6 +42,8 @@ COMMANDS = {
     "demos": "collect demonstrations with scripted experts",
     "eval": "judge checkpoints in their environment",
     "export": "export a policy for openpi and for serving",
+    "push": "upload a policy or a dataset to the Hugging Face hub",
+    "pull": "download a policy or a dataset from the hub, and verify it",
     "serve": "serve a policy on openpi's protocol",
     "report": "a run's report: one HTML file, and Markdown",
     "watch": "follow a run in the terminal",

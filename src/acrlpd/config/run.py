@@ -19,9 +19,10 @@ class WeightLoaderConfig:
     """Where the weights come from when a run starts; --load is short for these fields."""
 
     # "none": random; "checkpoint": an openpi checkpoint's `params`, a step directory, a run (its newest checkpoint), an
-    # export or extracted parts; "paligemma": PaliGemma's npz for the vision-language part, random for the rest.
+    # export, extracted parts, or model.safetensors of openpi's PyTorch models; "paligemma": PaliGemma's npz for the
+    # vision-language part, random for the rest.
     kind: Literal["none", "checkpoint", "paligemma"] = "none"
-    # Directory or file, local or gs://; every kind except "none" needs a path.
+    # Directory or file: local, gs:// or hf://owner/name@tag; every kind except "none" needs a path.
     path: str | None = None
     # Directory of a run, a checkpoint, an export or extracted parts whose critics the run starts with; None: random.
     critics: str | None = None
@@ -178,9 +179,12 @@ class LoggingConfig:
 
     # Weights & Biases; "disabled": not used.
     wandb: Literal["online", "offline", "disabled"] = "disabled"
+    # The project at Weights & Biases and in trackio.
     project_name: str = "acrlpd_pi0"
     # TensorBoard event files in the run directory.
     tensorboard: bool = False
+    # trackio, in its own directory on this machine.
+    trackio: bool = False
     # Now and then, record an update in detail: gradients by layer, actions, critics, choices, images of the batch.
     debug: bool = False
     alerts: AlertsConfig = dataclasses.field(default_factory=AlertsConfig)

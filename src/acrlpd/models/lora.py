@@ -81,6 +81,10 @@ def linear_update(x: jax.Array, adapters: Weights) -> jax.Array:
     return (x @ adapters["linear_lora_a"].astype(x.dtype)) @ adapters["linear_lora_b"].astype(x.dtype)
 
 
+def has_adapters(params: nnx.State) -> bool:
+    return any("lora" in str(path[-1]) for path, _ in nnx.to_flat_state(params))
+
+
 def merge_adapters(params: nnx.State, experts: Sequence[LoRAConfig | None]) -> nnx.State:
     """Parameters of the model without adapters: each adapter is added to its weight, which becomes float32.
 

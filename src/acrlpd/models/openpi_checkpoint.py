@@ -47,11 +47,11 @@ def load_pi0_weights_from_openpi(
     """
     directory = find_params_directory(path)
     with _verified(directory):  # The checks of large files go on while the values are looked at.
-        stored, targets = _stored_leaves(directory), _flatten(params)
+        stored, targets = _stored_leaves(directory), flatten_params(params)
         _refuse_mismatches(directory, {name: meta.shape for name, (_, meta) in stored.items()}, targets, missing_regex)
         wanted = {stored[name][0]: leaf for name, leaf in targets.items() if name in stored}
         restored = restore_arrays(directory, wanted)
-        return _fill(params, {name: restored[stored[name][0]] for name in targets if name in stored}, directory)
+        return fill_params(params, {name: restored[stored[name][0]] for name in targets if name in stored}, directory)
 
 
 def restore_arrays(
@@ -61,7 +61,7 @@ def restore_arrays(
     arguments = ocp.args.PyTreeRestore(
         item=unflatten_dict(dict.fromkeys(wanted, 0)),
         restore_args=unflatten_dict(
-            {key: ocp.ArrayRestoreArgs(sharding=_sharding(leaf), dtype=leaf.dtype) for key, leaf in wanted.items()}
+            {key: ocp.ArrayRestoreArgs(sharding=sharding_of(leaf), dtype=leaf.dtype) for key, leaf in wanted.items()}
         ),
         partial_restore=True,
     )
@@ -87,7 +87,7 @@ def _verified(directory: epath.Path) -> contextlib.AbstractContextManager[None]:
 def load_paligemma_weights(path: epath.PathLike, params: nnx.State) -> nnx.State:
     """Fills PaliGemma's part of `params` from big_vision's npz (`params/img/...`, `params/llm/...`)."""
     file = find_paligemma_file(path)
-    loaded, targets = _read_paligemma(file), _flatten(params)
+    loaded, targets = _read_paligemma(file), flatten_params(params)
     if not loaded.keys() & targets.keys():  # any parameter may be missing, but a file that has none of them is wrong
         raise OpenPICheckpointError(
             f"{file} has nothing of PaliGemma: expected arrays such as params/img/embedding/kernel, found "
@@ -95,11 +95,11 @@ def load_paligemma_weights(path: epath.PathLike, params: nnx.State) -> nnx.State
         )
     _refuse_mismatches(file, {name: value.shape for name, value in loaded.items()}, targets, missing_regex=".*")
     placed = {
-        name: jax.device_put(value.astype(targets[name].dtype), _sharding(targets[name]))
+        name: jax.device_put(value.astype(targets[name].dtype), sharding_of(targets[name]))
         for name, value in loaded.items()
         if name in targets
     }
-    return _fill(params, placed, file)
+    return fill_params(params, placed, file)
 
 
 def find_paligemma_file(path: epath.PathLike) -> epath.Path:
@@ -131,7 +131,7 @@ def save_openpi_pi0_checkpoint(params: nnx.State, directory: epath.PathLike, *, 
     target = epath.Path(directory).absolute() / "params"
     if target.exists() and not overwrite:
         raise OpenPICheckpointError(f"{target} exists already; choose another directory or overwrite it")
-    flat = {("params", *name.split("/"), "value"): leaf for name, leaf in _flatten(params).items()}
+    flat = {("params", *name.split("/"), "value"): leaf for name, leaf in flatten_params(params).items()}
     with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
         checkpointer.save(target, unflatten_dict(flat), force=overwrite)
 
@@ -146,12 +146,12 @@ def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: PolicyC
         stored = _stored_leaves(find_params_directory(path))
     except OpenPICheckpointError as error:
         return [str(error)]
-    return shape_differences({name: meta.shape for name, (_, meta) in stored.items()}, _flatten(abstract))
+    return shape_differences({name: meta.shape for name, (_, meta) in stored.items()}, flatten_params(abstract))
 
 
 def shape_differences(stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any]) -> list[str]:
     """What differs between the arrays of a checkpoint and those of a model, by name and shape."""
-    problems = _mismatches(stored, targets, missing_regex=None)
+    problems = mismatches(stored, targets, missing_regex=None)
     return problems + [f"{name}: the model has no such parameter" for name in sorted(set(stored) - set(targets))]
 
 
@@ -200,7 +200,7 @@ def _stored_leaves(directory: epath.Path) -> dict[str, tuple[tuple[str, ...], An
     return {"/".join(path[1:-1] if wrapped else path[1:]): (path, meta) for path, meta in leaves}
 
 
-def _mismatches(
+def mismatches(
     stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any], missing_regex: str | None
 ) -> list[str]:
     """Reasons why the stored leaves cannot fill the targets; stored leaves without a target are accepted."""
@@ -220,7 +220,7 @@ def _refuse_mismatches(
     source: epath.Path, stored: Mapping[str, tuple[int, ...]], targets: Mapping[str, Any], missing_regex: str | None
 ) -> None:
     """Raises an error if leaves do not fit the targets or are extra adapters. Other extra leaves are dropped."""
-    problems = _mismatches(stored, targets, missing_regex)
+    problems = mismatches(stored, targets, missing_regex)
     unexpected = sorted(set(stored) - set(targets))
     adapters = [name for name in unexpected if re.fullmatch(LORA, name)]
     problems += [f"{name}: an adapter that the model has no place for; use a LoRA variant" for name in adapters]
@@ -230,11 +230,11 @@ def _refuse_mismatches(
         logger.warning("dropping parameters that the model does not have: %s", ", ".join(unexpected))
 
 
-def _sharding(leaf: Any) -> jax.sharding.Sharding:
+def sharding_of(leaf: Any) -> jax.sharding.Sharding:
     return getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
-def _fill(params: nnx.State, values: Mapping[str, jax.Array], source: epath.Path) -> nnx.State:
+def fill_params(params: nnx.State, values: Mapping[str, jax.Array], source: epath.Path) -> nnx.State:
     """A new state with these values, which must be finite; other leaves stay as they are."""
     finite = jax.device_get(jax.jit(lambda tree: {k: jnp.isfinite(x).all() for k, x in tree.items()})(dict(values)))
     broken = [name for name, ok in finite.items() if not ok]
@@ -247,5 +247,5 @@ def _fill(params: nnx.State, values: Mapping[str, jax.Array], source: epath.Path
     return nnx.from_flat_state(leaves)
 
 
-def _flatten(params: nnx.State) -> dict[str, Any]:
+def flatten_params(params: nnx.State) -> dict[str, Any]:
     return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(params)}

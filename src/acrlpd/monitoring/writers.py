@@ -1,6 +1,7 @@
-"""Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases.
+"""Where metrics go besides metrics.jsonl: TensorBoard, Weights & Biases and trackio.
 
-A package that is missing is an error before the run starts. A failure later is reported once and never stops training.
+Each gets the config, the numbers, and of every evaluation a table of the episodes and the films. A package that is
+missing is an error before the run starts. A failure later is reported once and never stops training.
 """
 
 import contextlib
@@ -10,15 +11,27 @@ import pathlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from acrlpd.config import ConfigError, RLTrainConfig, to_dict
+from acrlpd.config.tree import flatten
 from acrlpd.installation import install_command
+from acrlpd.monitoring.judged_episodes import JudgedEpisodes, read_judged_episodes, to_gif
+from acrlpd.monitoring.trackio_writer import TrackioWriter
+from acrlpd.runs.metrics_log import EVALUATION
 
 logger = logging.getLogger(__name__)
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 WANDB_ID_FILE = "wandb_run_id.txt"
+
+
+class Writer(Protocol):
+    """One place where metrics go."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+    def write_episodes(self, episodes: JudgedEpisodes) -> None: ...
+    def close(self) -> None: ...
 
 
 class Writers:
@@ -32,18 +45,22 @@ class Writers:
         wanted = {
             "tensorboardX": (rl_config.logging.tensorboard, "logging.tensorboard", "tensorboard"),
             "wandb": (rl_config.logging.wandb != "disabled", f"logging.wandb {rl_config.logging.wandb}", "wandb"),
+            "trackio": (rl_config.logging.trackio, "logging.trackio", "trackio"),
         }
         for package, (is_wanted, setting, extra) in wanted.items():
             if is_wanted and importlib.util.find_spec(package) is None:
                 raise ConfigError(f"{setting} needs the package {package}: {install_command(extra)}, or turn it off")
+        self._directory = directory
         self._failed: set[str] = set()
-        self._writers: dict[str, TensorBoardWriter | WandbWriter] = {}
-        self._waiting: dict[str, Callable[[int], TensorBoardWriter | WandbWriter]] = {}
+        self._writers: dict[str, Writer] = {}
+        self._waiting: dict[str, Callable[[int], Writer]] = {}
         if enabled and rl_config.logging.tensorboard:
             path = directory / TENSORBOARD_DIRECTORY
-            self._waiting["TensorBoard"] = lambda after_step: TensorBoardWriter(path, after_step)
+            self._waiting["TensorBoard"] = lambda after_step: TensorBoardWriter(rl_config, path, after_step)
         if enabled and rl_config.logging.wandb != "disabled":
             self._waiting["Weights & Biases"] = lambda _: WandbWriter(rl_config, directory)
+        if enabled and rl_config.logging.trackio:
+            self._waiting["trackio"] = lambda _: TrackioWriter(rl_config, directory)
 
     def open(self, after_step: int) -> None:
         """Opens the writers that are not open yet, for a run that goes on after `after_step`."""
@@ -57,9 +74,22 @@ class Writers:
         found = ((name, value) for name, value in line.items() if isinstance(value, float))
         # Dashboards group metrics by the part of the name before the slash.
         numbers = {name if "/" in name else f"train/{name}": value for name, value in found}
+        step = int(line["step"])
         for name, writer in self._writers.items():
             with self._outlived(name):
-                writer.write(int(line["step"]), numbers)
+                writer.write(step, numbers)
+        if self._writers and any(name.startswith(EVALUATION) for name in line):
+            self._write_episodes(step)
+
+    def _write_episodes(self, step: int) -> None:
+        """The evaluation has left its record in the run directory before its numbers come here."""
+        episodes = None
+        with self._outlived("the table of the episodes"):
+            episodes = read_judged_episodes(self._directory, step)
+        if episodes is not None:
+            for name, writer in self._writers.items():
+                with self._outlived(name):
+                    writer.write_episodes(episodes)
 
     def alert(self, title: str, text: str, severity: str) -> None:
         """Tells Weights & Biases about trouble, or about the end of the run."""
@@ -93,24 +123,41 @@ class TensorBoardWriter:
     disk, the next event waits forever. This class writes the records itself, so that an error is raised here.
     """
 
-    def __init__(self, directory: pathlib.Path, after_step: int) -> None:
+    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path, after_step: int) -> None:
         """After a restart, TensorBoard forgets what the interrupted run wrote after `after_step`."""
+        from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._event, self._summary, self._make_text = event_pb2.Event, summary_pb2.Summary, summary.text
         is_restart = directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
         self._file = EventsWriter(str(directory / "events"), f".{uuid.uuid4().hex[:8]}")
         if is_restart:
             restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._file.write_event(self._event(wall_time=time.time(), step=after_step + 1, session_log=restart))
-        self._file.flush()
+        # What the tab of hyperparameters shows: numbers, texts and switches, and the success rate beside them.
+        settings = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in flatten(to_dict(rl_config))
+        }
+        experiment, session, _ = summary.hparams(settings, {f"{EVALUATION}success_rate": 0})
+        self._write(0, experiment)
+        self._write(0, session)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         numbers = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers))
-        self._file.write_event(event)
+        self._write(step, self._summary(value=numbers))
+
+    def write_episodes(self, episodes: JudgedEpisodes) -> None:
+        self._write(episodes.step, self._make_text(f"{EVALUATION}episodes_table", episodes.to_markdown()))
+        for i, video in enumerate(episodes.videos):
+            content, (width, height) = to_gif(video)
+            picture = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
+            self._write(episodes.step, self._summary(value=[self._summary.Value(tag=f"videos/{i}", image=picture)]))
+
+    def _write(self, step: int, summary: Any) -> None:
+        self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
         self._file.flush()
 
     def close(self) -> None:
@@ -143,11 +190,21 @@ class WandbWriter:
         if rl_config.logging.wandb == "online":
             logger.info("Weights & Biases: %s", self._run.url)
 
+        self._table, self._video = wandb.Table, wandb.Video
+
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
 
     def alert(self, title: str, text: str, severity: str) -> None:
         self._run.alert(title, text, level={"info": "INFO", "warning": "WARN", "error": "ERROR"}[severity])
+
+    def write_episodes(self, episodes: JudgedEpisodes) -> None:
+        table = self._table(columns=list(episodes.columns), data=[list(row) for row in episodes.rows])
+        videos = {
+            f"videos/{i}": self._video(str(path), caption=path.stem, format="mp4")
+            for i, path in enumerate(episodes.videos)
+        }
+        self._run.log({"step": episodes.step, f"{EVALUATION}episodes_table": table, **videos})
 
     def close(self) -> None:
         self._run.finish()

@@ -23,7 +23,9 @@ from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats, require_
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts
 from acrlpd.files import is_whole_number
+from acrlpd.hub import fetch, is_hub_address, parse_hub_address
 from acrlpd.models.openpi_checkpoint import load_pi0_weights_from_openpi, restore_arrays
+from acrlpd.models.openpi_pytorch import WEIGHTS_FILE
 from acrlpd.policies.acting_model import ActingCritics, ActingModel, abstract_model
 from acrlpd.policies.levels import trained_level
 from acrlpd.policies.policy import Policy, create_policy
@@ -45,6 +47,13 @@ from acrlpd.runs.directory import saved_steps
 
 logger = logging.getLogger(__name__)
 
+# What acting needs; the state of the optimizers and weights for PyTorch are not fetched.
+_ITEMS = (PARAMS, ASSETS, CRITIC, RUN)
+
+_FOR_PYTORCH = (
+    f"is in openpi's PyTorch layout ({WEIGHTS_FILE}), which openpi and lerobot serve. To act with the policy here, "
+    "export its run without --format pytorch; to train it on, set weight_loader.path"
+)
 _WITHOUT = "--no_norm_stats acts without norm statistics: on a robot, unscaled actions can do harm"
 
 Kind = Literal["export", "run", "openpi"]
@@ -66,6 +75,8 @@ class Checkpoint:
     reward_origin: RewardOrigin | None = None
     # Whether to act without norm statistics, whatever the directory has.
     no_norm_stats: bool = False
+    # Where the directory was fetched from; None for a directory that somebody named.
+    hub_address: str | None = None
 
     @property
     def norm_stats_directory(self) -> pathlib.Path | None:
@@ -168,14 +179,23 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Finds out what `path` is. Of a run directory the newest checkpoint is taken.
 
+    `path` is a directory or the address of a repository of the hub, such as hf://owner/name@tag, which is fetched.
     `rl_config` describes a plain openpi checkpoint, which does not say for which model and robot it is. Everything else
     has a config of its own. With `no_norm_stats` the policy acts without norm statistics.
     """
+    if is_hub_address(path):
+        address = parse_hub_address(path)
+        known = (EXPORT_FILE, f"{RUN}/{RUN_FILE}", f"{PARAMS}/_METADATA")
+        fetched = fetch(address, one_of=known, patterns=[f"{item}/*" for item in _ITEMS] + ["*.json"])
+        opened = open_checkpoint(fetched, rl_config, no_norm_stats=no_norm_stats)
+        return dataclasses.replace(opened, hub_address=str(address))
     directory = pathlib.Path(path).expanduser().absolute()
     if not directory.is_dir():
         raise CheckpointError(
             f"{directory} is not a directory: expected an export, a run or a checkpoint, on this machine"
         )
+    if (directory / WEIGHTS_FILE).is_file() and not (directory / PARAMS).is_dir():
+        raise CheckpointError(f"{directory} {_FOR_PYTORCH}")
     if (directory / EXPORT_FILE).is_file():
         return _open_described(directory, "export", no_norm_stats)
     if (directory / RUN / RUN_FILE).is_file():
@@ -212,6 +232,8 @@ def open_checkpoints(
 def _open_described(directory: pathlib.Path, kind: Kind, no_norm_stats: bool) -> Checkpoint:
     """An export, or a checkpoint of a run: both say what the directory holds."""
     content = load_export_metadata(directory) if kind == "export" else load_checkpoint_metadata(directory)
+    if content.get("layout") == "pytorch":
+        raise CheckpointError(f"{directory} {_FOR_PYTORCH}")
     rl_config = from_dict(RLTrainConfig, content["config"])
     rl_config = dataclasses.replace(rl_config, model=rl_config.model.with_assets(directory / ASSETS))
     try:

@@ -30,6 +30,7 @@ RUN = "run"
 RUN_FILE = "run.json"
 EXPORT_FILE = "acrlpd.json"
 PARTS_FILE = "parts.json"
+HUB_FILE = "hub.json"  # in a copy that was on the hub: what the directory holds, and which items were left out
 FORMAT = 2  # of run.json, of the acrlpd.json of an export, and of the parts.json of parts
 
 # What runs did before a field of the config existed, where this is not the default of the field: <section>.<field>.

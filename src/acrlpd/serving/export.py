@@ -1,10 +1,12 @@
 """A directory that stock openpi serves, and that the server of this project serves with best-of-N."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import shutil
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -75,43 +77,60 @@ def export_policy(
     `no_norm_stats` the export has no norm statistics. The directory appears when it is complete and its actions are
     right, or not at all.
     """
-    checkpoint = open_checkpoint(source, no_norm_stats=no_norm_stats).with_guidance(guidance)
+    checkpoint = open_trained(source, no_norm_stats=no_norm_stats).with_guidance(guidance)
+    if critics == "none":
+        refuse_to_lose_networks(checkpoint.rl_config, "choose --critics level or --critics all")
+    with exported_directory(output, overwrite=overwrite) as directory:
+        _write(checkpoint, directory, level, merge_adapters, dtype, critics)
+        verification = verify_export(checkpoint, open_checkpoint(directory), dtype)
+        refuse_other_actions(verification)
+    return verification
+
+
+def open_trained(source: str | pathlib.Path, *, no_norm_stats: bool) -> Checkpoint:
+    """The checkpoint of a run that is to be exported, with the norm statistics of the training or refused."""
+    checkpoint = open_checkpoint(source, no_norm_stats=no_norm_stats)
     if checkpoint.kind != "run":
         raise CheckpointError(f"{checkpoint.directory} is not a checkpoint of a run: there is nothing to export")
-    if critics == "none":
-        _refuse_to_lose_networks(checkpoint.rl_config)
+    checkpoint.load_norm_stats()
+    return checkpoint
+
+
+@contextlib.contextmanager
+def exported_directory(output: str | pathlib.Path, *, overwrite: bool) -> Iterator[pathlib.Path]:
+    """A directory to write an export to. It appears as `output` at the end of the `with` statement, or not at all."""
     target = pathlib.Path(output).expanduser().resolve()  # of a link, the directory that it points to is replaced
     if target.exists() and not overwrite:
         raise CheckpointError(f"{target} exists; choose another --output or replace it with --overwrite")
     if target.exists() and not (target / EXPORT_FILE).is_file():
         raise CheckpointError(f"--overwrite: {target} is not an exported directory; move it away")
-    checkpoint.load_norm_stats()  # refused here if they are not those of the training
     temporary = target.with_name(f".{target.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        _write(checkpoint, temporary, level, merge_adapters, dtype, critics)
-        verification = verify_export(checkpoint, open_checkpoint(temporary), dtype)
-        if not verification:
-            raise CheckpointError(
-                f"the exported policy acts differently: actions differ by {verification.mean_difference:.2g} on "
-                f"average, rounding explains {verification.tolerance:.2g}; nothing was exported"
-            )
+        yield temporary
         if target.exists():
             shutil.rmtree(target)
         temporary.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return verification
 
 
-def _refuse_to_lose_networks(rl_config: RLTrainConfig) -> None:
+def refuse_other_actions(verification: Verification) -> None:
+    if not verification:
+        raise CheckpointError(
+            f"the exported policy acts differently: actions differ by {verification.mean_difference:.2g} on "
+            f"average, rounding explains {verification.tolerance:.2g}; nothing was exported"
+        )
+
+
+def refuse_to_lose_networks(rl_config: RLTrainConfig, fix: str) -> None:
     """The networks of an improvement are exported with the critics; without them, another policy would act."""
     improvement = rl_config.improvement
     if improvement.makes_candidates and rl_config.acrlpd.loss_weights.actor_weight != 0:
         raise CheckpointError(
             f"the improvement {kind_name(improvement)} makes the actions of this run, and its networks are exported "
-            "with the critics: choose --critics level or --critics all"
+            f"with the critics: {fix}"
         )
 
 
@@ -149,28 +168,14 @@ def _write(
         params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
     save_openpi_pi0_checkpoint(params, directory)
     write_checksums(directory / PARAMS)
-    stats, assets = checkpoint.norm_stats_directory, directory / ASSETS
-    if stats is not None:
-        shutil.copytree(stats, directory / stats.relative_to(checkpoint.directory))
-    for name, file_content in rl_config.model.asset_files().items():
-        (assets / name).parent.mkdir(parents=True, exist_ok=True)
-        (assets / name).write_bytes(file_content)
-    files = {path.relative_to(assets).as_posix(): path.read_bytes() for path in assets.rglob("*") if path.is_file()}
-    # Without its statistics an export still names them, so that nobody serves the export by mistake.
-    recorded = checkpoint.assets if checkpoint.no_norm_stats else describe_assets(files)
     content = {
-        "format": FORMAT,
-        "source": str(checkpoint.directory),
-        "step": checkpoint.step,
         "level": level,
         "serving": dataclasses.asdict(serving),
         "critics": None if members is None else members.tolist(),
         "params_dtype": dtype or "as trained",
-        "assets": recorded,
-        "reward_origin": checkpoint.reward_origin and checkpoint.reward_origin.name,
         "config": to_dict(rl_config),
     }
-    (directory / EXPORT_FILE).write_text(json.dumps(content, indent=2) + "\n")
+    describe_export(checkpoint, directory, content)
     write_checksums(directory, [directory / EXPORT_FILE])  # the README may be changed; the others have their own
     exported = open_checkpoint(directory, no_norm_stats=checkpoint.no_norm_stats)
     write_readme(directory, exported, level, merged_adapters=merge_adapters)
@@ -178,6 +183,26 @@ def _write(
         problems = verify_openpi_checkpoint_compatibility(directory, rl_config.model)
         if problems:
             raise CheckpointError("openpi would not load the export:\n  " + "\n  ".join(problems))
+
+
+def describe_export(checkpoint: Checkpoint, directory: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """Copies the assets of a checkpoint into its export, and writes acrlpd.json: `content` and the origin."""
+    stats, assets = checkpoint.norm_stats_directory, directory / ASSETS
+    if stats is not None:
+        shutil.copytree(stats, directory / stats.relative_to(checkpoint.directory))
+    for name, file_content in checkpoint.rl_config.model.asset_files().items():
+        (assets / name).parent.mkdir(parents=True, exist_ok=True)
+        (assets / name).write_bytes(file_content)
+    files = {path.relative_to(assets).as_posix(): path.read_bytes() for path in assets.rglob("*") if path.is_file()}
+    origin = {
+        "format": FORMAT,
+        "source": str(checkpoint.directory),
+        "step": checkpoint.step,
+        # Without its statistics an export still names them, so that nobody serves the export by mistake.
+        "assets": checkpoint.assets if checkpoint.no_norm_stats else describe_assets(files),
+        "reward_origin": checkpoint.reward_origin and checkpoint.reward_origin.name,
+    }
+    (directory / EXPORT_FILE).write_text(json.dumps(origin | dict(content), indent=2) + "\n")
 
 
 def _choose_members(model: ActingModel, rl_config: RLTrainConfig, wanted: int) -> np.ndarray:
@@ -216,7 +241,14 @@ def rank_critics(model: ActingModel, observation: Observation, *, num_steps: int
 
 
 def verify_export(trained: Checkpoint, exported: Checkpoint, dtype: DType | None) -> Verification:
-    """Loads both from disk, the export in its `dtype`, and compares the candidates that they make of the same noise.
+    """Loads both from disk, the export in its `dtype`, and compares the candidates that they make of the same noise."""
+    return compare_actions(trained, lambda: exported.load_model(dtype=dtype), dtype, critics=exported.has_critics)
+
+
+def compare_actions(
+    trained: Checkpoint, load_exported: Callable[[], ActingModel], dtype: DType | None, *, critics: bool
+) -> Verification:
+    """Loads one model after the other, and compares the candidates that they make of the same noise.
 
     With critics, candidates are those of the improvement, so that the improvement's own networks are compared as well.
     """
@@ -228,9 +260,9 @@ def verify_export(trained: Checkpoint, exported: Checkpoint, dtype: DType | None
         config.fake_obs(_VERIFY_BATCH, labelled_prompts=trained.rl_config.labels_prompts),
     )
     actions = []
-    for checkpoint, stored_dtype in ((trained, None), (exported, dtype)):
-        model = checkpoint.load_model(dtype=stored_dtype)
-        model = model if exported.has_critics else model.replace(critics=None)
+    for load in (trained.load_model, load_exported):
+        model = load()
+        model = model if critics else model.replace(critics=None)
         twos = np.full(_VERIFY_BATCH, 2, np.int32)
         chosen = choose_actions(model, observation, noise, twos, num_steps=trained.rl_config.acrlpd.sampling_steps)
         actions.append(np.asarray(chosen.candidates, np.float64))

@@ -49,9 +49,78 @@ openpi does not notice settings that are not those of the training, such as anot
 without an error."""
 
 
+_PYTORCH_README = """\
+# {name}, step {step}, for PyTorch
+
+A policy trained with acrlpd, in the layout of openpi's PyTorch models. Critics are not part of this layout.
+
+{files}
+
+## Serve with openpi's PyTorch server (one sample in 10 denoising steps)
+
+openpi's README says how PyTorch is set up there (`transformers==4.53.2` and the files of `transformers_replace`). The \
+server takes PyTorch because this directory has `model.safetensors`.
+
+{openpi}
+
+To train on with openpi's `scripts/train_pytorch.py`, add `pytorch_weight_path="THIS_DIRECTORY"` to the config.
+
+## Load with lerobot
+
+lerobot has a config, names and statistics of its own. Its `from_pretrained` prints a warning and goes on if weights \
+do not fit, so look for "All keys loaded successfully".
+
+```python
+{lerobot}
+```
+
+lerobot scales states and actions by these statistics, and does nothing else to them. What openpi does between a robot \
+`{robot}` and the policy (units, signs, order of the cameras{delta}) has to be done around lerobot's processors.
+"""
+_LEROBOT = """\
+import json
+import torch
+from lerobot.configs.types import FeatureType, PolicyFeature
+from lerobot.policies.{family}.configuration_{family} import {prefix}Config
+from lerobot.policies.{family}.modeling_{family} import {prefix}Policy
+from lerobot.policies.{family}.processor_{family} import make_{family}_pre_post_processors
+
+cameras = {cameras!r}  # in the order in which the policy was trained with them
+config = {prefix}Config(
+    dtype={dtype!r},
+    chunk_size={action_horizon},
+    n_action_steps={action_horizon},
+    max_state_dim={action_dim},
+    max_action_dim={action_dim},
+    tokenizer_max_length={max_token_len},
+    paligemma_variant={paligemma_variant!r},
+    action_expert_variant={action_expert_variant!r},
+    input_features={{"observation.state": PolicyFeature(FeatureType.STATE, ({robot_dim},))}}
+    | {{f"observation.images.{{camera}}": PolicyFeature(FeatureType.VISUAL, (3, 224, 224)) for camera in cameras}},
+    output_features={{"action": PolicyFeature(FeatureType.ACTION, ({robot_dim},))}},
+)
+policy = {prefix}Policy.from_pretrained("THIS_DIRECTORY", config=config)
+{stats}
+preprocess, postprocess = make_{family}_pre_post_processors(config, dataset_stats=stats)"""
+_LEROBOT_STATS = """\
+with open("THIS_DIRECTORY/{file}") as file:
+    norm_stats = json.load(file)["norm_stats"]
+stats = {{
+    name: {{key: torch.tensor(values) for key, values in norm_stats[ours].items() if values is not None}}
+    for name, ours in (("observation.state", "state"), ("action", "actions"))
+}}"""
+
+
 _LABEL = """
 The policy acts well because its prompt ends with `{label}`. This server adds the label: clients send the task alone.
 """
+
+_PYTORCH_ACTION_DIM = 32
+# Fields of our model that lerobot's configs need.
+_LEROBOT_FIELDS = (
+    *("dtype", "action_horizon", "action_dim", "max_token_len"),
+    *("paligemma_variant", "action_expert_variant"),
+)
 
 
 def write_readme(
@@ -76,12 +145,45 @@ def write_readme(
         else "no critics",
         files="\n".join(f"- `{file}`: {content}" for file, content in files.items()),
         label=_LABEL.format(label=LABELS[POSITIVE]) if checkpoint.rl_config.labels_prompts else "",
-        openpi=_openpi_section(checkpoint, merged_adapters),
+        openpi=openpi_section(checkpoint, merged_adapters),
     )
     (directory / "README.md").write_text(text)
 
 
-def _openpi_section(checkpoint: Checkpoint, merged_adapters: bool) -> str:
+def write_pytorch_readme(directory: pathlib.Path, checkpoint: Checkpoint, *, merged_adapters: bool) -> None:
+    """Describes an export for PyTorch. `checkpoint` has the config of the policy without adapters."""
+    rl_config, stats = checkpoint.rl_config, checkpoint.norm_stats_directory
+    files = {"model.safetensors": "the policy's parameters, with the names of openpi's `PI0Pytorch`"}
+    files["config.json"] = "what openpi's converter writes; openpi and lerobot do not need it"
+    files[EXPORT_FILE] = "the complete config of the run, and where the policy comes from"
+    load_stats = "stats = None  # the run was trained on data without norm statistics"
+    if stats is not None:
+        name = (stats / NORM_STATS_FILE).relative_to(checkpoint.directory).as_posix()
+        files[name] = "the statistics that scale states and actions"
+        load_stats = _LEROBOT_STATS.format(file=name)
+    model = to_dict(rl_config.model)
+    family = "pi05" if model["pi05"] else "pi0"
+    text = _PYTORCH_README.format(
+        name=escape_markdown(rl_config.name),
+        step=checkpoint.step,
+        files="\n".join(f"- `{file}`: {content}" for file, content in files.items()),
+        openpi=openpi_section(checkpoint, merged_adapters, pytorch=True),
+        lerobot=_LEROBOT.format(
+            family=family,
+            prefix=family.upper(),
+            cameras=list(rl_config.model.image_keys),
+            robot_dim=rl_config.qchunking.action_dim,
+            stats=load_stats,
+            **{name: value for name, value in model.items() if name in _LEROBOT_FIELDS},
+        ),
+        robot=kind_name(rl_config.data.robot),
+        delta="" if delta_action_mask(rl_config.data) is None else ", actions relative to the state",
+    )
+    (directory / "README.md").write_text(text)
+
+
+def openpi_section(checkpoint: Checkpoint, merged_adapters: bool = False, *, pytorch: bool = False) -> str:
+    """How openpi serves a checkpoint: first what is different there, then the config and the command."""
     rl_config = checkpoint.rl_config
     if not rl_config.model.in_openpi:
         return f"openpi has no policy of the family `{kind_name(rl_config.model)}`: serve this one with acrlpd."
@@ -91,7 +193,8 @@ def _openpi_section(checkpoint: Checkpoint, merged_adapters: bool) -> str:
     if prompt is not None and rl_config.labels_prompts:
         prompt = add_label(prompt, LABELS[POSITIVE])
     # Before the command, because whoever reads on only after the command has moved a robot already.
-    warnings = "".join(f"- {difference}\n" for difference in _differences(rl_config))
+    differences = [*_differences(rl_config), *(_pytorch_differences(rl_config) if pytorch else ())]
+    warnings = "".join(f"- {difference}\n" for difference in differences)
     text = _OPENPI.format(
         warnings=warnings and f"Read this first:\n\n{warnings}\n",
         train_config="\n".join(_train_config(checkpoint, name)),
@@ -99,6 +202,14 @@ def _openpi_section(checkpoint: Checkpoint, merged_adapters: bool) -> str:
         name=name,
     )
     return text if like is None else f"{text} Its own `{like}` will do only if it has every setting above."
+
+
+def _pytorch_differences(rl_config: RLTrainConfig) -> Iterator[str]:
+    if rl_config.model.action_dim != _PYTORCH_ACTION_DIM:
+        yield (
+            f"openpi's PyTorch model has room for {_PYTORCH_ACTION_DIM} actions and no setting for it; this policy has "
+            f"{rl_config.model.action_dim}."
+        )
 
 
 def _train_config(checkpoint: Checkpoint, name: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The agent at step 0, with the initial weights of the policy and of the critics that the config names."""
 
 import logging
+import pathlib
 import re
 from typing import Any
 
@@ -9,8 +10,10 @@ from etils import epath
 from flax import nnx
 
 from acrlpd.agents import Agent
-from acrlpd.checksums import CHECKSUMS_FILE, ChecksumError
+from acrlpd.checksums import CHECKSUMS_FILE, ChecksumError, directory_problems
 from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.config.run import WeightLoaderConfig
+from acrlpd.hub import fetch, is_hub_address, parse_hub_address
 from acrlpd.models.openpi_checkpoint import (
     LORA,
     find_paligemma_file,
@@ -18,8 +21,9 @@ from acrlpd.models.openpi_checkpoint import (
     load_paligemma_weights,
     load_pi0_weights_from_openpi,
 )
+from acrlpd.models.openpi_pytorch import WEIGHTS_FILE, find_pytorch_file, load_pytorch_weights
 from acrlpd.process import compile_fast
-from acrlpd.runs.checkpoint_layout import EXPORT_FILE, PARTS_FILE, RUN, RUN_FILE
+from acrlpd.runs.checkpoint_layout import EXPORT_FILE, PARAMS, PARTS_FILE, RUN, RUN_FILE
 from acrlpd.runs.parts import find_critics, find_policy
 from acrlpd.training.checkpoints.critics import with_critics
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
@@ -34,10 +38,46 @@ def check_initial_weights(rl_config: RLTrainConfig) -> None:
         find_critics(loader.critics)
     if loader.kind == "none" or loader.path is None:
         return
-    if loader.kind == "checkpoint":
-        _require_checksums(find_params_directory(find_policy(loader.path)))
+    path = _find_weights(loader)
+    if loader.kind == "paligemma":
+        find_paligemma_file(path)
+    elif (file := find_pytorch_file(path)) is not None:
+        _verify_pytorch_file(file)
     else:
-        find_paligemma_file(loader.path)
+        _require_checksums(find_params_directory(path))
+
+
+def local_weights(path: str) -> str:
+    """Where the weights can be read from: for an address of the hub a copy on this machine, otherwise `path`."""
+    if not is_hub_address(path):
+        return path
+    one_of = (f"{PARAMS}/_METADATA", "_METADATA", WEIGHTS_FILE)  # the second one if the address ends in /params
+    others = [
+        CHECKSUMS_FILE,
+        EXPORT_FILE,
+        f"{RUN}/*",
+        "_*",
+        "d/*",
+        "manifest.ocdbt",
+        "ocdbt.process_*",
+        "array_metadatas/*",
+    ]
+    return str(fetch(parse_hub_address(path), one_of=one_of, patterns=[f"{PARAMS}/*", WEIGHTS_FILE, *others]))
+
+
+def _find_weights(loader: WeightLoaderConfig) -> str:
+    """Where the weights of the policy lie on this machine or in openpi's bucket; of a run, its newest checkpoint."""
+    if loader.path is None:
+        raise ConfigError(f"weight_loader.kind={loader.kind} needs weight_loader.path")
+    path = local_weights(loader.path)
+    return find_policy(path) if loader.kind == "checkpoint" else path
+
+
+def _verify_pytorch_file(file: pathlib.Path) -> None:
+    """Refuses a file of an export of acrlpd that has changed; openpi and lerobot write no checksums."""
+    if (file.parent / CHECKSUMS_FILE).is_file():
+        for problem in directory_problems(file.parent, lambda _: None, only_recorded=True):
+            raise ChecksumError(f"{problem}. Copy the directory again from a place where it is intact")
 
 
 def _require_checksums(directory: epath.Path) -> None:
@@ -66,18 +106,20 @@ def _create_with_policy(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: j
     loader = rl_config.weight_loader
     if loader.kind == "none":
         return init_fsdp_train_state(rl_config, sharding, rng)
-    if loader.path is None:
-        raise ConfigError(f"weight_loader.kind={loader.kind} needs weight_loader.path")
     check_initial_weights(rl_config)
-    path = find_policy(loader.path) if loader.kind == "checkpoint" else loader.path
+    path = _find_weights(loader)
     logger.info("loading the policy's weights from %s", path)
     abstract = abstract_train_state(rl_config, sharding)
     wanted = nnx.merge_state(abstract.policy_params, abstract.frozen_params)
     # A checkpoint has every parameter but adapters, so only adapters are initialised.
     is_checkpoint = loader.kind == "checkpoint"
     target = _with_initial_values(rl_config, rng, wanted, only=LORA if is_checkpoint else ".*")
-    load = load_pi0_weights_from_openpi if is_checkpoint else load_paligemma_weights
-    params = load(path, target)
+    file = find_pytorch_file(path) if is_checkpoint else None
+    if file is not None:
+        params = load_pytorch_weights(file, target)
+    else:
+        load = load_pi0_weights_from_openpi if is_checkpoint else load_paligemma_weights
+        params = load(path, target)
     return init_fsdp_train_state(rl_config, sharding, rng, nnx.to_pure_dict(params))
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 from acrlpd.checksums import directory_problems
 from acrlpd.data.pipeline.replay import verify_replay
+from acrlpd.files import read_json_object
+from acrlpd.models.openpi_pytorch import WEIGHTS_FILE
 from acrlpd.policies.checkpoint import open_checkpoint
 from acrlpd.runs.checkpoint_layout import (
     CRITIC,
     EXPORT_FILE,
+    HUB_FILE,
     PARAMS,
     PARTS_FILE,
     RUN,
@@ -19,6 +22,7 @@ from acrlpd.runs.checkpoint_layout import (
     CheckpointError,
     asset_problems,
     load_checkpoint_metadata,
+    load_export_metadata,
     load_parts_metadata,
 )
 from acrlpd.runs.directory import CONFIG_FILE, saved_steps
@@ -104,7 +108,14 @@ def _checkpoint_parts(directory: Path, prefix: str) -> Iterator[Part]:
     name = EXPORT_FILE if is_export else f"{RUN}/{RUN_FILE}"
     check = _description_problems(directory, is_export)
     yield Part(f"{prefix}{name} and assets", 0, lambda _: _unless_removed(directory, check))
-    items = [PARAMS, CRITIC, TRAIN_STATE]
+    if is_export and (directory / WEIGHTS_FILE).is_file():
+        size = (directory / WEIGHTS_FILE).stat().st_size
+        yield Part(
+            f"{prefix}{WEIGHTS_FILE}", size, lambda advance: directory_problems(directory, advance, only_recorded=True)
+        )
+        return
+    left_out = read_json_object(directory / HUB_FILE).get("left_out", ()) if (directory / HUB_FILE).is_file() else ()
+    items = [item for item in (PARAMS, CRITIC, TRAIN_STATE) if item not in left_out]
     if is_export:  # Whether an export has critics is part of its description.
         items = [PARAMS, *([CRITIC] if (directory / CRITIC).is_dir() else [])]
     for item in items:
@@ -140,6 +151,9 @@ def _description_problems(directory: Path, is_export: bool) -> Iterator[str]:
     try:
         if not is_export:
             load_checkpoint_metadata(directory)  # without run.json, the directory would pass for one of openpi's
+        elif (directory / WEIGHTS_FILE).is_file():
+            yield from asset_problems(directory, load_export_metadata(directory)["assets"])
+            return
         checkpoint = open_checkpoint(directory)
     except ValueError as error:
         yield str(error)

@@ -1,0 +1,1 @@
+"""What goes to the Hugging Face hub, and what comes back from there."""
