@@ -1,6 +1,6 @@
 """A hook of MkDocs: files outside docs/ become part of the site, and links keep working on both.
 
-On a plain repository view a page of docs/ links to ../benchmarks/x.md. On the site docs/ is the root, so the same file is
+On a plain repository view a page of docs/ links to ../benchmarks/x.md. On the site docs/ is the root, so the file is
 benchmarks/x.md. The hook adds the files that pages link to, and turns each link into the link between the two places on
 the site. A link to a file that does not exist stays as it is, and MkDocs refuses it.
 """

@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 import shlex
@@ -90,7 +91,7 @@ def ending_with_parsed(parse: Any) -> Any:
 def check_config_args(options: type, args: Sequence[str], **_: Any) -> None:
     """Whether all flags exist; the parser itself takes a seventh of a second for the hundreds of fields of a config."""
     given = [arg.removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--")]
-    values = {flag: value for flag, value in zip(args, args[1:], strict=False) if flag.startswith("--")}
+    values = {flag: value for flag, value in itertools.pairwise(args) if flag.startswith("--")}
     name = values.get("--config", "debug")
     config = get_config("aloha") if name.endswith(".yaml") or name == "NAME" else find_config(name)
     kinds = {kind: values[f"--{kind}"] for kind in families() if f"--{kind}" in values}

@@ -16,7 +16,7 @@ from acrlpd.data.pipeline.dataset import Dataset
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.runs import directory as runs
 from acrlpd.training.checkpoints.manager import CheckpointWriter
-from acrlpd.training.checkpoints.metadata import check_resume
+from acrlpd.training.checkpoints.metadata import HELD_OUT, check_resume
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import create_sharding
@@ -106,10 +106,11 @@ def _state(config: RLTrainConfig, dataset: Dataset, step: int) -> dict[str, obje
     """What the trainer saves beside the agent, of a run that was not evaluated or monitored so far."""
     return {
         "data": {"seed": config.seed, "step": step, "dataset": dataset.fingerprint},
+        HELD_OUT: dataset.held_out_indices,
         "reward_origin": dataset.rewards.origin.name,
         "metrics": {"window": []},
         "monitor": None,
-        "evaluation": EvaluationHistory(config.training.early_stopping_patience).state_dict(),
+        "evaluation": EvaluationHistory(config.training.early_stopping_patience, config.evaluation.score).state_dict(),
         "phase": OFFLINE,
         "online_start": None,
         "online": None,
