@@ -28,8 +28,10 @@ class JudgedEpisodes:
     videos: tuple[pathlib.Path, ...]
 
     def to_markdown(self) -> str:
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return "\n".join(f"| {' | '.join(escape_markdown(str(cell)) for cell in line)} |" for line in lines)
+        head, *rows = (
+            f"| {' | '.join(escape_markdown(str(cell)) for cell in line)} |" for line in (self.columns, *self.rows)
+        )
+        return "\n".join([head, "|---" * len(self.columns) + "|", *rows])
 
 
 def read_judged_episodes(run: pathlib.Path, step: int) -> JudgedEpisodes | None:
