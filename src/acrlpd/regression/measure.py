@@ -55,7 +55,8 @@ def measure(scenario: Scenario) -> Measurement:
     """
     jax.config.update("jax_enable_compilation_cache", False)
     setup_logging()
-    logging.getLogger("acrlpd").setLevel(logging.WARNING)  # Each seed would report its progress and its end.
+    # Each seed would report its progress, and anomalies: a policy that trains so shortly has many.
+    logging.getLogger("acrlpd").setLevel(logging.ERROR)
     keep_freed_memory()
     with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory(prefix="acrlpd-regress-") as temporary:
         directory = pathlib.Path(temporary)

@@ -21,6 +21,8 @@ _NUM_STRETCHES = 10
 # Operations of a stretch. A core takes some tenths of a second for them: long against the resolution of the clock and
 # what happens once in a stretch, and short against changes of the load.
 _STRETCH_FLOPS = 3e9
+# The updates of the smallest networks take longer than their operations.
+_MOST_UPDATES = 150
 # Products of the workload. The small ones cost as much for their calls as for their arithmetic, as those of small
 # networks do.
 _LARGE, _SMALL, _REPETITIONS = 256, 64, 150
@@ -32,11 +34,12 @@ def measure_update_cost(rl_config: RLTrainConfig, directory: pathlib.Path, updat
     The run is that of the config without an environment: its train step is then the program that this process has
     compiled already. `update_flops` are the operations of an update.
     """
-    updates = max(1, round(_STRETCH_FLOPS / update_flops))
+    updates = min(_MOST_UPDATES, max(1, round(_STRETCH_FLOPS / update_flops)))
     changes = {
         "training.offline_steps": _NUM_STRETCHES * updates,
         "training.online_steps": 0,
         "training.eval_frequency": updates,
+        "training.log_frequency": updates,
         "training.save_frequency": _NUM_STRETCHES * updates,
         "checkpoints.keep_best": False,
         "data.validation_share": 0.0,
