@@ -20,9 +20,11 @@ import pytest
 
 import acrlpd
 from acrlpd import cli
+from acrlpd.cli import train as cli_train
 from acrlpd.cli.main import main
 from acrlpd.config import RLTrainConfig, command_help, get_config, to_dict
 from acrlpd.config.command_line import ConfigFlags, find_config
+from acrlpd.config.flag_names import replace_seed_flags
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.tree import families, flatten
 
@@ -78,6 +80,7 @@ def only_parsing() -> Iterator[None]:
                 patch.setattr(module, "parse_arguments", ending_with_parsed(module.parse_arguments))
             if hasattr(module, "parse_config_args"):
                 patch.setattr(module, "parse_config_args", ending_with_parsed(check_config_args))
+        patch.setattr(cli_train, "_find_stored_config", lambda args: None)  # The runs of the pages do not exist here.
         yield
 
 
@@ -90,6 +93,7 @@ def ending_with_parsed(parse: Any) -> Any:
 
 def check_config_args(options: type, args: Sequence[str], **_: Any) -> None:
     """Whether all flags exist; the parser itself takes a seventh of a second for the hundreds of fields of a config."""
+    args = replace_seed_flags(args)
     given = [arg.removeprefix("--").replace("-", "_") for arg in args if arg.startswith("--")]
     values = {flag: value for flag, value in itertools.pairwise(args) if flag.startswith("--")}
     name = values.get("--config", "debug")
