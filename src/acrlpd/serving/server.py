@@ -108,7 +108,7 @@ class PolicyServer:
         options = self.options
         self._batcher = Batcher(
             max_wait_s=options.max_wait_ms / 1000,
-            expected=lambda: len(self._connections.clients),
+            expected=self._expected_requests,
             metrics=self.metrics,
         )
         self.metrics.clients.set_function(lambda: len(self._connections.clients))
@@ -172,10 +172,13 @@ class PolicyServer:
                 if message is None:
                     return
                 start = time.perf_counter()
-                answer = asyncio.create_task(self._answer(message, total_ms))
-                self._answers.add(answer)
-                answer.add_done_callback(self._answers.discard)
-                reply = await answer
+                if self._is_busy:  # asked before the request is counted, so that of many at once the first ones pass
+                    reply: bytes | str = self._refuse_busy()
+                else:
+                    answer = asyncio.create_task(self._answer(message, total_ms))
+                    self._answers.add(answer)
+                    answer.add_done_callback(self._answers.discard)
+                    reply = await answer
                 await asyncio.wait_for(client.send(reply), self.options.request_timeout_s)
                 total_ms = 1000 * (time.perf_counter() - start)
                 if isinstance(reply, str):
@@ -202,15 +205,26 @@ class PolicyServer:
         finally:
             self._idle.discard(client)
 
+    @property
+    def _is_busy(self) -> bool:
+        limit = self.options.max_concurrent_requests
+        return limit is not None and len(self._answers) >= limit
+
+    def _refuse_busy(self) -> str:
+        self.metrics.requests.labels("busy").inc()
+        return (
+            f"busy: {self.options.max_concurrent_requests} requests are under way, the most that this server takes at "
+            "a time (--max_concurrent_requests); connect again and repeat the request"
+        )
+
+    def _expected_requests(self) -> int:
+        """How many requests may arrive together."""
+        clients, limit = len(self._connections.clients), self.options.max_concurrent_requests
+        return clients if limit is None else min(clients, limit)
+
     async def _answer(self, message: str | bytes, previous_ms: float | None) -> bytes | str:
         """A packed reply, or text that says what went wrong."""
-        start, limit = time.perf_counter(), self.options.max_concurrent_requests
-        if limit is not None and len(self._answers) > limit:  # this request is one of them
-            self.metrics.requests.labels("busy").inc()
-            return (
-                f"busy: {limit} requests are under way, the most that this server takes at a time "
-                "(--max_concurrent_requests); connect again and repeat the request"
-            )
+        start = time.perf_counter()
         try:
             async with asyncio.timeout(self.options.request_timeout_s):
                 reply = await self._batcher.submit(await self._prepare(message))
