@@ -76,8 +76,9 @@ def fetch(address: HubAddress, *, one_of: Sequence[str], patterns: Sequence[str]
         except Exception as error:
             if not _is_unreachable(error):
                 raise
+        patterns = [*wanted, address.path] if address.path else wanted
         directory = hub.snapshot_download(
-            address.repo_id, repo_type=address.kind, revision=address.revision, allow_patterns=[*wanted, address.path]
+            address.repo_id, repo_type=address.kind, revision=address.revision, allow_patterns=patterns
         )
     return Path(directory) / address.path
 

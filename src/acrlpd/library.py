@@ -36,7 +36,7 @@ from acrlpd.training.demonstrations import collect_missing_demonstrations
 from acrlpd.training.experiment import run_experiment
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.options import RunOptions
-from acrlpd.training.readiness import require_ready
+from acrlpd.training.readiness import require_ready, skip_online_phase
 from acrlpd.training.sharding import create_sharding
 from acrlpd.training.updates import save_agent, update_agent
 
@@ -152,8 +152,9 @@ def train(config: RLTrainConfig, *, resume: bool = False, overwrite: bool = Fals
     from there. `overwrite` replaces an earlier run of the same name.
     """
     claim_device_memory()
+    config, skipped = skip_online_phase(config)
     collect_missing_demonstrations(config)
-    for warning in require_ready([config], resume=resume):
+    for warning in (*filter(None, [skipped]), *require_ready([config], resume=resume)):
         print(f"warning: {warning}")
     if code := run_experiment(config, RunOptions(resume=resume, overwrite=overwrite)):
         raise KeyboardInterrupt(f"the run was stopped and saved (exit code {code}); resume=True continues it")

@@ -132,7 +132,7 @@ def test_the_flags_that_a_refusal_names_exist(tmp_path: pathlib.Path, capsys: py
     save_config(config, tmp_path / "mine.yaml")
     shared = run_directory(apply_config_overrides(config, exp_name="r-rounds"))
     shared.mkdir(parents=True)
-    (shared / "config.yaml").write_text("of another config")
+    save_config(apply_config_overrides(config, batch_size=4), shared / "config.yaml")
     command = ["recap", "--config", str(tmp_path / "mine.yaml")]
     assert main(command) == 2
     assert "--ignore_plan trains all the same" in capsys.readouterr().err

@@ -63,6 +63,7 @@ def main(args: Sequence[str]) -> int:
 
     jax.config.update("jax_platforms", "cpu")  # The devices belong to the trials, which are other processes.
     from acrlpd.process import setup_logging
+    from acrlpd.training.readiness import skip_online_phase
     from acrlpd.tuning.objective import choose_objective
     from acrlpd.tuning.space import default_space, load_space
     from acrlpd.tuning.study_files import StudySettings, split_evenly
@@ -70,6 +71,7 @@ def main(args: Sequence[str]) -> int:
     from acrlpd.tuning.tuner import FinalOptions, run_study
 
     setup_logging()
+    config, _ = skip_online_phase(config)
     validate_config(config).raise_for_errors()
     space = default_space(config) if options.space is None else load_space(options.space, config)
     if options.write_space is not None:

@@ -15,7 +15,7 @@ from acrlpd.batch import Batch
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, get_config
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.evaluation.protocol import EvaluationProtocol
-from acrlpd.runs.directory import FINISHED, run_directories, run_directory, saved_steps, write_run_config, write_summary
+from acrlpd.runs.directory import run_directories, run_directory, saved_steps, write_run_config, write_summary
 from acrlpd.seeds import memory
 from acrlpd.seeds.agent import ACRLPDPi0Agent, as_seed_agent, create_acrlpd_pi0_agent_from_rl_config
 from acrlpd.seeds.checkpoints import load_acrlpd_checkpoint, save_acrlpd_checkpoint, save_openpi_pi0_checkpoint
@@ -27,7 +27,7 @@ from acrlpd.training.drive import Arena, EvalFn, drive, train
 from acrlpd.training.learner import Learner
 from acrlpd.training.progress import describe_metrics
 from acrlpd.training.sharding import FSDPSharding, create_sharding
-from acrlpd.training.train_runs import read_assets
+from acrlpd.training.train_runs import end_status, read_assets
 from acrlpd.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class ACRLPDTrainer:
         assert self._trainer is not None
         with self._open:
             train([self._trainer], [Arena((0,), eval_fn=self._eval_fn)])
-            write_summary(self.directory, {"status": FINISHED} | self._trainer.summary())
+            write_summary(self.directory, {"status": end_status(self._trainer)} | self._trainer.summary())
         self._agent, self._trainer = self.agent, None
         return self._agent
 
@@ -173,7 +173,8 @@ class ACRLPDTrainer:
         if self.rl_config.env.id is None:
             raise ConfigError("there is nothing to judge the agent by: give eval_fn, or set env.id")
         config = apply_config_overrides(self.rl_config, {"evaluation.num_episodes": eval_steps})
-        with EvaluationProtocol(config, self._loader.dataset.norm_stats) as protocol:
+        dataset = self._loader.dataset
+        with EvaluationProtocol(config, dataset.norm_stats, reward_origin=dataset.rewards.origin) as protocol:
             return protocol.evaluate(protocol.policy(agent)).metrics()
 
     def log_training_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:

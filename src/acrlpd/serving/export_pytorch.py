@@ -48,7 +48,7 @@ def export_for_pytorch(
     """
     checkpoint = dataclasses.replace(open_trained(source, no_norm_stats=no_norm_stats), has_critics=False)
     rl_config = checkpoint.rl_config
-    if not rl_config.model.in_openpi:
+    if not rl_config.model.in_openpi_pytorch:
         raise CheckpointError(
             f"openpi's PyTorch models are pi0 and pi0.5; this run trained a {kind_name(rl_config.model)} policy. "
             "Export it without --format pytorch"

@@ -30,6 +30,7 @@ from acrlpd.training.checkpoints.metadata import EPISODE_FIELDS, HELD_OUT, RESUM
 from acrlpd.training.online.records import files_after_rounds
 from acrlpd.training.online.rounds import REPLAY
 from acrlpd.training.sharding import abstract_train_state, create_sharding
+from acrlpd.training.train_runs import read_assets
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +38,7 @@ logger = logging.getLogger(__name__)
 _NO_BEST = {"best": None, "without_improvement": 0}
 
 
-def prepare_branches(
-    path: str, members: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], assets: Mapping[str, bytes]
-) -> pathlib.Path:
+def prepare_branches(path: str, members: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path]) -> pathlib.Path:
     """The checkpoint that runs branch from. Refuses a checkpoint that does not fit the configs; writes nothing."""
     point = find_starting_point(path, "--branch_from")
     if point.checkpoint is None:
@@ -58,7 +57,7 @@ def prepare_branches(
                 "training.online_steps, or branch from a checkpoint of the offline phase"
             )
         require_fitting(point.checkpoint, abstract_train_state(member, create_sharding(member)))
-        check_assets(point.checkpoint, metadata["assets"], assets)
+        check_assets(point.checkpoint, metadata["assets"], read_assets(member))
         changes = describe_changes(diff_configs(stored, member))
         logger.info("%s branches from %s with these changes:\n%s", member.exp_name, point.checkpoint, changes)
     return point.checkpoint
@@ -86,7 +85,9 @@ def begin_branch(checkpoint: pathlib.Path, rl_config: RLTrainConfig, directory: 
         link_directory(checkpoint, partial / checkpoint.name, {RUN, METRICS})
     _write_run_file(partial / checkpoint.name, _branched(metadata, rl_config, checkpoint))
     for path in sorted(partial.iterdir(), key=lambda path: path.name == checkpoint.name):  # the checkpoint goes last
-        path.rename(directory / path.name)
+        if (target := directory / path.name).is_dir():  # of an attempt that was killed here
+            shutil.rmtree(target)
+        path.rename(target)
     partial.rmdir()
 
 

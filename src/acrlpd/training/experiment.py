@@ -58,7 +58,7 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
     options = locate_resume(options, directories)
     branch = None
     if options.branch_from is not None:
-        branch = prepare_branches(options.branch_from, members, directories, read_assets(rl_config))
+        branch = prepare_branches(options.branch_from, members, directories)
     with contextlib.ExitStack() as stack:
         if is_primary() and not options.dry_run:
             resume, overwrite = bool(options.resume), options.overwrite
@@ -232,6 +232,8 @@ def baseline_config(rl_config: RLTrainConfig, name: str, summary: Mapping[str, A
         "acrlpd.bc_importance_weighting": False,
         "acrlpd.critic_warmup_steps": 0,
         "acrlpd.critic_updates_per_policy_update": 1,
+        "acrlpd.critic_ema_decay": None,
+        "weight_loader.critics": None,
         "evaluation.best_of_n": 1,
         "data.episode_filter": "success" if name == "bc_success_only" else rl_config.data.episode_filter,
     }

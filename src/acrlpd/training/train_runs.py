@@ -306,12 +306,17 @@ def _failures_told(trainers: Sequence[Trainer], options: RunOptions) -> Iterator
         raise
 
 
-def _write_summary(trainer: Trainer) -> None:
-    status = runs.FINISHED
+def end_status(trainer: Trainer) -> str:
+    """How a run has ended, in words."""
     if trainer.stopped_by is not None:
-        status = f"stopped by {signal.Signals(trainer.stopped_by).name}"
-    elif trainer.step < trainer.rl_config.num_train_steps:
-        status = f"{runs.FINISHED} early: no improvement"
+        return f"stopped by {signal.Signals(trainer.stopped_by).name}"
+    if trainer.step < trainer.rl_config.num_train_steps:
+        return f"{runs.FINISHED} early: no improvement"
+    return runs.FINISHED
+
+
+def _write_summary(trainer: Trainer) -> None:
+    status = end_status(trainer)
     if is_primary():
         plan = planned_costs(trainer.rl_config)
         runs.write_summary(trainer.directory, {"status": status, "plan": plan} | trainer.summary())

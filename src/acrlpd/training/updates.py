@@ -19,6 +19,7 @@ from acrlpd.training.checkpoints.manager import CheckpointWriter
 from acrlpd.training.checkpoints.metadata import HELD_OUT, check_resume
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.learner import Learner
+from acrlpd.training.readiness import skip_online_phase
 from acrlpd.training.sharding import create_sharding
 from acrlpd.training.train_runs import read_assets
 from acrlpd.training.trainer import OFFLINE
@@ -78,6 +79,7 @@ def save_agent(
     The default directory is that of the run, where `acrlpd train --resume` looks for it. A directory that holds a run
     of another config, or this step or a later step, is refused.
     """
+    config, _ = skip_online_phase(config)  # as `acrlpd train` does, which may go on with the run
     place = runs.run_directory(config) if directory is None else pathlib.Path(directory).expanduser().absolute()
     step, assets = int(agent.step), read_assets(config)
     if steps := runs.saved_steps(place):

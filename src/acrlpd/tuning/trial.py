@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from acrlpd.config import RLTrainConfig, apply_config_overrides, save_config
 from acrlpd.config.command_line import set_max_steps
 from acrlpd.config.plan.accelerators import MEMORY_FRACTION
+from acrlpd.config.run import LoggingConfig
 from acrlpd.runs.directory import CONFIG_FILE, run_directory, saved_steps
 from acrlpd.tuning.objective import Objective, ScoreReader
 
@@ -40,11 +41,9 @@ def shorten(config: RLTrainConfig, steps: int | None, evaluations: int) -> RLTra
         "checkpoints.max_to_keep": 1,
         "checkpoints.keep_period": None,
         "checkpoints.keep_best": False,
-        "logging.wandb": "disabled",
-        "logging.tensorboard": False,
-        "logging.debug": False,
     }
-    return apply_config_overrides(config, changes)
+    # Nobody is told about a trial but the tuner, which reads metrics.jsonl.
+    return dataclasses.replace(apply_config_overrides(config, changes), logging=LoggingConfig())
 
 
 @dataclasses.dataclass(frozen=True)

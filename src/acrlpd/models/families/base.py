@@ -62,6 +62,8 @@ class PolicyConfig(Choice, abc.ABC):
 
     # Whether stock openpi has this family: openpi's weights can start a run, and openpi can serve a checkpoint.
     in_openpi: ClassVar[bool] = False
+    # Whether openpi has a PyTorch model of this family.
+    in_openpi_pytorch: ClassVar[bool] = False
     # Whether states and actions of the robot are padded to the width of the network.
     pads_actions: ClassVar[bool] = False
     # Whether the policy can say how probable its chunks are (`sample_with_log_prob`).

@@ -76,6 +76,7 @@ class Pi0Config(PolicyConfig):
     remat_policy: RematPolicy = "full"
 
     in_openpi: ClassVar[bool] = True
+    in_openpi_pytorch: ClassVar[bool] = True
     pads_actions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
