@@ -216,6 +216,17 @@ def test_requests_time_out(policy: ServingPolicy) -> None:
         assert server.scrape()['acrlpd_requests_total{result="timeout"}'] == 1
 
 
+def test_of_requests_at_once_as_many_as_the_number_pass(policy: ServingPolicy) -> None:
+    with RunningServer(slow(policy, 0.2), max_concurrent_requests=2, max_wait_ms=50) as server:
+        clients = [server.connect() for _ in range(3)]
+        for client in clients:
+            client.send(packb(state_observation()))
+        answers = [client.recv(timeout=120) for client in clients]
+        values = server.scrape()
+    passed = sum(isinstance(answer, bytes) for answer in answers)
+    assert passed >= 2 and values['acrlpd_requests_total{result="ok"}'] == passed
+
+
 def test_requests_above_the_number_are_refused_at_once(policy: ServingPolicy) -> None:
     begun, released = threading.Event(), threading.Event()
 

@@ -132,7 +132,8 @@ def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path
     assert filtering.acrlpd.loss_weights == config.acrlpd.loss_weights
     # Cloning stays cloning, whatever the run does.
     changes = {"acrlpd.policy_data": "success", "qchunking.success_ratio": 0.8}
-    changed = apply_config_overrides(config, changes | {"acrlpd.critic_updates_per_policy_update": 4})
+    changes |= {"acrlpd.critic_updates_per_policy_update": 4, "acrlpd.critic_ema_decay": 0.9}
+    changed = apply_config_overrides(config, changes)
     for name in ("bc", "bc_success_only"):
         assert baseline_config(changed, name, {}) == baseline_config(config, name, {})
     for name in BASELINES:

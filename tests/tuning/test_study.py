@@ -7,10 +7,11 @@ import pytest
 from fake_trial import CRASHES, DIVERGES, INTERRUPTS, IS_KILLED, IS_KILLED_ONCE, IS_NEVER_JUDGED
 from study_helpers import is_alive, make_space, run, tuned_config
 
-from acrlpd.config import ConfigError, apply_config_overrides, config_hash, get_config, load_config
+from acrlpd.config import ConfigError, apply_config_overrides, config_hash, get_config, load_config, validate_config
 from acrlpd.tuning.objective import choose_objective
 from acrlpd.tuning.space import read_value
 from acrlpd.tuning.study_files import StudySettings, claim, share_trials, split_evenly, study_directory
+from acrlpd.tuning.trial import shorten
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +146,13 @@ def test_trials_are_split_evenly_and_later_changes_are_those_of_the_last_stage()
     assert share_trials(40, (14, 13, 13)) == (14, 13, 13)
     assert share_trials(50, (14, 13, 13)) == (14, 13, 23)
     assert share_trials(20, (14, 13, 13)) == (14, 6, 0)
+
+
+def test_nobody_but_the_tuner_is_told_about_a_trial():
+    alerts = {"logging.wandb": "offline", "logging.alerts.wandb": True, "logging.alerts.command": ("true",)}
+    shortened = shorten(apply_config_overrides(get_config("debug"), alerts), 10, evaluations=2)
+    assert not shortened.logging.alerts.has_receiver and shortened.logging.wandb == "disabled"
+    assert validate_config(shortened).errors == validate_config(get_config("debug")).errors
 
 
 def test_the_objective_is_success_or_else_the_error_on_held_out_episodes():
