@@ -63,7 +63,10 @@ def _numbers(cls: type) -> Iterator[tuple[str, Any]]:
             yield name, annotation
 
 
-SECTIONS = [RLTrainConfig, *(cls for cls in vars(run).values() if dataclasses.is_dataclass(cls))]
+SECTIONS = [
+    RLTrainConfig,
+    *(cls for cls in vars(run).values() if isinstance(cls, type) and dataclasses.is_dataclass(cls)),
+]
 # A joint may have any angle.
 UNBOUNDED = {"reset_pose"}
 
