@@ -28,6 +28,6 @@ def test_a_kind_of_section_that_this_version_does_not_have() -> None:
     data = to_dict(get_config("debug"))
     data["model"]["type"] = "pi1"
     with pytest.raises(
-        ConfigError, match=r"model must be one of gaussian, pi0, state_flow, or module:Name .*; found 'pi1'"
+        ConfigError, match=r"model must be one of gaussian, pi0, pi0_fast, state_flow, or module:Name .*; found 'pi1'"
     ):
         from_dict(RLTrainConfig, data)

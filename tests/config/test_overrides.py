@@ -75,7 +75,7 @@ def test_integers_become_floats_but_not_the_other_way():
         (
             "model.type",
             "state_flo",
-            "one of gaussian, pi0, state_flow, or module:Name of your own; found 'state_flo'; did you mean",
+            "one of gaussian, pi0, pi0_fast, state_flow, or module:Name of your own; found 'state_flo'; did you mean",
         ),
         ("model.paligemma_variant", "gemma_3b", "model: paligemma_variant must be one of"),
         ("model.state_dim", 3, "unknown key 'model.state_dim'; model (Pi0Config) has dtype, "),

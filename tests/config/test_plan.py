@@ -127,11 +127,12 @@ def test_smallest_change(devices, memory, changes, expected):
         ({"offline_steps": 20_000, "keep_period": 5_000}, 5),  # 5, 10, 15, 20, and the one that replaces 19
         ({"offline_steps": 20_000, "keep_period": 5_000, "save_frequency": 2_000}, 3),  # 10 and 20, while 18 is there
         ({"offline_steps": 5_000, "env.id": "x"}, 3),  # the best
+        ({"offline_steps": 5_000, "data.validation_share": 0.1}, 3),  # the best by held-out episodes
     ],
 )
 def test_checkpoints_on_disk(changes, kept):
     sections = {"save_frequency": "training.", "max_to_keep": "checkpoints.", "keep_period": "checkpoints."}
-    defaults = {"save_frequency": 1_000, "max_to_keep": 1, "keep_period": None}
+    defaults = {"save_frequency": 1_000, "max_to_keep": 1, "keep_period": None, "data.validation_share": 0.0}
     changes = {f"{sections.get(name, '')}{name}": value for name, value in (defaults | changes).items()}
     disk = estimate_disk(apply_config_overrides(get_config("debug"), changes))
     assert (disk.num_checkpoints, disk.replay) == (kept, 0)

@@ -103,8 +103,8 @@ _DEBUG = dataclasses.replace(
 )
 
 _PRESETS = {
-    "pi0-FAST on DROID: action tokens, one arm, 8 action dims": _DROID,
-    "pi0-FAST on LIBERO: action tokens, offline and then online": _LIBERO,
+    "pi0-FAST on DROID: action tokens, one arm; takes 12.6 hours and 175 GiB of disk on one H100": _DROID,
+    "pi0-FAST on LIBERO: action tokens; takes 12.6 hours and 133 GiB of disk on one H100": _LIBERO,
     "a tiny pi0-FAST on random data, for a CPU": _DEBUG,
 }
 
