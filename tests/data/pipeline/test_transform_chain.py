@@ -242,7 +242,8 @@ def test_a_vocabulary_that_is_too_small_is_refused():
 @pytest.mark.parametrize("name", sorted(list_configs()))
 def test_every_preset_has_a_chain(name):
     config = get_config(name)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="byte"))
+    data_config = dataclasses.replace(config.data, tokenizer="byte")
+    config = dataclasses.replace(config, data=data_config, model=config.model.without_files())
     transforms = create_policy_transforms(config)
     assert set(transforms.cameras) <= set(getattr(config.model, "image_keys", ()))
     state_dims = [dim or 7 for dim in config.data.robot.state_dims.values()]
