@@ -21,8 +21,8 @@ def with_critics(agent: Agent, directory: pathlib.Path) -> Agent:
     branch = critic_branches(load_described_config(directory.parent).acrlpd)["online"]
     leaves, structure = jax.tree_util.tree_flatten_with_path(agent.critics.online)
     wanted = {(*branch, *(jax.tree_util.keystr((key,), simple=True) for key in path[:-1])): x for path, x in leaves}
-    require_equal_shapes(directory, wanted, within=branch)
     with verified(directory, share=(jax.process_index(), jax.process_count())):
+        require_equal_shapes(directory, wanted, within=branch)
         found = restore_arrays(directory, wanted)
     online = jax.tree.unflatten(structure, [found[name] for name in wanted])
     average = None if agent.critics.average is None else jax.tree.map(jnp.copy, online)
