@@ -100,10 +100,20 @@ def init_fsdp_train_state(
             f"weight_loader.kind={rl_config.weight_loader.kind} names initial weights, which this function does not "
             "read; acrlpd.training.initial_weights.create_initial_agent reads them"
         )
+    alike = dataclasses.replace(rl_config, seed=0, exp_name="")
+    return _compile_creation(alike, sharding)(rng, policy_params=policy_params)
+
+
+# Programs that this process keeps, of each kind.
+_MOST_PROGRAMS = 4
+
+
+@functools.lru_cache(maxsize=_MOST_PROGRAMS)
+def _compile_creation(rl_config: RLTrainConfig, sharding: FSDPSharding) -> Callable[..., Agent]:
+    """`create_agent` as one program. Runs that differ in their seeds alone are created by the same program."""
     create = functools.partial(create_agent, rl_config, data_shards=sharding.mesh.size)
-    places = jax.tree.map(sharding.of_array, jax.eval_shape(create, rng, policy_params=policy_params))
-    compiled = jax.jit(create, out_shardings=places, donate_argnames="policy_params", compiler_options=compile_fast())
-    return compiled(rng, policy_params=policy_params)
+    places = jax.tree.map(sharding.of_array, jax.eval_shape(create, jax.random.key(0)))
+    return jax.jit(create, out_shardings=places, donate_argnames="policy_params", compiler_options=compile_fast())
 
 
 def compile_train_steps(
@@ -134,7 +144,6 @@ def compile_train_steps(
 
 # The train steps that this process has compiled last.
 _programs: dict[Hashable, jax.stages.Compiled] = {}
-_MOST_PROGRAMS = 4
 
 
 def compiled_programs() -> list[jax.stages.Compiled]:
