@@ -56,9 +56,7 @@ def test_training_can_collect_the_demonstrations_itself(here: Path) -> None:
     collect_missing_demonstrations(apply_config_overrides(config, few))
     source = open_source(here / "collected")
     assert (len(source), source.features["observation.images.top"].shape) == (2, (28, 28, 3))
-    assert (
-        config.data.norm_stats_path == Path("assets/my_env/norm_stats.json") and config.data.norm_stats_path.is_file()
-    )
+    assert Path("assets/my_env/norm_stats.json").is_file()
 
 
 def test_the_expert_goes_where_only_the_image_tells(here: Path) -> None:
