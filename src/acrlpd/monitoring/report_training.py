@@ -6,6 +6,7 @@ import numpy as np
 
 from acrlpd.monitoring.curve_trends import find_trend, in_phase, settled_since
 from acrlpd.monitoring.lr_advice import suggest_learning_rates
+from acrlpd.monitoring.report_validation import BLIND
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import RunRecord
 from acrlpd.units import format_percent
@@ -117,7 +118,7 @@ def _policy_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     series = record.series.get("validation/relative_action_error")
     if series is not None and np.isfinite(series.values[-1]):
         error = float(series.values[-1])
-        verdict = "the policy sees" if error < 0.9 else "hardly better than a policy that sees nothing"
+        verdict = "the policy sees" if error < BLIND else "hardly better than a policy that sees nothing"
         yield (
             "Samples",
             f"On held-out episodes the policy errs by {format_percent(error)} of the mean action's error: {verdict}.",
