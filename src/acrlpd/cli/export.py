@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from annotated_types import Ge
 
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.config.command_line import Flag
 from acrlpd.text import parse_arguments, print
 
@@ -75,8 +75,7 @@ def _export_for_pytorch(options: ExportOptions) -> "Verification":
 
 def main(args: Sequence[str]) -> int:
     options = parse_arguments(ExportOptions, args=args, prog="acrlpd export")
-    for finding in check_bounds(options, "--"):
-        raise ValueError(finding.message)
+    require_bounds(options, "--")
     from acrlpd.process import setup_logging
 
     setup_logging()

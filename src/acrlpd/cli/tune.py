@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 from annotated_types import Ge, MinLen
 
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.config.command_line import parse_config_args
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
@@ -55,8 +55,7 @@ _RARE = ("write_space", "evaluations", "final_seeds", "final_steps")
 
 def main(args: Sequence[str]) -> int:
     config, options = parse_config_args(TuneOptions, args, prog="acrlpd tune", rare=_RARE)
-    for finding in check_bounds(options, "--"):
-        raise ValueError(finding.message)
+    require_bounds(options, "--")
     if importlib.util.find_spec("optuna") is None:
         raise ImportError(f"`acrlpd tune` needs the package optuna: {install_command('tune')}", name="optuna")
     import jax

@@ -17,7 +17,7 @@ import numpy as np
 from annotated_types import Ge, Interval
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.console import Console
 from acrlpd.cores import usable_cores
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
@@ -60,8 +60,7 @@ class DemonstrationSettings:
     codec: str = "h264"
 
     def __post_init__(self) -> None:
-        for finding in check_bounds(self):
-            raise EnvError(finding.message)
+        require_bounds(self, error_type=EnvError)
         shares = self.mix.values()
         if not all(0 <= share < math.inf for share in shares) or not sum(shares) > 0:
             raise EnvError(f"mix must give qualities and their shares, such as {{'expert': 1}}; found {dict(self.mix)}")

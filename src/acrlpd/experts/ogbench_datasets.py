@@ -20,7 +20,7 @@ from annotated_types import Ge
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from acrlpd.choice import hint
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.console import Console
 from acrlpd.cores import usable_cores
 from acrlpd.data.sources.source import Feature
@@ -61,8 +61,7 @@ class PlaySettings:
     seed: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self) -> None:
-        for finding in check_bounds(self):
-            raise EnvError(finding.message)
+        require_bounds(self, error_type=EnvError)
         ogbench_episodes(self.env)
 
     @property
