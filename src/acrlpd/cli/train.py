@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from acrlpd.config.command_line import Flag, parse_config_args
 from acrlpd.config.overrides import apply_config_overrides
-from acrlpd.config.plan.accelerators import MEMORY_FRACTION, claim_device_memory, find_accelerator, usable_device_bytes
-from acrlpd.config.plan.plan import LONGEST_RUN_S, Plan, make_plan
+from acrlpd.config.plan.accelerators import claim_device_memory
+from acrlpd.config.plan.plan import LONGEST_RUN_S, Plan, plan_here
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.files import is_whole_number
@@ -136,13 +136,7 @@ def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
     warnings = require_ready(members, resume=goes_on)
     for warning in warnings if is_primary() else ():
         print(f"warning: {warning}", file=sys.stderr)
-    found = find_accelerator()
-    plan = make_plan(
-        members[0],
-        num_devices=jax.device_count(),
-        device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / 2**30 / len(members),
-        accelerator=None if found is None else found.name,
-    )
+    plan = plan_here(members[0], jax.device_count(), num_runs=len(members))
     if is_primary():
         if len(members) > 1:
             print(f"{len(members)} runs train together; the plan is that of one run, with its share of the memory")

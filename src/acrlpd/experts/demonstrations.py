@@ -15,10 +15,10 @@ from typing import IO, Annotated
 
 import numpy as np
 from annotated_types import Ge, Interval
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn
 
 from acrlpd.config.bounds import require_bounds
-from acrlpd.console import Console
+from acrlpd.console import progress
 from acrlpd.cores import usable_cores
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.envs.env import EnvError, EnvSpec
@@ -27,7 +27,7 @@ from acrlpd.envs.pool import EnvFailure, EnvPool
 from acrlpd.envs.registry import IMAGE_SIZE
 from acrlpd.experts.expert import Expert, demonstrate, find_expert
 from acrlpd.experts.unfinished import partial_directory, require_equal_settings, settings_text
-from acrlpd.files import write_atomically, write_text_atomically
+from acrlpd.files import new_directory, write_atomically, write_text_atomically
 
 # After this many candidates per wanted episode a share of successes counts as out of reach.
 _MAX_CANDIDATES_PER_EPISODE = 20
@@ -106,29 +106,25 @@ def collect_demonstrations(
     output = Path(output)
     expert = find_expert(settings.env, settings.mix)
     with partial_directory(output, "collecting these demonstrations") as directory:
-        with EnvPool(
-            settings.env,
-            min(usable_cores(), _MAX_ENVS),
-            num_workers=num_workers,
-            image_size=settings.image_size,
-            max_episode_steps=settings.max_episode_steps,
-            timeout_s=timeout_s,
-        ) as envs:
-            spec = envs.spec
-            writing = output.with_name(output.name + ".writing")
-            shutil.rmtree(writing, ignore_errors=True)
-            # The writer refuses features that a dataset cannot hold, before anything is played or stored.
-            writer = LeRobotWriter(
-                writing, fps=spec.fps, features=rollout_features(spec), robot_type=spec.robot_type, codec=settings.codec
-            )
-            partial = _PartialCollection(directory, settings)
-            _play(envs, expert, partial, show_progress)
-        with writer:
-            for rollout in map(_load_rollout, partial.files()):
-                write_rollout(writer, rollout, spec)
-        if output.exists():
-            output.rmdir()  # the directory is empty; others were refused above
-        writing.replace(output)
+        with new_directory(output) as writing:
+            with EnvPool(
+                settings.env,
+                min(usable_cores(), _MAX_ENVS),
+                num_workers=num_workers,
+                image_size=settings.image_size,
+                max_episode_steps=settings.max_episode_steps,
+                timeout_s=timeout_s,
+            ) as envs:
+                spec, features = envs.spec, rollout_features(envs.spec)
+                # The writer refuses features that a dataset cannot hold, before anything is played or stored.
+                writer = LeRobotWriter(
+                    writing, fps=spec.fps, features=features, robot_type=spec.robot_type, codec=settings.codec
+                )
+                partial = _PartialCollection(directory, settings)
+                _play(envs, expert, partial, show_progress)
+            with writer:
+                for rollout in map(_load_rollout, partial.files()):
+                    write_rollout(writer, rollout, spec)
         shutil.rmtree(directory)
     return Collection(
         output,
@@ -205,8 +201,7 @@ def _play(envs: EnvPool, expert: type[Expert], partial: _PartialCollection, show
     settings = partial.settings
     played = _candidates(envs, expert, settings, partial.next_candidate)
     numbers = TextColumn("{task.completed} episodes, {task.fields[successes]} successes, {task.fields[tried]} tried")
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn(), numbers)
-    with Progress(*columns, console=Console(stderr=True), disable=not show_progress) as bar:
+    with progress(numbers, disable=not show_progress) as bar:
         task = bar.add_task(settings.env, total=settings.num_episodes, successes=0, tried=0)
         while not partial.complete:
             partial.add(*next(played))

@@ -17,11 +17,11 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
 from acrlpd.choice import hint
 from acrlpd.config.bounds import require_bounds
-from acrlpd.console import Console
+from acrlpd.console import progress
 from acrlpd.cores import usable_cores
 from acrlpd.data.sources.source import Feature
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
@@ -33,7 +33,7 @@ from acrlpd.execution.base import Columns
 from acrlpd.experts.ogbench_files import read_play_file, split_episodes, validation_file
 from acrlpd.experts.ogbench_play import play_columns, record_episode
 from acrlpd.experts.unfinished import partial_directory, require_equal_settings, settings_text
-from acrlpd.files import read_json_object, write_text_atomically
+from acrlpd.files import new_directory, read_json_object, write_text_atomically
 
 # Environment -> training episodes of OGBench's dataset.
 _NUM_EPISODES = {
@@ -194,15 +194,12 @@ def _write_datasets(
     show_progress: bool,
 ) -> None:
     """Writes `train/` and `validation/`; the directory gets its name when both are complete."""
-    writing = output.with_name(output.name + ".writing")
-    shutil.rmtree(writing, ignore_errors=True)
     features = {RAW_STATE: env.spec.features[RAW_STATE]}
     features[env.spec.action_column] = Feature("float32", (env.spec.action_dim,))
     for task in range(1, len(env.env.task_infos) + 1):
         features |= {f"task{task}.reward": Feature("float32", ()), f"task{task}.success": Feature("bool", ())}
     episodes = iter(episodes)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not show_progress) as bar:
+    with new_directory(output) as writing, progress(MofNCompleteColumn(), disable=not show_progress) as bar:
         task_id = bar.add_task(f"{settings.env} episodes", total=sum(splits.values()))
         for split, count in splits.items():
             with LeRobotWriter(
@@ -212,7 +209,4 @@ def _write_datasets(
                     writer.add_steps(episode, {})
                     writer.end_episode(env.prompt)
                     bar.advance(task_id)
-    write_text_atomically(writing / SETTINGS_FILE, settings_text(settings))
-    if output.exists():
-        output.rmdir()  # the directory is empty; others were refused before
-    writing.replace(output)
+        write_text_atomically(writing / SETTINGS_FILE, settings_text(settings))
