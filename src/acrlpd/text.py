@@ -14,7 +14,7 @@ import threading
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
@@ -47,6 +47,12 @@ def escape_markdown(text: str) -> str:
     """The text as one line of Markdown that shows the text as it is: no tag, no image, no table cell, no heading."""
     line = " ".join(printable(text).split())
     return _LIST_ITEM.sub(r"\1\\\2", _MARK.sub(r"\\\g<0>", line)).translate(_HTML)
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown. Its cells are Markdown, too: texts of others go through `escape_markdown` first."""
+    lines = (titles, ["---"] * len(titles), *rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def print(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:

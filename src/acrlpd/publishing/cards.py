@@ -12,7 +12,7 @@ from acrlpd.monitoring.report_facts import final_stages
 from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.runs.record import Outcome, RunRecord, read_outcome
 from acrlpd.serving.export_readme import openpi_section
-from acrlpd.text import escape_markdown
+from acrlpd.text import escape_markdown, markdown_table
 from acrlpd.units import format_interval, format_percent
 
 REPORT_FILE = "report.html"
@@ -50,8 +50,6 @@ _DATASET = """\
 
 A LeRobot dataset ({format}) that was uploaded with acrlpd.
 
-| | |
-|---|---|
 {facts}
 
 ## Use it
@@ -103,7 +101,7 @@ def dataset_card(report: Report, address: HubAddress) -> str:
     text = _DATASET.format(
         name=escape_markdown(address.repo_id),
         format=escape_markdown(report.format),
-        facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
+        facts=markdown_table(["", ""], facts.items()),
         repo_id=address.repo_id,
         address=address,
     )
@@ -131,11 +129,17 @@ def _results(record: RunRecord | None, step: int | None) -> Iterator[str]:
     if not rows:
         yield "The success of this policy has not been measured, or the record of its run was not at hand.\n"
         return
-    yield "| policy | step | success | 95 % | episodes |\n|---|---|---|---|---|"
-    for title, at_step, outcome in rows:
-        interval = format_interval(outcome.interval)
-        cells = (title, at_step, format_percent(outcome.success_rate, 1), interval, outcome.counted)
-        yield f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |"
+    cells = (
+        (
+            title,
+            "" if at_step is None else str(at_step),
+            format_percent(outcome.success_rate, 1),
+            format_interval(outcome.interval),
+            outcome.counted,
+        )
+        for title, at_step, outcome in rows
+    )
+    yield markdown_table(["policy", "step", "success", "95 %", "episodes"], cells)
     assert record is not None
     environment = record.config.get("env.name")
     where = f" in `{environment}`" if environment else ""

@@ -24,25 +24,21 @@ _OTHER_EPISODES = 1_000_000
 class FinalComparison:
     """Scores of the same fresh seeds, one for each seed in the order of `seeds`."""
 
+    objective: Objective
     seeds: tuple[int, ...]
     steps: int
     episodes: int  # for each seed; 0 where runs are not judged in an environment
     preset: tuple[float, ...]
     winner: tuple[float, ...]
-    gains: tuple[float, ...]  # how much better the winner is, seed by seed
-    preset_mean: MeanOverSeeds
-    winner_mean: MeanOverSeeds
-    gain_mean: MeanOverSeeds
 
     @property
-    def is_better(self) -> bool:
-        """Whether the interval of the gain lies above zero."""
-        return self.gain_mean.interval is not None and self.gain_mean.interval[0] > 0
+    def gains(self) -> tuple[float, ...]:
+        """How much better the winner is, seed by seed."""
+        return tuple(map(self.objective.gain, self.winner, self.preset))
 
-    @property
-    def is_worse(self) -> bool:
-        """Whether the interval of the gain lies below zero."""
-        return self.gain_mean.interval is not None and self.gain_mean.interval[1] < 0
+    def mean(self, scores: Sequence[float]) -> MeanOverSeeds:
+        """The mean of the scores of one side."""
+        return mean_over_seeds(scores, RATES if self.objective.is_success else (0.0, float("inf")))
 
 
 def compare_on_fresh_seeds(
@@ -81,19 +77,8 @@ def compare_on_fresh_seeds(
     preset_scores, winner_scores = (
         _final_scores(side, seeds, place, objective) for side, place in zip(sides, places, strict=True)
     )
-    gains = tuple(objective.gain(new, old) for new, old in zip(winner_scores, preset_scores, strict=True))
-    limits = RATES if objective.is_success else (0.0, float("inf"))
-    return FinalComparison(
-        seeds=seeds,
-        steps=sides[0].num_train_steps,
-        episodes=sides[0].evaluation.num_episodes if objective.is_success else 0,
-        preset=preset_scores,
-        winner=winner_scores,
-        gains=gains,
-        preset_mean=mean_over_seeds(preset_scores, limits),
-        winner_mean=mean_over_seeds(winner_scores, limits),
-        gain_mean=mean_over_seeds(gains),
-    )
+    episodes = sides[0].evaluation.num_episodes if objective.is_success else 0
+    return FinalComparison(objective, seeds, sides[0].num_train_steps, episodes, preset_scores, winner_scores)
 
 
 def _judged_once(config: RLTrainConfig, steps: int | None) -> RLTrainConfig:

@@ -26,9 +26,6 @@ class Objective:
     def direction(self) -> Literal["minimize", "maximize"]:
         return "maximize" if self.is_success else "minimize"
 
-    def is_better(self, score: float, other: float) -> bool:
-        return score > other if self.is_success else score < other
-
     def gain(self, score: float, other: float) -> float:
         """How much better the score is than the other one; below 0 where it is worse."""
         return score - other if self.is_success else other - score
