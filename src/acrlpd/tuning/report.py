@@ -156,9 +156,9 @@ def _best_trials(result: StudyResult) -> Iterator[str]:
         [list(map(escape_markdown, row)) for row in _best_rows(result)],
     )
     if result.objective.is_success:
-        titles.append("95 % interval of the episodes")
+        titles.insert(3, "95 % interval of the episodes")
         for row, record in zip(rows, _shown(result), strict=True):
-            row.append(_episode_interval(record, result))
+            row.insert(3, _episode_interval(record, result))
     yield markdown_table(titles, rows)
     again = "" if result.final is None else " It is judged again below."
     yield f"\nThe best of many trials is partly the luckiest, so its score is too high.{again}\n"
