@@ -45,6 +45,8 @@ _NUM_EPISODES = {
     "puzzle-3x3": 1000,
     "puzzle-4x4": 1000,
 }
+# Longest time of an episode; then its process is killed.
+_EPISODE_TIMEOUT_S = 600.0
 # The settings of a dataset, stored beside `train/` and `validation/`.
 SETTINGS_FILE = "play.json"
 
@@ -105,7 +107,6 @@ def generate_play(
     output: str | Path,
     *,
     num_workers: int | None = None,
-    timeout_s: float = 600.0,
     show_progress: bool = True,
 ) -> None:
     """Makes the dataset in the directory `output`, or continues an earlier call that was interrupted.
@@ -125,13 +126,13 @@ def generate_play(
         env = _make_task_env(settings.env)
         workers = usable_cores() if num_workers is None else num_workers
         # With two environments per process, the next call is there already when a process ends an episode.
-        with EnvPool(env.name, 2 * max(1, workers), num_workers=workers, timeout_s=timeout_s) as envs:
+        with EnvPool(env.name, 2 * max(1, workers), num_workers=workers, timeout_s=_EPISODE_TIMEOUT_S) as envs:
             episodes = map(_load_columns, _record_all(envs, settings, files))
             _write_datasets(output, env, settings, settings.splits, episodes, show_progress)
         shutil.rmtree(directory)
 
 
-def import_play(env: str, path: str | Path, output: str | Path, *, show_progress: bool = True) -> None:
+def import_play(env: str, path: str | Path, output: str | Path) -> None:
     """Makes the dataset in the directory `output` from OGBench's file and the validation file beside it."""
     ogbench_episodes(env)
     path, output = Path(path), Path(output)
@@ -141,7 +142,7 @@ def import_play(env: str, path: str | Path, output: str | Path, *, show_progress
         rows = {split: read_play_file(file, task_env) for split, file in files.items()}
         splits = {split: int(np.count_nonzero(arrays["terminals"])) for split, arrays in rows.items()}
         episodes = (play_columns(task_env, episode) for arrays in rows.values() for episode in split_episodes(arrays))
-        _write_datasets(output, task_env, ImportSettings(env, path.name), splits, episodes, show_progress)
+        _write_datasets(output, task_env, ImportSettings(env, path.name), splits, episodes)
 
 
 def _record_all(envs: EnvPool, settings: PlaySettings, files: list[Path]) -> Iterator[Path]:
@@ -191,7 +192,7 @@ def _write_datasets(
     settings: PlaySettings | ImportSettings,
     splits: Mapping[str, int],
     episodes: Iterable[Columns],
-    show_progress: bool,
+    show_progress: bool = True,
 ) -> None:
     """Writes `train/` and `validation/`; the directory gets its name when both are complete."""
     features = {RAW_STATE: env.spec.features[RAW_STATE]}
