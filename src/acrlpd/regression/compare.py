@@ -218,10 +218,5 @@ def _compare_names(baseline: Measurement, now: Measurement) -> Row:
 def _compare_export(baseline: Measurement, now: Measurement) -> Row:
     """The export itself refuses a policy that acts differently, or that openpi would not load."""
     verdict: Verdict = "REGRESSION" if now.problems and not baseline.problems else "ok"
-    return Row("checkpoint and export", _show_export(baseline), _show_export(now), "same actions", verdict)
-
-
-def _show_export(measured: Measurement) -> str:
-    if measured.problems:
-        return f"{len(measured.problems)} problems"
-    return "same actions"
+    before, after = (f"{len(one.problems)} problems" if one.problems else "same actions" for one in (baseline, now))
+    return Row("checkpoint and export", before, after, "same actions", verdict)

@@ -38,16 +38,12 @@ def find_differences(baseline: Measurement, now: Measurement) -> Iterator[str]:
             f"the baseline was made on another machine ({baseline.origin.machine}; now {now.origin.machine}): wider "
             "bounds for processor time and memory"
         )
-    changes = diff_configs(_read_config(baseline), _as_config(now.config))
+    changes = diff_configs(_read_config(baseline), _read_config(now))
     if changes:
         shown = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changes.items())
         yield f"the baseline was made with another config: {shown}. If the change is intended, {_RECORD}"
 
 
-def _read_config(baseline: Measurement) -> RLTrainConfig:
-    """The config of a baseline; fields that are newer than the baseline have their defaults."""
-    return _as_config(baseline.config)
-
-
-def _as_config(content: dict[str, object]) -> RLTrainConfig:
-    return apply_config_overrides(RLTrainConfig(name=str(content.get("name"))), content)
+def _read_config(measured: Measurement) -> RLTrainConfig:
+    """The config of a measurement; fields that are newer than a baseline have their defaults."""
+    return apply_config_overrides(RLTrainConfig(name=str(measured.config.get("name"))), measured.config)

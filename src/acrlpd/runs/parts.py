@@ -34,7 +34,7 @@ def extract_parts(path: pathlib.Path, parts: Sequence[str], output: pathlib.Path
     output = output.expanduser().absolute()
     if output.exists():
         raise ConfigError(f"{output} exists already; choose another --output")
-    checkpoint = newest_step_directory(path.expanduser().absolute())
+    checkpoint = newest_step_directory(path)
     metadata = load_checkpoint_metadata(checkpoint)
     if CRITICS in parts:
         require_trained_critics(checkpoint / CRITIC)

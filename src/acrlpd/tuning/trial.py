@@ -73,7 +73,7 @@ class TrialProcess:
         self, command: Sequence[str], directory: pathlib.Path, scores: ScoreReader, environment: Mapping[str, str]
     ) -> None:
         """Starts the process; `scores` reads the runs that it makes."""
-        self.directory, self._scores, self._begin = directory, scores, time.monotonic()
+        self.directory, self.scores, self._begin = directory, scores, time.monotonic()
         with (directory / LOG_FILE).open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -83,15 +83,6 @@ class TrialProcess:
                 env=environment,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the tuner alone, which then ends its trials.
             )
-
-    def read_scores(self) -> dict[int, tuple[float, ...]]:
-        """Step -> the score of each seed, as far as the trial has come."""
-        return self._scores.read()
-
-    @property
-    def has_diverged(self) -> bool:
-        """By what `read_scores` read last."""
-        return self._scores.has_diverged
 
     def poll(self) -> Ending | None:
         """How the process ended; None while it runs."""

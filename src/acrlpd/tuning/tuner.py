@@ -7,7 +7,6 @@ the others.
 """
 
 import contextlib
-import dataclasses
 import logging
 import pathlib
 import statistics
@@ -33,14 +32,6 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class FinalOptions:
-    """How the winner is judged again: on so many seeds that no trial had, each with so many updates."""
-
-    num_seeds: int
-    steps: int | None
-
-
 def run_study(
     config: RLTrainConfig,
     space: Space,
@@ -48,9 +39,13 @@ def run_study(
     starter: TrialStarter,
     *,
     trials: int,
-    final: FinalOptions,
+    final_seeds: int,
+    final_steps: int | None,
 ) -> StudyResult:
-    """Makes what is missing of the study, and writes the report and the best config; returns the result."""
+    """Makes what is missing of the study, and writes the report and the best config; returns the result.
+
+    The winner is judged again on `final_seeds` seeds that no trial had, each with `final_steps` updates.
+    """
     objective, directory = starter.objective, study_files.study_directory(config)
     directory.mkdir(parents=True, exist_ok=True)
     with only_one(directory, "working on this study; wait for it or stop it", ConfigError):
@@ -60,16 +55,16 @@ def run_study(
         records = [record for stage in stages for record in stage.records]
         best = find_best(records, objective)
         comparison: FinalComparison | None = None
-        if not best.is_control and final.num_seeds:
-            logger.info("judging %s and the config itself on %d fresh seeds", best.label, final.num_seeds)
+        if not best.is_control and final_seeds:
+            logger.info("judging %s and the config itself on %d fresh seeds", best.label, final_seeds)
             comparison = compare_on_fresh_seeds(
                 preset=config,
                 winner=with_values(config, best.values),
                 directory=directory / study_files.FINAL,
                 starter=starter,
                 used_seeds=settings.seeds,
-                num_seeds=final.num_seeds,
-                steps=settings.trial_steps if final.steps is None else final.steps,
+                num_seeds=final_seeds,
+                steps=settings.trial_steps if final_steps is None else final_steps,
             )
         result = StudyResult(
             config=config,
@@ -183,12 +178,12 @@ class _Tuner:
     def _watch(self, search: StageSearch, number: int) -> None:
         """Looks at one process: goes on, or writes down how the trial ended."""
         opened, process = self._running[number]
-        ending, scores = process.poll(), process.read_scores()
+        ending, scores = process.poll(), process.scores.read()
         is_new = opened.report(scores)
         outcome: Outcome
         if ending is not None:
-            outcome = "finished" if ending.code == 0 else "diverged" if process.has_diverged else "failed"
-        elif process.has_diverged:
+            outcome = "finished" if ending.code == 0 else "diverged" if process.scores.has_diverged else "failed"
+        elif process.scores.has_diverged:
             outcome, ending = "diverged", process.kill()
         elif is_new and max(scores) < self._short.num_train_steps and self._is_hopeless(opened):
             outcome, ending = "pruned", process.kill()
