@@ -45,19 +45,22 @@ class DataLoader:
         dataset: Dataset,
         rl_config: RLTrainConfig,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         device_sharding: NamedSharding | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
+        process_index: int | None = None,
+        process_count: int | None = None,
         num_runs: int = 1,
         like: "DataLoader | None" = None,
         first_step: int = 0,
     ) -> None:
-        """Batches of `batch_size` windows over all processes; use `create_data_loader`.
+        """Batches of `batch_size` windows over all processes; None: as many as the config says.
 
-        `num_runs` runs train on the devices together; `like` is the loader of one of them. The first batch is that of
-        the update after `first_step` updates.
+        The part of each batch is that of this process, unless a process is named. `num_runs` runs train on the devices
+        together; `like` is the loader of one of them. The first batch is that of the update after `first_step` updates.
         """
+        batch_size = rl_config.batch_size if batch_size is None else batch_size
+        process_index = jax.process_index() if process_index is None else process_index
+        process_count = jax.process_count() if process_count is None else process_count
         if batch_size % process_count:
             raise ValueError(
                 f"batch_size {batch_size} cannot be split over {process_count} processes; choose a multiple"
@@ -318,10 +321,8 @@ def create_data_loader(
     return DataLoader(
         like.dataset if like is not None and is_shared else open_dataset(rl_config, held_out),
         rl_config,
-        batch_size=rl_config.batch_size if batch_size is None else batch_size,
+        batch_size=batch_size,
         device_sharding=device_sharding,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
         num_runs=num_runs,
         like=like,
     )
