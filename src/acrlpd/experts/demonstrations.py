@@ -6,6 +6,7 @@ collection that was interrupted continues and ends with the same dataset.
 """
 
 import dataclasses
+import itertools
 import math
 import shutil
 import zipfile
@@ -31,8 +32,8 @@ from acrlpd.files import new_directory, write_atomically, write_text_atomically
 
 # After this many candidates per wanted episode a share of successes counts as out of reach.
 _MAX_CANDIDATES_PER_EPISODE = 20
-# The collection ends with an error when more candidates than this have crashed or hung.
-_MAX_FAILED = 10
+# The collection ends with an error when candidates have crashed or hung more often than this.
+_MAX_FAILURES = 20
 # Environments at once: an episode with images takes 100 MB of memory until it is stored.
 _MAX_ENVS = 16
 # Names of the arrays in an episode's file.
@@ -213,34 +214,11 @@ def _candidates(
     envs: EnvPool, expert: type[Expert], settings: DemonstrationSettings, first: int
 ) -> Iterator[tuple[int, Rollout | None]]:
     """Candidates in the order of their numbers, however long each takes; None for one that failed twice."""
-    finished: dict[int, Rollout | None] = {}
-    running: dict[int, int] = {}  # slot -> candidate
-    upcoming, wanted = first, first
-    failed: set[int] = set()
-
-    def submit(slot: int, candidate: int) -> None:
-        running[slot] = candidate
-        envs.submit(slot, demonstrate, expert, settings.seed_of(candidate), settings.quality_of(candidate))
-
-    while True:
-        for slot in range(envs.num_envs):
-            # The bound limits memory: a finished candidate stays there until all candidates before it are finished.
-            if slot not in running and upcoming < wanted + 2 * envs.num_envs:
-                submit(slot, upcoming)
-                upcoming += 1
-        slot, result = envs.next_result()
-        candidate = running.pop(slot)
-        if isinstance(result, EnvFailure):
-            if len(failed) >= _MAX_FAILED:
-                raise EnvError(f"demonstrations in {settings.env!r} keep failing; the last reason: {result.reason}")
-            if candidate not in failed:
-                failed.add(candidate)
-                submit(slot, candidate)
-                continue
-        finished[candidate] = None if isinstance(result, EnvFailure) else result
-        while wanted in finished:
-            yield wanted, finished.pop(wanted)
-            wanted += 1
+    calls = ((demonstrate, expert, settings.seed_of(n), settings.quality_of(n)) for n in itertools.count(first))
+    for candidate, result in enumerate(envs.run_in_order(calls), first):
+        if len(envs.failures) > _MAX_FAILURES:
+            raise EnvError(f"demonstrations in {settings.env!r} keep failing; the last: {envs.failures[-1].reason}")
+        yield candidate, None if isinstance(result, EnvFailure) else result
 
 
 def _save_rollout(file: IO[bytes], rollout: Rollout) -> None:

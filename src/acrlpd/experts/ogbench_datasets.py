@@ -147,33 +147,18 @@ def import_play(env: str, path: str | Path, output: str | Path) -> None:
 
 def _record_all(envs: EnvPool, settings: PlaySettings, files: list[Path]) -> Iterator[Path]:
     """The files of all episodes, each as soon as it and those before it are there; missing ones are recorded."""
-    missing = iter([number for number, file in enumerate(files) if not file.exists()])
-    running: dict[int, int] = {}  # slot -> episode
-    failed: set[int] = set()
-
-    def submit(slot: int, number: int | None) -> None:
-        if number is not None:
-            running[slot] = number
-            envs.submit(
-                slot, record_episode, settings.env, settings.episode_steps, settings.seed, number, files[number]
+    missing = [number for number, file in enumerate(files) if not file.exists()]
+    calls = (
+        (record_episode, settings.env, settings.episode_steps, settings.seed, number, files[number])
+        for number in missing
+    )
+    recorded = dict.fromkeys(missing, envs.run_in_order(calls))
+    for number, file in enumerate(files):
+        if number in recorded and isinstance(result := next(recorded[number]), EnvFailure):
+            raise EnvError(
+                f"episode {number} of {settings.env} failed twice: {result.reason}. The same command goes on with the "
+                "episodes that are there"
             )
-
-    for slot in range(envs.num_envs):
-        submit(slot, next(missing, None))
-    for file in files:
-        while not file.exists():
-            slot, result = envs.next_result()
-            number = running.pop(slot)
-            if not isinstance(result, EnvFailure):
-                submit(slot, next(missing, None))
-            elif number not in failed:
-                failed.add(number)
-                submit(slot, number)
-            else:
-                raise EnvError(
-                    f"episode {number} of {settings.env} failed twice: {result.reason}. The same command goes on "
-                    "with the episodes that are there"
-                )
         yield file
 
 
