@@ -21,8 +21,7 @@ from typing import Any, TextIO, TypeVar
 # Categories of Unicode that a terminal obeys or does not show: control and format characters (escape sequences, marks
 # that turn the direction of a line), surrogates (which no terminal can encode), and separators of lines.
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-# Marks of Markdown (a single underscore between letters or digits is none), and the beginning of a list item or of a
-# rule.
+# Marks of Markdown, and the beginning of a list item or of a rule. An underscore between letters or digits is no mark.
 _MARK = re.compile(r"[\\`*\[\]|~#$]|(?<![^\W_])_|_(?![^\W_])")
 _LIST_ITEM = re.compile(r"^(\d*)([-+.)])(?=[-\s]|$)")
 # Bold, dim, coloured, and plain again: what tyro writes between the texts of its messages.

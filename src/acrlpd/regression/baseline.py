@@ -61,8 +61,8 @@ class Measurement:
     config: dict[str, Any]  # complete, as in config.yaml
     config_hash: str
     origin: Origin
-    # Losses and what is like them, one value for each seed: of the first line of metrics, which rounding has hardly
-    # reached, and of the last line. None where a value was not finite.
+    # Losses and similar metrics, with one value for each seed; None where a value was not finite. `early` is the first
+    # line of metrics, which rounding has hardly changed, and `final` the last line.
     early: dict[str, tuple[float | None, ...]]
     final: dict[str, tuple[float | None, ...]]
     metric_names: tuple[str, ...]  # all that updates report

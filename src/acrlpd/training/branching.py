@@ -34,7 +34,7 @@ from acrlpd.training.train_runs import read_assets
 
 logger = logging.getLogger(__name__)
 
-# What a branch that begins has in place of the results of the other run: its best checkpoint is not here.
+# A new branch has no best evaluation, because the best checkpoint of the other run is not in its directory.
 _NO_BEST = {"best": None, "without_improvement": 0}
 
 

@@ -35,7 +35,7 @@ class Range:
 
     @property
     def extremes(self) -> tuple[Any, ...]:
-        """The values that a config must accept, so that it accepts the others, too."""
+        """A config that accepts these values accepts every value of the range."""
         return self.low, self.high
 
     def __contains__(self, value: Any) -> bool:

@@ -51,7 +51,7 @@ def compare_on_fresh_seeds(
     num_seeds: int,
     steps: int | None,
 ) -> FinalComparison:
-    """Trains what is missing of both sides, and compares them. A side that was trained before is not trained again."""
+    """Trains both sides, unless they were trained before, and compares them."""
     objective = starter.objective
     seeds = tuple(range(max(used_seeds) + 1, max(used_seeds) + 1 + num_seeds))
     sides = [_judged_once(config, steps) for config in (preset, winner)]

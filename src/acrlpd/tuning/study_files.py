@@ -88,7 +88,10 @@ def _require_equal(
 
 
 def share_trials(trials: int, split: tuple[int, ...]) -> tuple[int, ...]:
-    """Trials of each stage: as they were split at first. The last stage gets what is added, and loses first."""
+    """The number of trials of each stage.
+
+    The split is that of the first start. If the number of all trials has changed since, the last stages get the change.
+    """
     shares: list[int] = []
     for share in split[:-1]:
         shares.append(min(share, trials - sum(shares)))

@@ -29,7 +29,7 @@ _RUN = "trial"
 
 
 def shorten(config: RLTrainConfig, steps: int | None, evaluations: int) -> RLTrainConfig:
-    """The config as trials train it: at most `steps` updates, judged `evaluations` times, and nothing beside it."""
+    """The config as trials train it: at most `steps` updates, judged `evaluations` times, and no baselines."""
     config = config if steps is None else set_max_steps(config, min(steps, config.num_train_steps))
     changes = {
         "training.eval_frequency": math.ceil(config.num_train_steps / evaluations),

@@ -46,10 +46,10 @@ class DSRL(Improvement):
     noise.
 
     The noise critics learn at two noises for each observation: one of the actor, and one that is standard normal,
-    clipped to the box [-noise_bound, noise_bound]. The paper has standard normal noise alone. Much of that noise lies
-    outside of a small box, where the actor never is. In the corners of a large box there is none of it, although the
-    actor may go there. The actor's own noise makes the noise critics right wherever the actor is. The normal noise
-    keeps the noise critics right where the actor may go next.
+    clipped to the box [-noise_bound, noise_bound]. The paper has standard normal noise alone. If the box is small, much
+    of such noise lies outside of the box, where the actor never is. If the box is large, no such noise lies in the
+    corners of the box, where the actor may go. The actor's own noise makes the noise critics right wherever the actor
+    is. The normal noise keeps the noise critics right where the actor may go next.
 
     What differs from the paper besides: targets have no entropy term (the paper's code for pi0 has none either); the
     noise critics predict one value, the aggregated value of the critics, and not the value of each critic; actor, noise
