@@ -16,6 +16,7 @@ import jax
 import rich.table
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
+from acrlpd.config.tree import describe_changes
 from acrlpd.console import Console
 from acrlpd.data.pipeline.dataset import check_outcomes
 from acrlpd.data.pipeline.outcomes import OutcomeError
@@ -25,7 +26,7 @@ from acrlpd.process import setup_process
 from acrlpd.runs import directory as runs
 from acrlpd.runs.record import BASELINES, STAGES
 from acrlpd.training.branching import begin_branch, prepare_branches
-from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
+from acrlpd.training.checkpoints.metadata import check_resume
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import EvalFn
 from acrlpd.training.going_back import find_resumed_checkpoint, locate_resume, set_aside_newer

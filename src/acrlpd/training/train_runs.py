@@ -13,7 +13,7 @@ import jax
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.config.data import NORM_STATS_FILE, RewardConfig
 from acrlpd.config.run import EnvConfig
-from acrlpd.config.tree import config_hash
+from acrlpd.config.tree import config_hash, describe_changes
 from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.held_out import read_held_out_windows
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
@@ -27,7 +27,7 @@ from acrlpd.evaluation.validation import Validator
 from acrlpd.monitoring.profiling import parse_profile_steps
 from acrlpd.runs import directory as runs
 from acrlpd.runs.best_evaluation import describe_best
-from acrlpd.training.checkpoints.metadata import check_resume, describe_changes, kept_episodes
+from acrlpd.training.checkpoints.metadata import check_resume, kept_episodes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import Arena, EvalFn, compile_only, train
 from acrlpd.training.going_back import find_resumed_checkpoint

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.data import NORM_STATS_FILE
-from acrlpd.config.tree import flatten, from_dict
+from acrlpd.config.tree import describe_changes, flatten, from_dict
 from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,
@@ -139,10 +139,6 @@ def kept_episodes(step_directory: pathlib.Path, changes: Changes) -> frozenset[i
     episodes = load_checkpoint_metadata(step_directory).get(HELD_OUT)
     is_other_data = any(name in changes for name in EPISODE_FIELDS)
     return None if episodes is None or is_other_data else frozenset(episodes)
-
-
-def describe_changes(changes: Changes) -> str:
-    return "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in changes.items())
 
 
 def _is_within(name: str, section: str) -> bool:
