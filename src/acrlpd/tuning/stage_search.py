@@ -8,7 +8,7 @@ import dataclasses
 import math
 import statistics
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import optuna
@@ -248,13 +248,12 @@ class StageSearch:
         )
 
 
-def find_best(records: list[TrialRecord], objective: Objective) -> TrialRecord:
+def find_best(records: Iterable[TrialRecord], objective: Objective) -> TrialRecord | None:
     """The best trial that finished; of equal ones the first, so that the config itself wins a tie."""
-    finished = [record for record in records if record.score is not None]
-    best = finished[0]
-    for record in finished[1:]:
-        assert record.score is not None and best.score is not None
-        best = record if objective.gain(record.score, best.score) > 0 else best
+    best, highest = None, 0.0
+    for record in records:
+        if record.score is not None and (best is None or objective.gain(record.score, highest) > 0):
+            best, highest = record, record.score
     return best
 
 

@@ -52,8 +52,8 @@ def run_study(
         settings = study_files.claim(directory, config, space, settings)
         tuner = _Tuner(config, space, settings, starter, directory, trials)
         stages = tuner.search()
-        records = [record for stage in stages for record in stage.records]
-        best = find_best(records, objective)
+        best = find_best((record for stage in stages for record in stage.records), objective)
+        assert best is not None  # without a result of the config itself there is no study
         comparison: FinalComparison | None = None
         if not best.is_control and final_seeds:
             logger.info("judging %s and the config itself on %d fresh seeds", best.label, final_seeds)
@@ -120,7 +120,7 @@ class _Tuner:
                     break
                 search = self._open(storage, position, share)
                 for lost in (record for record in search.records() if record.outcome == "repeated"):
-                    remove(self._trial_directory(search, lost.number))
+                    remove(self._trial_directory(lost.stage, lost.number))
                 self._show(search)
                 self._run(search, share)
                 stages.append(StageResult(stage, tuple(search.records()), search.importances()))
@@ -135,7 +135,7 @@ class _Tuner:
             stage,
             self._objective,
             own_values={key: read_value(self._config, key) for key in stage.distributions},
-            incumbent=find_best(self._earlier, self._objective) if self._earlier else None,
+            incumbent=find_best(self._earlier, self._objective),
             num_trials=share,
             seed=self._config.seed + 1_000 * position,
         )
@@ -168,12 +168,12 @@ class _Tuner:
             logger.info("%s: all other values that come up were tried", search.stage.name)
             return False
         config = with_values(self._short, {**search.fixed, **opened.values})
-        directory = self._trial_directory(search, opened.trial.number)
+        directory = self._trial_directory(search.stage.name, opened.trial.number)
         self._running[opened.trial.number] = opened, self._starter.start(config, self._settings.seeds, directory)
         return True
 
-    def _trial_directory(self, search: StageSearch, number: int) -> pathlib.Path:
-        return self._directory / study_files.TRIALS / f"{search.stage.name}-{number}"
+    def _trial_directory(self, stage: str, number: int) -> pathlib.Path:
+        return self._directory / study_files.TRIALS / f"{stage}-{number}"
 
     def _watch(self, search: StageSearch, number: int) -> None:
         """Looks at one process: goes on, or writes down how the trial ended."""
@@ -194,7 +194,7 @@ class _Tuner:
         self._tidy(search, record)
         self._announce(search, record)
         if record.is_control and record.outcome not in ("finished", "repeated"):
-            log = self._trial_directory(search, number) / LOG_FILE
+            log = self._trial_directory(record.stage, record.number) / LOG_FILE
             reason = record.reason or record.outcome
             raise ConfigError(f"the config itself, trial 0, cannot be trained: {reason}\n{log} has all messages")
 
@@ -204,17 +204,16 @@ class _Tuner:
     def _tidy(self, search: StageSearch, record: TrialRecord) -> None:
         """Keeps the checkpoints of the best trial only."""
         if record.outcome == "repeated":
-            remove(self._trial_directory(search, record.number))
+            remove(self._trial_directory(record.stage, record.number))
         best = self._best(search)
         kept = [process.directory for _, process in self._running.values()]
-        kept += [self._directory / study_files.TRIALS / f"{best.stage}-{best.number}"] if best else []
+        kept += [self._trial_directory(best.stage, best.number)] if best else []
         for trial in (self._directory / study_files.TRIALS).iterdir():
             if trial not in kept:
                 remove_checkpoints(trial)
 
     def _best(self, search: StageSearch) -> TrialRecord | None:
-        finished = [record for record in self._earlier + search.records() if record.score is not None]
-        return find_best(finished, self._objective) if finished else None
+        return find_best(self._earlier + search.records(), self._objective)
 
     def _announce(self, search: StageSearch, record: TrialRecord) -> None:
         found = record.outcome if record.score is None else self._objective.format(record.score)
