@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from acrlpd.choice import kind_name
+from acrlpd.config import RLTrainConfig
 from acrlpd.data.tools.inspect import Report
 from acrlpd.hub import HubAddress
 from acrlpd.monitoring.report_facts import final_stages
@@ -73,16 +74,15 @@ def checkpoint_card(checkpoint: Checkpoint, record: RunRecord | None, address: H
         improvement=kind_name(config.improvement),
         openpi=openpi_section(checkpoint),
     )
-    header = _header(kind_name(config.model), config.data.repo_id)
-    return "\n".join([header, body, *_results(record, checkpoint.step), _use(address, directly=True)])
+    return "\n".join([_header(config), body, *_results(record, checkpoint.step), _use(address, directly=True)])
 
 
-def export_card(readme: str, content: Mapping[str, Any], record: RunRecord | None, address: HubAddress) -> str:
+def export_card(
+    readme: str, rl_config: RLTrainConfig, step: int | None, record: RunRecord | None, address: HubAddress
+) -> str:
     """The card of an export: the README of the export, and what the hub adds to it."""
-    config = content["config"]
-    header = _header(str(config.get("model", {}).get("kind", "")), config.get("data", {}).get("repo_id"))
     is_for_pytorch = "model.safetensors" in readme
-    return "\n".join([header, readme, *_results(record, content["step"]), _use(address, directly=not is_for_pytorch)])
+    return "\n".join([_header(rl_config), readme, *_results(record, step), _use(address, directly=not is_for_pytorch)])
 
 
 def dataset_card(report: Report, address: HubAddress) -> str:
@@ -108,12 +108,13 @@ def dataset_card(report: Report, address: HubAddress) -> str:
     return f"{_front_matter(header)}\n{text}"
 
 
-def _header(policy: str, repo_id: str | None) -> str:
+def _header(rl_config: RLTrainConfig) -> str:
     content: dict[str, Any] = {
         "library_name": "acrlpd",
         "pipeline_tag": "robotics",
-        "tags": ["robotics", "reinforcement-learning", "openpi", *([policy] if policy else [])],
+        "tags": ["robotics", "reinforcement-learning", "openpi", kind_name(rl_config.model)],
     }
+    repo_id = rl_config.data.repo_id
     if repo_id is not None and repo_id.count("/") == 1:
         content["datasets"] = [repo_id]
     return _front_matter(content)
@@ -141,7 +142,7 @@ def _results(record: RunRecord | None, step: int | None) -> Iterator[str]:
     )
     yield markdown_table(["policy", "step", "success", "95 %", "episodes"], cells)
     assert record is not None
-    environment = record.config.get("env.name")
+    environment = record.config.get("env.id")
     where = f" in `{environment}`" if environment else ""
     yield f"\nMeasured by the run itself{where}. [{REPORT_FILE}]({REPORT_FILE}) has more.\n"
 
