@@ -25,7 +25,7 @@ from acrlpd.training.options import RunOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions:
+class PlanLimits:
     """What the plan of a run may refuse. The comments are the help of the commands that train."""
 
     # Train even if the plan says that the run does not fit into memory.
@@ -36,7 +36,7 @@ class PlanOptions:
 
 # The help shows the options of the last base first, because dataclasses take the fields in this order.
 @dataclasses.dataclass(frozen=True)
-class TrainOptions(PlanOptions, DistributedOptions, RunOptions):
+class TrainOptions(PlanLimits, DistributedOptions, RunOptions):
     """Train a policy with RL on action chunks: offline on a dataset, then online."""
 
     # Show the whole plan before training, not only its summary.
@@ -147,7 +147,7 @@ def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
     refuse(plan, options, num_runs=len(members))
 
 
-def refuse(plan: Plan, options: PlanOptions, *, num_runs: int = 1) -> None:
+def refuse(plan: Plan, options: PlanLimits, *, num_runs: int = 1) -> None:
     """Refuses a run that does not fit or takes too long by its plan, unless the options allow it."""
     if not plan.fits and not options.ignore_plan:
         fewer = "" if num_runs == 1 else "\nOr train fewer runs at a time: each then has more memory"

@@ -13,7 +13,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, co
 from acrlpd.evaluation.statistics import RATES, MeanOverSeeds, mean_over_seeds
 from acrlpd.runs.directory import is_finished
 from acrlpd.tuning.objective import Objective, ScoreReader
-from acrlpd.tuning.trial import LOG_FILE, TrialProcess, TrialStarter, remove_checkpoints, run_directories, shorten
+from acrlpd.tuning.trial import LOG_FILE, TrialProcess, TrialStarter, remove_checkpoints, runs_of_trial, shorten
 
 _POLL_S = 0.5
 # How far the seeds of the episodes lie from those of the trials.
@@ -88,13 +88,13 @@ def _judged_once(config: RLTrainConfig, steps: int | None) -> RLTrainConfig:
 
 
 def _is_trained(config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path) -> bool:
-    return all(is_finished(run) for run in run_directories(config, seeds, directory))
+    return all(is_finished(run) for run in runs_of_trial(config, seeds, directory))
 
 
 def _final_scores(
     config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path, objective: Objective
 ) -> tuple[float, ...]:
-    scores = ScoreReader(run_directories(config, seeds, directory), objective).read()
+    scores = ScoreReader(runs_of_trial(config, seeds, directory), objective).read()
     if not scores:
         raise ConfigError(f"{directory}: the runs of the final comparison were never judged by {objective.metric}")
     return scores[max(scores)]

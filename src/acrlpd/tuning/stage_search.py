@@ -248,7 +248,7 @@ class StageSearch:
         )
 
 
-def find_best(records: Iterable[TrialRecord], objective: Objective) -> TrialRecord | None:
+def best_trial(records: Iterable[TrialRecord], objective: Objective) -> TrialRecord | None:
     """The best trial that finished; of equal ones the first, so that the config itself wins a tie."""
     best, highest = None, 0.0
     for record in records:

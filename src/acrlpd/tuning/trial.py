@@ -126,11 +126,11 @@ class TrialStarter:
         command = [*self.program, str(os.getpid()), "train", "--config", str(file), "--seeds", *map(str, seeds)]
         # Trials that run at the same time share the memory of a GPU.
         share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{MEMORY_FRACTION / self.jobs:.2f}"} if self.jobs > 1 else {}
-        scores = ScoreReader(run_directories(config, seeds, directory), self.objective)
+        scores = ScoreReader(runs_of_trial(config, seeds, directory), self.objective)
         return TrialProcess(command, directory, scores, share | os.environ)
 
 
-def run_directories(config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path) -> list[pathlib.Path]:
+def runs_of_trial(config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path) -> list[pathlib.Path]:
     """Where the runs of a trial lie, as `acrlpd train --seeds` names them."""
     placed = {"checkpoints.directory": str(directory.absolute())}
     return [run_directory(apply_config_overrides(config, placed, exp_name=f"{_RUN}-seed{seed}")) for seed in seeds]

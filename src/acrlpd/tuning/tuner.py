@@ -22,7 +22,7 @@ from acrlpd.tuning import study_files
 from acrlpd.tuning.final import FinalComparison, compare_on_fresh_seeds
 from acrlpd.tuning.report import StageResult, StudyResult, describe_values, print_result, render_report
 from acrlpd.tuning.space import Space, read_value, with_values
-from acrlpd.tuning.stage_search import OpenTrial, Outcome, StageSearch, TrialRecord, find_best, is_begun
+from acrlpd.tuning.stage_search import OpenTrial, Outcome, StageSearch, TrialRecord, best_trial, is_begun
 from acrlpd.tuning.study_files import StudySettings
 from acrlpd.tuning.trial import LOG_FILE, TrialProcess, TrialStarter, remove, remove_checkpoints, shorten
 from acrlpd.units import format_duration
@@ -52,7 +52,7 @@ def run_study(
         settings = study_files.claim(directory, config, space, settings)
         tuner = _Tuner(config, space, settings, starter, directory, trials)
         stages = tuner.search()
-        best = find_best((record for stage in stages for record in stage.records), objective)
+        best = best_trial((record for stage in stages for record in stage.records), objective)
         assert best is not None  # without a result of the config itself there is no study
         comparison: FinalComparison | None = None
         if not best.is_control and final_seeds:
@@ -135,7 +135,7 @@ class _Tuner:
             stage,
             self._objective,
             own_values={key: read_value(self._config, key) for key in stage.distributions},
-            incumbent=find_best(self._earlier, self._objective),
+            incumbent=best_trial(self._earlier, self._objective),
             num_trials=share,
             seed=self._config.seed + 1_000 * position,
         )
@@ -213,7 +213,7 @@ class _Tuner:
                 remove_checkpoints(trial)
 
     def _best(self, search: StageSearch) -> TrialRecord | None:
-        return find_best(self._earlier + search.records(), self._objective)
+        return best_trial(self._earlier + search.records(), self._objective)
 
     def _announce(self, search: StageSearch, record: TrialRecord) -> None:
         found = record.outcome if record.score is None else self._objective.format(record.score)
