@@ -40,7 +40,7 @@ def format_percent(rate: float, digits: int = 0) -> str:
     return f"{100 * rate:.{digits}f} %"
 
 
-def format_interval(ends: Sequence[float]) -> str:
+def format_interval(ends: Sequence[float], digits: int = 0) -> str:
     """The two ends of a range of rates."""
     low, high = ends
-    return f"{100 * low:.0f} to {format_percent(high)}"
+    return f"{100 * low:.{digits}f} to {format_percent(high, digits)}"
