@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -36,6 +37,15 @@ sys.dont_write_bytecode = False
 
 # As the `acrlpd` command does: otherwise the search for garbage takes more than a tenth of the time of traces.
 gc.set_threshold(50_000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs() -> Iterator[None]:
+    """Frees the compiled programs of a file after its last test. All files together would fill several gigabytes."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 def pytest_unconfigure() -> None:
