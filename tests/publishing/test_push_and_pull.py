@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from small_checkpoints import make_agent, state_config
 
 from acrlpd.cli.pull import main as pull_main
 from acrlpd.cli.push import main as push_main
@@ -24,7 +25,6 @@ from acrlpd.serving.export import export_policy
 from acrlpd.training.initial_weights import check_initial_weights, create_initial_agent
 from acrlpd.training.sharding import create_sharding
 from local_hub import LocalHub
-from small_checkpoints import make_agent, state_config
 
 
 def assert_same_model(first: Path | str, second: Path | str) -> None:
