@@ -29,6 +29,7 @@ CONFIG = RLTrainConfig(
     qchunking=QChunkingConfig(horizon_length=4, action_dim=2),
     data=DataConfig(
         data_dir="./data/corridor",
+        default_prompt="go right",
         rewards=RewardConfig(kind="minus_one_zero"),
         demonstrations=DemonstrationsConfig(num_episodes=60, quality="mixed"),
         validation_share=0.0,  # judged in its environment
