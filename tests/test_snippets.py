@@ -3,6 +3,7 @@
 The blocks run in one directory, where a reader has followed docs/library.md and so has checkpoints/corridor/first.
 """
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def run_blocks(page: Path) -> None:
             assert body.removeprefix(EXAMPLE) == code
         elif body.startswith("# needs "):
             assert MISSING.match(body), f"{page.name}: a block that begins with {body.splitlines()[0]!r} could be run"
+            imports = [node for node in ast.parse(body).body if isinstance(node, ast.ImportFrom)]
+            exec(compile(ast.Module([i for i in imports if str(i.module).startswith("acrlpd")], []), page.name, "exec"))
         else:
             exec(compile(body, page.name, "exec"), given())
 
