@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from acrlpd.cli.main import main
+from acrlpd.config import apply_config_overrides, load_config
+from acrlpd.data.sources.source import open_source
 from acrlpd.envs import make_env
 from acrlpd.experts.expert import demonstrate, find_expert
+from acrlpd.training.demonstrations import collect_missing_demonstrations
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "my_env"
 # What is added to each command.
@@ -44,6 +47,16 @@ def test_the_commands_lead_from_nothing_to_an_evaluated_policy(here: Path, capsy
     assert (result["env"], result["episodes"], result["lost_episodes"]) == ("my_env:reach", 3, 0)
     info = json.loads((here / "data" / "my_env" / "meta" / "info.json").read_text())
     assert info["total_episodes"] == 6 and "observation.images.top" in info["features"]
+
+
+def test_training_can_collect_the_demonstrations_itself(here: Path) -> None:
+    """Whoever leaves out the first command gets the same demonstrations from the second one."""
+    config = load_config(here / "examples" / "my_env" / "my_env.yaml")
+    few = {"data.demonstrations.num_episodes": 2, "data.data_dir": str(here / "collected")}
+    collect_missing_demonstrations(apply_config_overrides(config, few))
+    source = open_source(here / "collected")
+    assert (len(source), source.features["observation.images.top"].shape) == (2, (28, 28, 3))
+    assert Path("assets/my_env/norm_stats.json").is_file()
 
 
 def test_the_expert_goes_where_only_the_image_tells(here: Path) -> None:

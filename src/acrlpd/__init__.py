@@ -4,25 +4,11 @@ The names of `__all__` are the public surface: they stay, with their arguments, 
 imported when they are first used, so `import acrlpd` is instant and a process of an environment never imports JAX.
 """
 
+# ruff: noqa: F403, F405
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from acrlpd.library import (
-        act,
-        create_agent,
-        create_policy,
-        evaluate,
-        export_policy,
-        get_config,
-        list_configs,
-        load_agent,
-        load_policy,
-        open_dataset,
-        save_agent,
-        serve,
-        train,
-        update_agent,
-    )
+if TYPE_CHECKING:  # Type checkers see the names of `__all__` through this import.
+    from acrlpd.library import *
 
 __version__ = "0.1.0"
 

@@ -64,7 +64,7 @@ class Batch:
 
     @property
     def critic_weight(self) -> Array:
-        """How much each window counts for the critics [B]: weighted like this, they learn from the data as it comes."""
+        """How much each window counts for the critics [B], so that they learn as if windows were drawn evenly."""
         return self.sequence_mask * self.importance
 
     def with_transitions_of(self, other: "Batch") -> "Batch":

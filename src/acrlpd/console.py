@@ -1,13 +1,16 @@
 """The console of all commands: rich's console, with texts that are not trusted."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich.console
 from rich.segment import Segment
 from rich.text import Text
 
 from acrlpd.text import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 
 class Console(rich.console.Console):  # noqa: TID251
@@ -32,3 +35,11 @@ class Console(rich.console.Console):  # noqa: TID251
             renderable.plain = printable(renderable.plain)
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def progress(*columns: "ProgressColumn", **options: Any) -> "Progress":
+    """A progress bar on stderr: the name of the work, the bar, the time that is left, and `columns`."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    name = TextColumn("{task.description}", markup=False)
+    return Progress(name, BarColumn(), TimeRemainingColumn(), *columns, console=Console(stderr=True), **options)

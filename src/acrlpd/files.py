@@ -88,13 +88,27 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+@contextlib.contextmanager
+def new_directory(target: Path) -> Iterator[Path]:
+    """A directory to write to, which is called `target` from the end of the `with` statement on: complete or absent.
+
+    An empty directory of this name is replaced. What an earlier process has left unfinished is removed.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def copy_directory(source: Path, target: Path) -> None:
     """Copies a directory so that `target` is complete or absent, also after a kill; an earlier `target` is replaced."""
-    temporary = target.with_name(target.name + ".copy")
-    shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, temporary)
-    temporary.replace(target)
+    with new_directory(target) as partial:
+        shutil.copytree(source, partial, dirs_exist_ok=True)
 
 
 def link_directory(source: Path, target: Path, left_out: Collection[str] = ()) -> None:

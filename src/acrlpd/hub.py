@@ -57,11 +57,11 @@ def parse_hub_address(text: str | Path) -> HubAddress:
     return HubAddress(found["repo"], kind, found["revision"], found["path"] or "")
 
 
-def fetch(address: HubAddress, *, one_of: Sequence[str], patterns: Sequence[str] = ("*",)) -> Path:
+def fetch(address: HubAddress, *, one_of: Sequence[str] = (), patterns: Sequence[str] = ("*",)) -> Path:
     """Where the repository, or the file that the address names, lies in the hub's cache on this machine.
 
-    Of a repository the files that match `patterns` are fetched. A repository that has none of the files `one_of` is
-    refused before anything is fetched. Without a network, a copy in the cache will do.
+    Of a repository the files that match `patterns` are fetched. If files are named by `one_of`, a repository that has
+    none of them is refused before anything is fetched. Without a network, a copy in the cache will do.
     """
     hub = _require_client()
     within = f"{address.path}/" if address.path else ""
@@ -71,7 +71,7 @@ def fetch(address: HubAddress, *, one_of: Sequence[str], patterns: Sequence[str]
             names = _all_files(address)
             if address.path in names:
                 wanted = [address.path]
-            else:
+            elif one_of:
                 refuse_foreign(address, _within(address, names), one_of)
         except Exception as error:
             if not _is_unreachable(error):

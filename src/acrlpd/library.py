@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from acrlpd.agents import Agent
-from acrlpd.config import RLTrainConfig, apply_config_overrides, list_configs
+from acrlpd.config import RLTrainConfig, apply_config_overrides
+from acrlpd.config import list_configs as list_configs
 from acrlpd.config.command_line import find_config
 from acrlpd.config.create_agent import run_keys
 from acrlpd.config.plan.accelerators import claim_device_memory
@@ -29,7 +30,7 @@ from acrlpd.policies.acting_model import acting_model
 from acrlpd.policies.policy import Policy
 from acrlpd.process import setup_logging, setup_process
 from acrlpd.runs.directory import run_directory
-from acrlpd.serving.export import export_policy
+from acrlpd.serving.export import export_policy as export_policy
 from acrlpd.text import print
 from acrlpd.training.checkpoints.manager import load_checkpoint_agent
 from acrlpd.training.demonstrations import collect_missing_demonstrations
@@ -38,24 +39,8 @@ from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.options import RunOptions
 from acrlpd.training.readiness import require_ready, skip_online_phase
 from acrlpd.training.sharding import create_sharding
-from acrlpd.training.updates import save_agent, update_agent
-
-__all__ = [
-    "act",
-    "create_agent",
-    "create_policy",
-    "evaluate",
-    "export_policy",
-    "get_config",
-    "list_configs",
-    "load_agent",
-    "load_policy",
-    "open_dataset",
-    "save_agent",
-    "serve",
-    "train",
-    "update_agent",
-]
+from acrlpd.training.updates import save_agent as save_agent
+from acrlpd.training.updates import update_agent as update_agent
 
 PathLike = str | os.PathLike[str]
 

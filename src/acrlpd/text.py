@@ -14,15 +14,14 @@ import threading
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 # Categories of Unicode that a terminal obeys or does not show: control and format characters (escape sequences, marks
 # that turn the direction of a line), surrogates (which no terminal can encode), and separators of lines.
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-# Marks of Markdown (a single underscore between letters or digits is none), and the beginning of a list item or of a
-# rule.
+# Marks of Markdown, and the beginning of a list item or of a rule. An underscore between letters or digits is no mark.
 _MARK = re.compile(r"[\\`*\[\]|~#$]|(?<![^\W_])_|_(?![^\W_])")
 _LIST_ITEM = re.compile(r"^(\d*)([-+.)])(?=[-\s]|$)")
 # Bold, dim, coloured, and plain again: what tyro writes between the texts of its messages.
@@ -47,6 +46,12 @@ def escape_markdown(text: str) -> str:
     """The text as one line of Markdown that shows the text as it is: no tag, no image, no table cell, no heading."""
     line = " ".join(printable(text).split())
     return _LIST_ITEM.sub(r"\1\\\2", _MARK.sub(r"\\\g<0>", line)).translate(_HTML)
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown. Its cells are Markdown, too: texts of others go through `escape_markdown` first."""
+    lines = (titles, ["---"] * len(titles), *rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def print(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:

@@ -23,11 +23,16 @@ def test_doctor_finds_as_much_memory_as_a_run_may_use(
     assert str(MEMORY_FRACTION) in capsys.readouterr().out
 
 
-def test_doctor_says_how_to_get_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_how_to_get_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     missing = doctor.check_tokenizer()
     path = tmp_path / "acrlpd" / "paligemma_tokenizer.model"
     assert missing.status == "ok" and f"curl -fLo {path} https://" in missing.message
+    monkeypatch.setattr(doctor, "CHECKS", {"tokenizer": doctor.check_tokenizer})
+    assert main(["doctor"]) == 0
+    assert missing.message in capsys.readouterr().out  # in one piece, to be copied, also in a narrow terminal
     path.parent.mkdir()
     path.touch()
     assert doctor.check_tokenizer().message == f"PaliGemma's is at {path}"

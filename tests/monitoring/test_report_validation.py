@@ -9,6 +9,7 @@ from run_factory import add_validations, make_run
 from test_report_browser import BROWSER, open_page
 
 from acrlpd.monitoring.report import generate_training_report
+from acrlpd.monitoring.report_training import analyze_training
 from acrlpd.monitoring.report_verdict import Verdict, judge
 from acrlpd.runs.record import read_run
 
@@ -57,6 +58,15 @@ def test_the_loss_of_labelled_prompts_takes_the_place_of_cloning(tmp_path: Path)
     metrics = run / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace('"bc_loss"', '"actor_loss"'))
     assert "Over-fitting" in judge(read_run(run)).sentences[0]
+
+
+@pytest.mark.parametrize(("ratio", "tone", "sees"), [(0.92, "none", "the policy sees"), (0.97, "bad", "hardly better")])
+def test_the_verdict_and_the_analysis_agree_on_what_the_policy_sees(
+    tmp_path: Path, ratio: float, tone: str, sees: str
+) -> None:
+    record = read_run(robot_run(tmp_path / "run", FALLING, ratio=ratio))
+    assert judge(record).tone == tone
+    assert sees in analyze_training(record)["Policy"]["Samples"]
 
 
 def test_critics_that_rank_by_one_of_both_measures_are_not_accused(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_an_export_and_the_steps_of_a_run_have_their_tags(policies: LocalHub, tm
     assert "run/run.json" in first and "acrlpd.json" not in first
     assert "acrlpd.json" in second and not [name for name in second if name.startswith(("run/", "critic/"))]
     card = second["README.md"].decode()
+    assert "state_flow" in yaml.safe_load(card.split("---\n", 2)[1])["tags"]
     assert "exported at level `standard`" in card and "the record of its run was not at hand" in card
     pull_main(["lab/arm@export", "--output", str(tmp_path / "copy")])
     assert verify(tmp_path / "copy") == 0

@@ -10,8 +10,13 @@ from measurements import ORIGIN, measurement
 
 from acrlpd.cli.main import main
 from acrlpd.config import get_config, validate_config
-from acrlpd.regression.baseline import BaselineError, read_baseline, write_baseline
-from acrlpd.regression.conditions import check_comparable, find_differences
+from acrlpd.regression.baseline import (
+    BaselineError,
+    check_comparable,
+    find_differences,
+    read_baseline,
+    write_baseline,
+)
 from acrlpd.regression.scenario import Scenario, find_scenario, shipped_names
 
 EXAMPLE = Scenario("example", "", get_config("debug"), (0, 1, 2, 3))

@@ -13,7 +13,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, lo
 from acrlpd.cores import usable_cores
 from acrlpd.runs.directory import read_summary, run_directory
 from acrlpd.runs.record import STAGES
-from acrlpd.training.experiment import baseline_config, run_comparison
+from acrlpd.training.experiment import baseline_config, run_comparison, run_experiment
 from acrlpd.training.options import RunOptions
 
 OFFLINE, ONLINE = 8, 6
@@ -116,9 +116,9 @@ def test_it_is_not_resumed_as_something_else(compared: tuple[pathlib.Path, str])
     before = (directory / "config.yaml").read_bytes()
     other = apply_config_overrides(load_config(directory / "config.yaml"), {"acrlpd.discount": 0.5})
     with pytest.raises(ConfigError, match="differs from that of"):
-        run_comparison([other], [directory], RunOptions(resume=True))
+        run_experiment(other, RunOptions(resume=True))
     with pytest.raises(ConfigError, match=r"are finished(.|\n)*acrlpd\.discount: 0.99 -> 0.5"):
-        run_comparison([other], [directory], RunOptions(resume=True, allow_changed=("acrlpd.discount",)))
+        run_experiment(other, RunOptions(resume=True, allow_changed=("acrlpd.discount",)))
     assert (directory / "config.yaml").read_bytes() == before
 
 

@@ -189,9 +189,12 @@ def test_a_process_that_refuses_the_run_does_not_blame_the_others(tmp_path: path
 
 WAIT_FOR_EACH_OTHER = """
 import jax, os, signal, sys, time
-from acrlpd.training.distributed import DistributedOptions, barrier, initialize_distributed
+from acrlpd.training.distributed import (
+    DistributedOptions, barrier, initialize_distributed, numbers_of_first_process
+)
 process_id = int(sys.argv[2])
 initialize_distributed(DistributedOptions(coordinator=sys.argv[1], num_processes=2, process_id=process_id))
+print("agreed:", numbers_of_first_process({"loss": 0.1 + process_id * 1e-16, "error": process_id}), flush=True)
 print("cache:", jax.config.jax_enable_compilation_cache, flush=True)
 barrier("both are here", timeout_s=300)
 if process_id == 0:
@@ -214,6 +217,11 @@ def test_the_other_process_says_so_when_the_coordinator_is_killed(
     coordinator, survivor = killed_coordinator
     assert coordinator.returncode == -9
     assert_explained(survivor, "process 1 of 2")
+
+
+def test_processes_decide_by_the_numbers_of_the_first_one(killed_coordinator: tuple[Finished, Finished]) -> None:
+    """A loss that differs in its last digit may be the best so far on one host alone, which would then save alone."""
+    assert ["agreed: {'loss': 0.1, 'error': 0.0}" in process.output for process in killed_coordinator] == [True, True]
 
 
 def test_processes_on_cpus_all_compile_their_programs(killed_coordinator: tuple[Finished, Finished]) -> None:

@@ -11,7 +11,7 @@ from acrlpd.tuning.report import StudyResult
 from acrlpd.tuning.space import Space, parse_space
 from acrlpd.tuning.study_files import StudySettings, split_evenly
 from acrlpd.tuning.trial import TrialStarter
-from acrlpd.tuning.tuner import FinalOptions, run_study
+from acrlpd.tuning.tuner import run_study
 
 FAKE_TRIAL = (sys.executable, str(pathlib.Path(__file__).with_name("fake_trial.py")))
 RATES = "  rates: {pi0_lr: {low: 1.0e-5, high: 1.0e-1, log: true}}\n"
@@ -46,7 +46,7 @@ def run(
     space = make_space(config, text)
     settings = StudySettings(SEEDS, 20, evaluations, split_evenly(trials, len(space.stages)))
     starter = TrialStarter(choose_objective(config), jobs, FAKE_TRIAL)
-    return run_study(config, space, settings, starter, trials=trials, final=FinalOptions(final_seeds, None))
+    return run_study(config, space, settings, starter, trials=trials, final_seeds=final_seeds, final_steps=None)
 
 
 def is_alive(pid: int) -> bool:

@@ -315,8 +315,8 @@ def update(agent: "Agent", prepared: Prepared, *, update_policy: bool = True) ->
     Without `update_policy` (critic warm-up) only critics, networks that judge, and temperature learn, and the policy's
     backward pass is not computed. It is not computed for a policy with nothing to train either; then the improvement's
     own networks learn. Where the config gives the TD loss no weight, the critics and their targets are not computed.
-    With k critic updates per policy update, every k-th update is one of both; the agent's step says which, so
-    a resumed run goes on as if it had not been interrupted.
+    With k critic updates per policy update, every k-th update updates policy and critics, and the others update the
+    critics alone. Which updates these are follows from the agent's step, so a resumed run goes on in the same way.
     """
     every = agent.algorithm.acrlpd.critic_updates_per_policy_update
     if every == 1 or not update_policy:

@@ -147,6 +147,11 @@ class Networks:
             backup=None if self.backup is None else _stop_gradient(self.backup),
         )
 
+    def own(self, kind: type[_Module]) -> _Module:
+        """The improvement's own networks, for the improvement, which knows their class."""
+        assert isinstance(self.improvement, kind)
+        return self.improvement
+
     def encode(self, observation: Observation) -> Context:
         """The policy's context, with features only where the critics want them."""
         return self.policy.encode(observation, features=self.critics.uses_features)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 # the upper bound all weights are equal.
 _MAX_LOG_ALPHA = math.log(1e3)
 _HALVINGS = 20  # leave an error of 1e-5 in log alpha
-_TINY = 1e-30  # a spread below this is none
+_TINY = 1e-30  # values whose spread is below this count as equal
 
 
 def largest_log_weight(log_weight: jax.Array) -> jax.Array:

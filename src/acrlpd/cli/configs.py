@@ -156,8 +156,8 @@ def _find_devices(name: str | None) -> "Devices | None":
     device, found = jax.local_devices()[0], accelerators.find_accelerator()
     if device.platform == "cpu":
         return None
-    memory_gib = accelerators.usable_device_bytes() / accelerators.MEMORY_FRACTION / 2**30
-    return Devices(found.name if found else device.device_kind, memory_gib, jax.local_device_count())
+    name = found.name if found else device.device_kind
+    return Devices(name, accelerators.find_device_memory(), jax.local_device_count())
 
 
 COMMANDS = {"list": list_, "show": show, "diff": diff, "new": new}

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from rich.table import Table
 from rich.text import Text
 
 from acrlpd.agents import train_step
@@ -78,10 +77,11 @@ def main(args: Sequence[str]) -> int:
         report = [{"name": name, **dataclasses.asdict(check)} for name, check in checks.items()]
         print(json.dumps({"healthy": healthy, "checks": report}, indent=2))
     else:
-        table = Table(box=None, show_header=False)
+        width = max(map(len, checks))
         for name, check in checks.items():
-            table.add_row(name, Text(check.status, _STYLES[check.status]), check.message)
-        Console().print(table)
+            status = Text(f"{check.status:<7}", _STYLES[check.status])
+            line = Text.assemble(f"{name:<{width}}  ", status, f"  {check.message}")
+            Console().print(line, soft_wrap=True)  # a command in a message is whole, and can be copied
         ready = "ready to train" if options.train else "ready; --train also makes two updates of a tiny policy"
         Console().print(f"\n{ready}" if healthy else "\nnot ready: see what failed above", style="bold")
     return 0 if healthy else 1

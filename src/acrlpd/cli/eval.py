@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from annotated_types import Ge
 
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.config.command_line import Flag, find_config
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.text import parse_arguments, print
@@ -95,8 +95,7 @@ def _check(options: EvalOptions) -> None:
     """Refuses options that cannot be, before anything is imported or read."""
     if not options.checkpoints:
         raise ValueError("nothing to evaluate: give a run directory, one of its checkpoints, or an export")
-    for finding in check_bounds(options, "--"):
-        raise ValueError(finding.message)
+    require_bounds(options, "--")
     if options.videos and options.output is None:
         raise ValueError("--videos needs --output, the directory to write them to")
     if options.output is not None and options.output.exists() and not options.output.is_dir():

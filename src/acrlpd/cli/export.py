@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from annotated_types import Ge
 
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.config.command_line import Flag
 from acrlpd.text import parse_arguments, print
 
@@ -44,43 +44,27 @@ class ExportOptions:
 
 def _export(options: ExportOptions) -> "Verification":
     from acrlpd.serving.export import export_policy
-
-    return export_policy(
-        options.checkpoint,
-        options.output,
-        level=options.level,
-        merge_adapters=options.merge_lora,
-        dtype=options.dtype,
-        critics=options.critics,
-        guidance=options.guidance,
-        overwrite=options.overwrite,
-        no_norm_stats=options.no_norm_stats,
-    )
-
-
-def _export_for_pytorch(options: ExportOptions) -> "Verification":
     from acrlpd.serving.export_pytorch import export_for_pytorch
 
-    for name in ("level", "critics", "guidance"):
-        if getattr(options, name) != getattr(ExportOptions, name):
+    shared: dict[str, Any] = {name: getattr(options, name) for name in ("dtype", "overwrite", "no_norm_stats")}
+    of_critics: dict[str, Any] = {name: getattr(options, name) for name in ("level", "critics", "guidance")}
+    if options.format == "jax":
+        return export_policy(
+            options.checkpoint, options.output, merge_adapters=options.merge_lora, **of_critics, **shared
+        )
+    for name, value in of_critics.items():
+        if value != getattr(ExportOptions, name):
             raise ValueError(f"--format pytorch exports the policy alone, as openpi acts with it: leave --{name} out")
-    return export_for_pytorch(
-        options.checkpoint,
-        options.output,
-        dtype=options.dtype,
-        overwrite=options.overwrite,
-        no_norm_stats=options.no_norm_stats,
-    )
+    return export_for_pytorch(options.checkpoint, options.output, **shared)
 
 
 def main(args: Sequence[str]) -> int:
     options = parse_arguments(ExportOptions, args=args, prog="acrlpd export")
-    for finding in check_bounds(options, "--"):
-        raise ValueError(finding.message)
+    require_bounds(options, "--")
     from acrlpd.process import setup_logging
 
     setup_logging()
-    verification = _export_for_pytorch(options) if options.format == "pytorch" else _export(options)
+    verification = _export(options)
     print(f"exported to {options.output}; its README.md says how to serve it")
     print(
         f"verified: actions differ from the training policy's by {verification.mean_difference:.2g} on average and "

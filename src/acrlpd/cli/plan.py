@@ -11,14 +11,8 @@ from rich.console import Group
 from rich.table import Table
 
 from acrlpd.config.command_line import Flag, parse_config_args
-from acrlpd.config.plan.accelerators import (
-    ACCELERATORS,
-    MEMORY_FRACTION,
-    claim_device_memory,
-    find_accelerator,
-    usable_device_bytes,
-)
-from acrlpd.config.plan.plan import GIB, Plan, make_plan
+from acrlpd.config.plan.accelerators import ACCELERATORS, claim_device_memory, find_accelerator
+from acrlpd.config.plan.plan import GIB, Plan, make_plan, plan_here
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
@@ -76,16 +70,10 @@ def main(args: Sequence[str]) -> int:
 def _plan_here(config: RLTrainConfig, num_devices: int | None) -> Plan:
     """The plan for the accelerators of this machine, or for its memory."""
     claim_device_memory()
-    found = find_accelerator()
     if num_devices is None:
-        num_devices = config.fsdp.fsdp_devices if found is None else jax.device_count()
+        num_devices = config.fsdp.fsdp_devices if find_accelerator() is None else jax.device_count()
     validate_config(config, num_devices=num_devices).raise_for_errors()
-    return make_plan(
-        config,
-        num_devices=num_devices,
-        device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / GIB,
-        accelerator=None if found is None else found.name,
-    )
+    return plan_here(config, num_devices)
 
 
 def _plan_elsewhere(config: RLTrainConfig, options: PlanOptions) -> Plan:

@@ -40,7 +40,7 @@ def main(args: Sequence[str]) -> int:
     from acrlpd.units import format_bytes
 
     setup_logging()
-    pushed = push(
+    address = push(
         options.directory,
         parse_hub_address(options.repo),
         tag=options.tag,
@@ -51,5 +51,5 @@ def main(args: Sequence[str]) -> int:
             f"uploading {parcel.title}: {len(parcel.files)} files, {format_bytes(parcel.num_bytes)}"
         ),
     )
-    print(f"pushed to {pushed.address}")
+    print(f"pushed to {address}")
     return 0

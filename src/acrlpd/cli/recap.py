@@ -6,15 +6,15 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from acrlpd.cli.train import PlanOptions, TrainOptions, check
-from acrlpd.config.bounds import check_bounds
+from acrlpd.cli.train import PlanLimits, TrainOptions, check
+from acrlpd.config.bounds import require_bounds
 from acrlpd.config.command_line import parse_config_args
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.plan.accelerators import claim_device_memory
 
 
 @dataclasses.dataclass(frozen=True)
-class RecapOptions(PlanOptions):
+class RecapOptions(PlanLimits):
     """Train in rounds; after each round the policy plays, and the next round learns from these episodes as well.
 
     Every round starts from the weights that the config names. The same command continues after an interruption.
@@ -27,13 +27,12 @@ class RecapOptions(PlanOptions):
 
 
 # Options that `acrlpd recap --help run` shows.
-_RARE = tuple(field.name for field in dataclasses.fields(PlanOptions))
+_RARE = tuple(field.name for field in dataclasses.fields(PlanLimits))
 
 
 def main(args: Sequence[str]) -> int:
     config, options = parse_config_args(RecapOptions, args, prog="acrlpd recap", rare=_RARE)
-    for finding in check_bounds(options, "--"):
-        raise ValueError(finding.message)
+    require_bounds(options, "--")
     claim_device_memory()
     from acrlpd.training.demonstrations import collect_missing_demonstrations
     from acrlpd.training.recap_rounds import check_rounds, run_rounds

@@ -70,9 +70,8 @@ def check(scenarios: Names = (), /, *, baselines: Path = BASELINES, busy: Flag =
         busy: Other programs use this machine: wider bounds for processor time and host memory.
     """
     from acrlpd.regression.apart import measure_apart
-    from acrlpd.regression.baseline import baseline_path, read_baseline
+    from acrlpd.regression.baseline import baseline_path, check_comparable, find_differences, read_baseline
     from acrlpd.regression.compare import compare
-    from acrlpd.regression.conditions import check_comparable, find_differences
 
     chosen = _find(scenarios or _recorded_names(baselines))
     stored = [read_baseline(baseline_path(baselines, scenario.name)) for scenario in chosen]

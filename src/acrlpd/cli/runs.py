@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn
 from rich.table import Table
 from rich.text import Text
 
 from acrlpd.cli.data import JsonFlag
-from acrlpd.console import Console
+from acrlpd.console import Console, progress
 from acrlpd.text import print
 from acrlpd.units import format_bytes
 
@@ -27,12 +27,11 @@ def verify(
 
     parts = parts_to_verify(directory)
     found: dict[str, list[str]] = {}
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task, checked = progress.add_task("", total=sum(part.num_bytes for part in parts)), 0
+    with progress(DownloadColumn(), transient=True) as bar:
+        task, checked = bar.add_task("", total=sum(part.num_bytes for part in parts)), 0
         for part in parts:
-            progress.update(task, description=part.name, completed=checked)
-            found[part.name] = list(part.problems(lambda size: progress.advance(task, size)))
+            bar.update(task, description=part.name, completed=checked)
+            found[part.name] = list(part.problems(lambda size: bar.advance(task, size)))
             checked += part.num_bytes
     problems = [" ".join(problem.split()) for part in parts for problem in found[part.name]]
     if json_:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from annotated_types import Ge
 
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.config.command_line import Flag, find_config
 from acrlpd.text import parse_arguments
 
@@ -83,8 +83,7 @@ def main(args: Sequence[str]) -> int:
 
 def serve(options: ServeOptions) -> None:
     """Serves until SIGTERM or Ctrl-C."""
-    for finding in check_bounds(options, "--"):
-        raise ValueError(finding.message)
+    require_bounds(options, "--")
     import asyncio
 
     from acrlpd.process import setup_logging

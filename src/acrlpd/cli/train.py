@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from acrlpd.config.command_line import Flag, parse_config_args
 from acrlpd.config.overrides import apply_config_overrides
-from acrlpd.config.plan.accelerators import MEMORY_FRACTION, claim_device_memory, find_accelerator, usable_device_bytes
-from acrlpd.config.plan.plan import LONGEST_RUN_S, Plan, make_plan
+from acrlpd.config.plan.accelerators import claim_device_memory
+from acrlpd.config.plan.plan import LONGEST_RUN_S, Plan, plan_here
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.files import is_whole_number
@@ -25,7 +25,7 @@ from acrlpd.training.options import RunOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions:
+class PlanLimits:
     """What the plan of a run may refuse. The comments are the help of the commands that train."""
 
     # Train even if the plan says that the run does not fit into memory.
@@ -36,7 +36,7 @@ class PlanOptions:
 
 # The help shows the options of the last base first, because dataclasses take the fields in this order.
 @dataclasses.dataclass(frozen=True)
-class TrainOptions(PlanOptions, DistributedOptions, RunOptions):
+class TrainOptions(PlanLimits, DistributedOptions, RunOptions):
     """Train a policy with RL on action chunks: offline on a dataset, then online."""
 
     # Show the whole plan before training, not only its summary.
@@ -136,13 +136,7 @@ def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
     warnings = require_ready(members, resume=goes_on)
     for warning in warnings if is_primary() else ():
         print(f"warning: {warning}", file=sys.stderr)
-    found = find_accelerator()
-    plan = make_plan(
-        members[0],
-        num_devices=jax.device_count(),
-        device_memory_gib=usable_device_bytes() / MEMORY_FRACTION / 2**30 / len(members),
-        accelerator=None if found is None else found.name,
-    )
+    plan = plan_here(members[0], jax.device_count(), num_runs=len(members))
     if is_primary():
         if len(members) > 1:
             print(f"{len(members)} runs train together; the plan is that of one run, with its share of the memory")
@@ -153,7 +147,7 @@ def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
     refuse(plan, options, num_runs=len(members))
 
 
-def refuse(plan: Plan, options: PlanOptions, *, num_runs: int = 1) -> None:
+def refuse(plan: Plan, options: PlanLimits, *, num_runs: int = 1) -> None:
     """Refuses a run that does not fit or takes too long by its plan, unless the options allow it."""
     if not plan.fits and not options.ignore_plan:
         fewer = "" if num_runs == 1 else "\nOr train fewer runs at a time: each then has more memory"

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 from annotated_types import Ge, MinLen
 
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.config.command_line import parse_config_args
 from acrlpd.config.tree import ConfigError
 from acrlpd.config.validation import validate_config
@@ -55,8 +55,7 @@ _RARE = ("write_space", "evaluations", "final_seeds", "final_steps")
 
 def main(args: Sequence[str]) -> int:
     config, options = parse_config_args(TuneOptions, args, prog="acrlpd tune", rare=_RARE)
-    for finding in check_bounds(options, "--"):
-        raise ValueError(finding.message)
+    require_bounds(options, "--")
     if importlib.util.find_spec("optuna") is None:
         raise ImportError(f"`acrlpd tune` needs the package optuna: {install_command('tune')}", name="optuna")
     import jax
@@ -68,7 +67,7 @@ def main(args: Sequence[str]) -> int:
     from acrlpd.tuning.space import default_space, load_space
     from acrlpd.tuning.study_files import StudySettings, split_evenly
     from acrlpd.tuning.trial import TrialStarter
-    from acrlpd.tuning.tuner import FinalOptions, run_study
+    from acrlpd.tuning.tuner import run_study
 
     setup_logging()
     config, _ = skip_online_phase(config)
@@ -89,11 +88,18 @@ def main(args: Sequence[str]) -> int:
         evaluations=options.evaluations,
         split=split_evenly(options.trials, len(space.stages)),
     )
-    final = FinalOptions(options.final_seeds, options.final_steps)
     starter = TrialStarter(choose_objective(config), options.jobs)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        run_study(config, space, settings, starter, trials=options.trials, final=final)
+        run_study(
+            config,
+            space,
+            settings,
+            starter,
+            trials=options.trials,
+            final_seeds=options.final_seeds,
+            final_steps=options.final_steps,
+        )
     except KeyboardInterrupt:
         print("acrlpd: interrupted; the same command goes on with this study", file=sys.stderr)
         return 130

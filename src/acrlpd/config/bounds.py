@@ -31,6 +31,12 @@ def check_bounds(section: Any, prefix: str = "") -> Iterator[Finding]:
             yield from _check_value(f"{prefix}{name}", value, getattr(hints[name], "__metadata__", ()))
 
 
+def require_bounds(section: Any, prefix: str = "", error_type: type[ValueError] = ValueError) -> None:
+    """Raises an error if a field lies outside of its bounds."""
+    for finding in check_bounds(section, prefix):
+        raise error_type(finding.message)
+
+
 def _check_value(name: str, value: Any, metadata: tuple[Any, ...]) -> Iterator[Finding]:
     """A bound of a list is a bound of each element; only `MinLen` is about the list itself."""
     elements = value if isinstance(value, tuple) else (value,)

@@ -36,7 +36,7 @@ def check_batch(config: RLTrainConfig, num_devices: int | None) -> Iterator[Find
         choice = f"{below} or {below + step}" if below else f"{step}"
         yield error(
             f"batch_size {config.batch_size} does not split into {accumulation} micro-batches over {devices} "
-            f"devices; use {choice}, or change gradient_accumulation_steps"
+            f"device{'s' if devices > 1 else ''}; use {choice}, or change gradient_accumulation_steps"
         )
     if config.batch_size < 8:
         yield warning(f"batch_size {config.batch_size} is small: gradients and advantages will be noisy")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flax.traverse_util import flatten_dict
@@ -121,6 +121,11 @@ def diff_configs(old: RLTrainConfig, new: RLTrainConfig) -> dict[str, tuple[Any,
     left, right = dict(flatten(to_dict(old))), dict(flatten(to_dict(new)))
     names = [*left, *(name for name in right if name not in left)]
     return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
+
+
+def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """What `diff_configs` has found, with a line for each field."""
+    return "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in changes.items())
 
 
 def config_hash(config: RLTrainConfig) -> str:

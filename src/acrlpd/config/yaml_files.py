@@ -22,7 +22,7 @@ from flax.traverse_util import unflatten_dict
 from acrlpd.config.overrides import Assignment, assign, resolve_alias
 from acrlpd.config.registry import list_configs, load_training_config
 from acrlpd.config.train_config import RLTrainConfig
-from acrlpd.config.tree import ConfigError, to_dict
+from acrlpd.config.tree import ConfigError, describe_changes, diff_configs, to_dict
 from acrlpd.text import printable
 
 _COMMENT_WIDTH = 110
@@ -95,6 +95,12 @@ def load_config(path: str | pathlib.Path) -> RLTrainConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path} cannot be read: {error}") from error
     return parse_config(text, str(path))
+
+
+def require_same_config(file: pathlib.Path, config: RLTrainConfig, what: str, fix: str) -> None:
+    """Refuses to go on with another config than that in `file`; `what` says what the directory of `file` holds."""
+    if changes := diff_configs(load_config(file), config):
+        raise ConfigError(f"{file.parent} holds {what} of another config:\n{describe_changes(changes)}\n{fix}")
 
 
 def parse_config(text: str, file_name: str = "<yaml>") -> RLTrainConfig:

@@ -12,7 +12,7 @@ import multiprocessing
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import connection
 from typing import Any, Unpack
 
@@ -79,6 +79,37 @@ class EnvPool(contextlib.AbstractContextManager["EnvPool"]):
             self.submit(slot, function, *args)
         results = dict(self.next_result() for _ in calls)
         return {slot: results[slot] for slot in calls}
+
+    def run_in_order(self, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Executes calls (function, *args), each in any slot, and yields their results in the order of the calls.
+
+        A call that fails is executed once more. The result of a call that failed twice is its `EnvFailure`. At most
+        twice as many calls as there are slots are ahead of the result that comes next, which limits memory.
+        """
+        numbered = enumerate(calls)
+        running: dict[int, tuple[int, tuple[Any, ...]]] = {}  # slot -> number and call
+        finished: dict[int, Any] = {}
+        repeated: set[int] = set()
+        num_begun = num_yielded = 0
+        while True:
+            idle = [slot for slot in range(self.num_envs) if slot not in running]
+            room = num_yielded + 2 * self.num_envs - num_begun
+            for slot, (number, call) in zip(idle[:room], numbered, strict=False):
+                running[slot], num_begun = (number, call), number + 1
+                self.submit(slot, *call)
+            if not running:
+                return
+            slot, result = self.next_result()
+            number, call = running.pop(slot)
+            if isinstance(result, EnvFailure) and number not in repeated:
+                repeated.add(number)
+                running[slot] = number, call
+                self.submit(slot, *call)
+                continue
+            finished[number] = result
+            while num_yielded in finished:
+                num_yielded += 1
+                yield finished.pop(num_yielded - 1)
 
     def close(self) -> None:
         self._backend.close()

@@ -219,7 +219,7 @@ def _success_auc(rollouts: Sequence[Rollout]) -> float | None:
 
 
 def probability_above(values: np.ndarray, others: np.ndarray) -> float | None:
-    """The probability that one of `values` is above one of `others`; ties count half. None if one of both is empty."""
+    """The probability that one of `values` is above one of `others`; ties count half. None if either is empty."""
     if not len(values) or not len(others):
         return None
     difference = values[:, None] - others[None]

@@ -6,6 +6,7 @@ collection that was interrupted continues and ends with the same dataset.
 """
 
 import dataclasses
+import itertools
 import math
 import shutil
 import zipfile
@@ -15,10 +16,10 @@ from typing import IO, Annotated
 
 import numpy as np
 from annotated_types import Ge, Interval
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TextColumn
 
-from acrlpd.config.bounds import check_bounds
-from acrlpd.console import Console
+from acrlpd.config.bounds import require_bounds
+from acrlpd.console import progress
 from acrlpd.cores import usable_cores
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.envs.env import EnvError, EnvSpec
@@ -27,12 +28,12 @@ from acrlpd.envs.pool import EnvFailure, EnvPool
 from acrlpd.envs.registry import IMAGE_SIZE
 from acrlpd.experts.expert import Expert, demonstrate, find_expert
 from acrlpd.experts.unfinished import partial_directory, require_equal_settings, settings_text
-from acrlpd.files import write_atomically, write_text_atomically
+from acrlpd.files import new_directory, write_atomically, write_text_atomically
 
 # After this many candidates per wanted episode a share of successes counts as out of reach.
 _MAX_CANDIDATES_PER_EPISODE = 20
-# The collection ends with an error when more candidates than this have crashed or hung.
-_MAX_FAILED = 10
+# The collection ends with an error when candidates have crashed or hung more often than this.
+_MAX_FAILURES = 20
 # Environments at once: an episode with images takes 100 MB of memory until it is stored.
 _MAX_ENVS = 16
 # Names of the arrays in an episode's file.
@@ -60,8 +61,7 @@ class DemonstrationSettings:
     codec: str = "h264"
 
     def __post_init__(self) -> None:
-        for finding in check_bounds(self):
-            raise EnvError(finding.message)
+        require_bounds(self, error_type=EnvError)
         shares = self.mix.values()
         if not all(0 <= share < math.inf for share in shares) or not sum(shares) > 0:
             raise EnvError(f"mix must give qualities and their shares, such as {{'expert': 1}}; found {dict(self.mix)}")
@@ -107,29 +107,25 @@ def collect_demonstrations(
     output = Path(output)
     expert = find_expert(settings.env, settings.mix)
     with partial_directory(output, "collecting these demonstrations") as directory:
-        with EnvPool(
-            settings.env,
-            min(usable_cores(), _MAX_ENVS),
-            num_workers=num_workers,
-            image_size=settings.image_size,
-            max_episode_steps=settings.max_episode_steps,
-            timeout_s=timeout_s,
-        ) as envs:
-            spec = envs.spec
-            writing = output.with_name(output.name + ".writing")
-            shutil.rmtree(writing, ignore_errors=True)
-            # The writer refuses features that a dataset cannot hold, before anything is played or stored.
-            writer = LeRobotWriter(
-                writing, fps=spec.fps, features=rollout_features(spec), robot_type=spec.robot_type, codec=settings.codec
-            )
-            partial = _PartialCollection(directory, settings)
-            _play(envs, expert, partial, show_progress)
-        with writer:
-            for rollout in map(_load_rollout, partial.files()):
-                write_rollout(writer, rollout, spec)
-        if output.exists():
-            output.rmdir()  # the directory is empty; others were refused above
-        writing.replace(output)
+        with new_directory(output) as writing:
+            with EnvPool(
+                settings.env,
+                min(usable_cores(), _MAX_ENVS),
+                num_workers=num_workers,
+                image_size=settings.image_size,
+                max_episode_steps=settings.max_episode_steps,
+                timeout_s=timeout_s,
+            ) as envs:
+                spec, features = envs.spec, rollout_features(envs.spec)
+                # The writer refuses features that a dataset cannot hold, before anything is played or stored.
+                writer = LeRobotWriter(
+                    writing, fps=spec.fps, features=features, robot_type=spec.robot_type, codec=settings.codec
+                )
+                partial = _PartialCollection(directory, settings)
+                _play(envs, expert, partial, show_progress)
+            with writer:
+                for rollout in map(_load_rollout, partial.files()):
+                    write_rollout(writer, rollout, spec)
         shutil.rmtree(directory)
     return Collection(
         output,
@@ -206,8 +202,7 @@ def _play(envs: EnvPool, expert: type[Expert], partial: _PartialCollection, show
     settings = partial.settings
     played = _candidates(envs, expert, settings, partial.next_candidate)
     numbers = TextColumn("{task.completed} episodes, {task.fields[successes]} successes, {task.fields[tried]} tried")
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn(), numbers)
-    with Progress(*columns, console=Console(stderr=True), disable=not show_progress) as bar:
+    with progress(numbers, disable=not show_progress) as bar:
         task = bar.add_task(settings.env, total=settings.num_episodes, successes=0, tried=0)
         while not partial.complete:
             partial.add(*next(played))
@@ -219,34 +214,11 @@ def _candidates(
     envs: EnvPool, expert: type[Expert], settings: DemonstrationSettings, first: int
 ) -> Iterator[tuple[int, Rollout | None]]:
     """Candidates in the order of their numbers, however long each takes; None for one that failed twice."""
-    finished: dict[int, Rollout | None] = {}
-    running: dict[int, int] = {}  # slot -> candidate
-    upcoming, wanted = first, first
-    failed: set[int] = set()
-
-    def submit(slot: int, candidate: int) -> None:
-        running[slot] = candidate
-        envs.submit(slot, demonstrate, expert, settings.seed_of(candidate), settings.quality_of(candidate))
-
-    while True:
-        for slot in range(envs.num_envs):
-            # The bound limits memory: a finished candidate stays there until all candidates before it are finished.
-            if slot not in running and upcoming < wanted + 2 * envs.num_envs:
-                submit(slot, upcoming)
-                upcoming += 1
-        slot, result = envs.next_result()
-        candidate = running.pop(slot)
-        if isinstance(result, EnvFailure):
-            if len(failed) >= _MAX_FAILED:
-                raise EnvError(f"demonstrations in {settings.env!r} keep failing; the last reason: {result.reason}")
-            if candidate not in failed:
-                failed.add(candidate)
-                submit(slot, candidate)
-                continue
-        finished[candidate] = None if isinstance(result, EnvFailure) else result
-        while wanted in finished:
-            yield wanted, finished.pop(wanted)
-            wanted += 1
+    calls = ((demonstrate, expert, settings.seed_of(n), settings.quality_of(n)) for n in itertools.count(first))
+    for candidate, result in enumerate(envs.run_in_order(calls), first):
+        if len(envs.failures) > _MAX_FAILURES:
+            raise EnvError(f"demonstrations in {settings.env!r} keep failing; the last: {envs.failures[-1].reason}")
+        yield candidate, None if isinstance(result, EnvFailure) else result
 
 
 def _save_rollout(file: IO[bytes], rollout: Rollout) -> None:

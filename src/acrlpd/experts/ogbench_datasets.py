@@ -17,11 +17,11 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
 from acrlpd.choice import hint
-from acrlpd.config.bounds import check_bounds
-from acrlpd.console import Console
+from acrlpd.config.bounds import require_bounds
+from acrlpd.console import progress
 from acrlpd.cores import usable_cores
 from acrlpd.data.sources.source import Feature
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
@@ -33,7 +33,7 @@ from acrlpd.execution.base import Columns
 from acrlpd.experts.ogbench_files import read_play_file, split_episodes, validation_file
 from acrlpd.experts.ogbench_play import play_columns, record_episode
 from acrlpd.experts.unfinished import partial_directory, require_equal_settings, settings_text
-from acrlpd.files import read_json_object, write_text_atomically
+from acrlpd.files import new_directory, read_json_object, write_text_atomically
 
 # Environment -> training episodes of OGBench's dataset.
 _NUM_EPISODES = {
@@ -45,6 +45,8 @@ _NUM_EPISODES = {
     "puzzle-3x3": 1000,
     "puzzle-4x4": 1000,
 }
+# Longest time of an episode; then its process is killed.
+_EPISODE_TIMEOUT_S = 600.0
 # The settings of a dataset, stored beside `train/` and `validation/`.
 SETTINGS_FILE = "play.json"
 
@@ -61,8 +63,7 @@ class PlaySettings:
     seed: Annotated[int, Ge(0)] = 0
 
     def __post_init__(self) -> None:
-        for finding in check_bounds(self):
-            raise EnvError(finding.message)
+        require_bounds(self, error_type=EnvError)
         ogbench_episodes(self.env)
 
     @property
@@ -106,7 +107,6 @@ def generate_play(
     output: str | Path,
     *,
     num_workers: int | None = None,
-    timeout_s: float = 600.0,
     show_progress: bool = True,
 ) -> None:
     """Makes the dataset in the directory `output`, or continues an earlier call that was interrupted.
@@ -126,13 +126,13 @@ def generate_play(
         env = _make_task_env(settings.env)
         workers = usable_cores() if num_workers is None else num_workers
         # With two environments per process, the next call is there already when a process ends an episode.
-        with EnvPool(env.name, 2 * max(1, workers), num_workers=workers, timeout_s=timeout_s) as envs:
+        with EnvPool(env.name, 2 * max(1, workers), num_workers=workers, timeout_s=_EPISODE_TIMEOUT_S) as envs:
             episodes = map(_load_columns, _record_all(envs, settings, files))
             _write_datasets(output, env, settings, settings.splits, episodes, show_progress)
         shutil.rmtree(directory)
 
 
-def import_play(env: str, path: str | Path, output: str | Path, *, show_progress: bool = True) -> None:
+def import_play(env: str, path: str | Path, output: str | Path) -> None:
     """Makes the dataset in the directory `output` from OGBench's file and the validation file beside it."""
     ogbench_episodes(env)
     path, output = Path(path), Path(output)
@@ -142,38 +142,23 @@ def import_play(env: str, path: str | Path, output: str | Path, *, show_progress
         rows = {split: read_play_file(file, task_env) for split, file in files.items()}
         splits = {split: int(np.count_nonzero(arrays["terminals"])) for split, arrays in rows.items()}
         episodes = (play_columns(task_env, episode) for arrays in rows.values() for episode in split_episodes(arrays))
-        _write_datasets(output, task_env, ImportSettings(env, path.name), splits, episodes, show_progress)
+        _write_datasets(output, task_env, ImportSettings(env, path.name), splits, episodes)
 
 
 def _record_all(envs: EnvPool, settings: PlaySettings, files: list[Path]) -> Iterator[Path]:
     """The files of all episodes, each as soon as it and those before it are there; missing ones are recorded."""
-    missing = iter([number for number, file in enumerate(files) if not file.exists()])
-    running: dict[int, int] = {}  # slot -> episode
-    failed: set[int] = set()
-
-    def submit(slot: int, number: int | None) -> None:
-        if number is not None:
-            running[slot] = number
-            envs.submit(
-                slot, record_episode, settings.env, settings.episode_steps, settings.seed, number, files[number]
+    missing = [number for number, file in enumerate(files) if not file.exists()]
+    calls = (
+        (record_episode, settings.env, settings.episode_steps, settings.seed, number, files[number])
+        for number in missing
+    )
+    recorded = dict.fromkeys(missing, envs.run_in_order(calls))
+    for number, file in enumerate(files):
+        if number in recorded and isinstance(result := next(recorded[number]), EnvFailure):
+            raise EnvError(
+                f"episode {number} of {settings.env} failed twice: {result.reason}. The same command goes on with the "
+                "episodes that are there"
             )
-
-    for slot in range(envs.num_envs):
-        submit(slot, next(missing, None))
-    for file in files:
-        while not file.exists():
-            slot, result = envs.next_result()
-            number = running.pop(slot)
-            if not isinstance(result, EnvFailure):
-                submit(slot, next(missing, None))
-            elif number not in failed:
-                failed.add(number)
-                submit(slot, number)
-            else:
-                raise EnvError(
-                    f"episode {number} of {settings.env} failed twice: {result.reason}. The same command goes on "
-                    "with the episodes that are there"
-                )
         yield file
 
 
@@ -192,18 +177,15 @@ def _write_datasets(
     settings: PlaySettings | ImportSettings,
     splits: Mapping[str, int],
     episodes: Iterable[Columns],
-    show_progress: bool,
+    show_progress: bool = True,
 ) -> None:
     """Writes `train/` and `validation/`; the directory gets its name when both are complete."""
-    writing = output.with_name(output.name + ".writing")
-    shutil.rmtree(writing, ignore_errors=True)
     features = {RAW_STATE: env.spec.features[RAW_STATE]}
     features[env.spec.action_column] = Feature("float32", (env.spec.action_dim,))
     for task in range(1, len(env.env.task_infos) + 1):
         features |= {f"task{task}.reward": Feature("float32", ()), f"task{task}.success": Feature("bool", ())}
     episodes = iter(episodes)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not show_progress) as bar:
+    with new_directory(output) as writing, progress(MofNCompleteColumn(), disable=not show_progress) as bar:
         task_id = bar.add_task(f"{settings.env} episodes", total=sum(splits.values()))
         for split, count in splits.items():
             with LeRobotWriter(
@@ -213,7 +195,4 @@ def _write_datasets(
                     writer.add_steps(episode, {})
                     writer.end_episode(env.prompt)
                     bar.advance(task_id)
-    write_text_atomically(writing / SETTINGS_FILE, settings_text(settings))
-    if output.exists():
-        output.rmdir()  # the directory is empty; others were refused before
-    writing.replace(output)
+        write_text_atomically(writing / SETTINGS_FILE, settings_text(settings))

@@ -126,14 +126,14 @@ def _read_paligemma(file: epath.Path) -> dict[str, np.ndarray]:
     return loaded
 
 
-def save_openpi_pi0_checkpoint(params: nnx.State, directory: epath.PathLike, *, overwrite: bool = False) -> None:
+def save_openpi_pi0_checkpoint(params: nnx.State, directory: epath.PathLike) -> None:
     """Writes `directory`/params, which stock openpi loads. The directory appears when it is complete."""
     target = epath.Path(directory).absolute() / "params"
-    if target.exists() and not overwrite:
-        raise OpenPICheckpointError(f"{target} exists already; choose another directory or overwrite it")
+    if target.exists():
+        raise OpenPICheckpointError(f"{target} exists already; choose another directory")
     flat = {("params", *name.split("/"), "value"): leaf for name, leaf in flatten_params(params).items()}
     with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
-        checkpointer.save(target, unflatten_dict(flat), force=overwrite)
+        checkpointer.save(target, unflatten_dict(flat))
 
 
 def verify_openpi_checkpoint_compatibility(path: epath.PathLike, config: PolicyConfig) -> list[str]:

@@ -49,14 +49,14 @@ class Alert:
 class Alerts:
     """Sends the alerts of one run to the receivers of its config, apart from Weights & Biases."""
 
-    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path, *, enabled: bool = True) -> None:
-        """Only the primary process of a run has its alerts enabled."""
+    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
+        """Only the primary process of a run sends alerts."""
         config = rl_config.logging.alerts
         self._run = f"{rl_config.name}/{rl_config.exp_name}"
         self._directory = directory
         self._repeat_after_s = config.repeat_after_s
-        self._receivers = _receivers(config) if enabled else {}
-        self._file = JsonLinesFile(directory / ALERTS_FILE if enabled else None)
+        self._receivers = _receivers(config)
+        self._file = JsonLinesFile(directory / ALERTS_FILE)
         self._sent: dict[str, float] | None = None  # kind -> time; read from the file when it is first needed
         self._waiting: queue.Queue[Message | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None

@@ -11,7 +11,7 @@ from PIL import Image
 
 from acrlpd.runs.directory import read_run_file
 from acrlpd.runs.record import EVALUATION_FILE, EVALUATIONS
-from acrlpd.text import escape_markdown
+from acrlpd.text import escape_markdown, markdown_table
 
 # A film that is shown as a moving picture has at most so many frames, and so many pixels in a row.
 _GIF_FRAMES = 60
@@ -28,10 +28,8 @@ class JudgedEpisodes:
     videos: tuple[pathlib.Path, ...]
 
     def to_markdown(self) -> str:
-        head, *rows = (
-            f"| {' | '.join(escape_markdown(str(cell)) for cell in line)} |" for line in (self.columns, *self.rows)
-        )
-        return "\n".join([head, "|---" * len(self.columns) + "|", *rows])
+        columns, *rows = ([escape_markdown(str(cell)) for cell in line] for line in (self.columns, *self.rows))
+        return markdown_table(columns, rows)
 
 
 def read_judged_episodes(run: pathlib.Path, step: int) -> JudgedEpisodes | None:

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from acrlpd.monitoring.anomaly_kinds import DEAD_CANDIDATE_SPREAD
 from acrlpd.monitoring.curve_trends import find_trend, in_phase, settled_since
 from acrlpd.monitoring.lr_advice import suggest_learning_rates
+from acrlpd.monitoring.report_validation import BLIND
 from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import RunRecord
 from acrlpd.units import format_percent
@@ -106,7 +108,7 @@ def _value_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _policy_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     if (diversity := _now(record, "candidate_diversity")) is not None:
-        verdict = "all candidates are the same" if diversity < 1e-3 else "there is a choice"
+        verdict = "all candidates are the same" if diversity < DEAD_CANDIDATE_SPREAD else "there is a choice"
         yield "Diversity", f"Candidates lie {diversity:.2g} apart in normalised actions: {verdict}."
     gain, spread = _now(record, "best_of_n_gain"), _now(record, "q_std")
     if gain is not None and spread:
@@ -117,7 +119,7 @@ def _policy_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     series = record.series.get("validation/relative_action_error")
     if series is not None and np.isfinite(series.values[-1]):
         error = float(series.values[-1])
-        verdict = "the policy sees" if error < 0.9 else "hardly better than a policy that sees nothing"
+        verdict = "the policy sees" if error < BLIND else "hardly better than a policy that sees nothing"
         yield (
             "Samples",
             f"On held-out episodes the policy errs by {format_percent(error)} of the mean action's error: {verdict}.",

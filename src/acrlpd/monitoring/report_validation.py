@@ -14,7 +14,7 @@ from acrlpd.units import format_percent
 # By how much the held-out loss must have risen above its lowest value before the report speaks of over-fitting.
 _CLEAR_RISE = 0.05
 # From this share of the mean action's error on, a policy is called blind.
-_BLIND = 0.95
+BLIND = 0.95
 # Critics below both of these do not rank: Spearman's correlation, and the probability of ranking a success higher.
 _RANKS, _RANKS_SUCCESS = 0.1, 0.6
 # Below this correlation critics rank weakly.
@@ -57,7 +57,7 @@ def judge_validation(record: RunRecord) -> ValidationVerdict | None:
 
 
 def _actions(ratio: float | None, relative_best_of_n_error: float | None) -> Iterator[str]:
-    if ratio is not None and ratio < _BLIND:
+    if ratio is not None and ratio < BLIND:
         yield (
             f"The policy's chunks are off by {format_percent(ratio)} of what the mean action of the data is off, "
             "averaged over the action dims: the policy uses what it sees."
@@ -120,7 +120,7 @@ def _offline_end(record: RunRecord) -> float:
 
 
 def _blindness(ratio: float | None) -> Iterator[str]:
-    if ratio is not None and ratio >= _BLIND:
+    if ratio is not None and ratio >= BLIND:
         yield (
             f"A blind policy: its error on held-out episodes is {format_percent(ratio)} of that of the mean action, so "
             "what the policy sees does not help it. Train for more updates; if that does not help, check cameras, "

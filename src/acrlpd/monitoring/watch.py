@@ -20,7 +20,7 @@ from acrlpd.config.score import SUCCESS
 from acrlpd.console import Console
 from acrlpd.monitoring.report_curves import downsample
 from acrlpd.runs.best_evaluation import describe_best, find_best
-from acrlpd.runs.metrics_log import Series
+from acrlpd.runs.metrics_log import VALIDATION, Series, describe_validation
 from acrlpd.runs.record import Anomaly, RunProgress, RunReader, running_baseline
 from acrlpd.units import format_bytes, format_interval, format_percent, format_seconds, short
 
@@ -112,7 +112,7 @@ def _head(run: RunProgress) -> RenderableType:
         ("throughput", _throughput(run)),
         ("memory", _memory(run)),
         ("evaluation", _evaluation(run)),
-        ("held-out", _validation(run)),
+        ("held-out", ", ".join(describe_validation(lambda name: run.latest(f"{VALIDATION}{name}")))),
         ("best", _best(run)),
         ("checkpoint", f"step {run.saved_steps[-1]:,}" if run.saved_steps else None),
         ("last metrics", run.metrics_written and f"{format_seconds(_age(run.metrics_written))} ago"),
@@ -156,18 +156,6 @@ def _evaluation(run: RunProgress) -> str | None:
         return None
     interval = "" if low is None or high is None else f" (95 %: {format_interval((low, high))})"
     return f"{format_percent(rate)} success{interval} at step {run.series['eval/success_rate'].steps[-1]:,}"
-
-
-def _validation(run: RunProgress) -> str | None:
-    """What the newest validation says, as far as it says anything."""
-    forms: dict[str, Callable[[float], str]] = {
-        "relative_action_error": lambda share: f"action error {format_percent(share)} of the mean action's",
-        "relative_best_of_n_error": lambda share: f"best-of-N {format_percent(share)}",
-        "q_rank_correlation": lambda value: f"Q ranks returns {value:.2f}",
-        "success_auc": lambda value: f"success above failure {value:.2f}",
-    }
-    found = [(run.latest(f"validation/{name}"), form) for name, form in forms.items()]
-    return ", ".join(form(value) for value, form in found if value is not None) or None
 
 
 def _best(run: RunProgress) -> str | None:

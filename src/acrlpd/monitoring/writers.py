@@ -5,7 +5,9 @@ missing is an error before the run starts. A failure later is reported once and 
 """
 
 import contextlib
+import contextvars
 import importlib.util
+import io
 import logging
 import pathlib
 import time
@@ -17,13 +19,13 @@ from acrlpd.config import ConfigError, RLTrainConfig, to_dict
 from acrlpd.config.tree import flatten
 from acrlpd.installation import install_command
 from acrlpd.monitoring.judged_episodes import JudgedEpisodes, read_judged_episodes, to_gif
-from acrlpd.monitoring.trackio_writer import TrackioWriter
 from acrlpd.runs.metrics_log import EVALUATION
 
 logger = logging.getLogger(__name__)
 
 TENSORBOARD_DIRECTORY = "tensorboard"
 WANDB_ID_FILE = "wandb_run_id.txt"
+TRACKIO_RUN_FILE = "trackio_run.txt"
 
 
 class Writer(Protocol):
@@ -208,3 +210,43 @@ class WandbWriter:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class TrackioWriter:
+    """A run in trackio: on this machine, unless trackio's own environment variables name a Space or a server.
+
+    The name of the run is its only identity, and is kept in the run directory, so a restart goes on with the same run.
+    """
+
+    def __init__(self, rl_config: RLTrainConfig, directory: pathlib.Path) -> None:
+        import trackio
+
+        name_path = directory / TRACKIO_RUN_FILE
+        if not name_path.exists():
+            name_path.write_text(f"{rl_config.exp_name}-{uuid.uuid4().hex[:6]}")
+        self._table, self._video = trackio.Table, trackio.Video
+        with contextlib.redirect_stdout(io.StringIO()):  # trackio greets on stdout
+            # In a context of its own, because a second run in the same context would end the first run.
+            self._run = contextvars.Context().run(
+                trackio.init,
+                project=rl_config.logging.project_name,
+                name=name_path.read_text().strip(),
+                group=rl_config.name,
+                config=dict(flatten(to_dict(rl_config))),
+                resume="allow",
+                embed=False,
+                auto_log_cpu=False,
+                auto_log_gpu=False,  # metrics.jsonl has the memory of the devices
+            )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def write_episodes(self, episodes: JudgedEpisodes) -> None:
+        table = self._table(columns=list(episodes.columns), data=[list(row) for row in episodes.rows])
+        videos = {f"videos/{i}": self._video(str(path), caption=path.stem) for i, path in enumerate(episodes.videos)}
+        self._run.log({f"{EVALUATION}episodes_table": table, **videos}, step=episodes.step)
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._run.finish()

@@ -183,10 +183,10 @@ def choose_actions_of_models(
     observation: Observation,
     noise: Any,
     num_candidates: Any,
-    seeds: Any = None,
+    seeds: Any,
     *,
     num_steps: int,
-    exploration: BestOfNConfig | None = None,
+    exploration: BestOfNConfig | None,
 ) -> ChosenActions:
     """`choose_actions` of S stacked models in one program, for S * b observations: the b of the first model first."""
     [num_models] = {leaf.shape[0] for leaf in jax.tree.leaves(models)}

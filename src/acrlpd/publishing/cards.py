@@ -6,13 +6,14 @@ from typing import Any
 import yaml
 
 from acrlpd.choice import kind_name
+from acrlpd.config import RLTrainConfig
 from acrlpd.data.tools.inspect import Report
 from acrlpd.hub import HubAddress
 from acrlpd.monitoring.report_facts import final_stages
 from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.runs.record import Outcome, RunRecord, read_outcome
 from acrlpd.serving.export_readme import openpi_section
-from acrlpd.text import escape_markdown
+from acrlpd.text import escape_markdown, markdown_table
 from acrlpd.units import format_interval, format_percent
 
 REPORT_FILE = "report.html"
@@ -50,8 +51,6 @@ _DATASET = """\
 
 A LeRobot dataset ({format}) that was uploaded with acrlpd.
 
-| | |
-|---|---|
 {facts}
 
 ## Use it
@@ -75,16 +74,15 @@ def checkpoint_card(checkpoint: Checkpoint, record: RunRecord | None, address: H
         improvement=kind_name(config.improvement),
         openpi=openpi_section(checkpoint),
     )
-    header = _header(kind_name(config.model), config.data.repo_id)
-    return "\n".join([header, body, *_results(record, checkpoint.step), _use(address, directly=True)])
+    return "\n".join([_header(config), body, *_results(record, checkpoint.step), _use(address, directly=True)])
 
 
-def export_card(readme: str, content: Mapping[str, Any], record: RunRecord | None, address: HubAddress) -> str:
+def export_card(
+    readme: str, rl_config: RLTrainConfig, step: int | None, record: RunRecord | None, address: HubAddress
+) -> str:
     """The card of an export: the README of the export, and what the hub adds to it."""
-    config = content["config"]
-    header = _header(str(config.get("model", {}).get("kind", "")), config.get("data", {}).get("repo_id"))
     is_for_pytorch = "model.safetensors" in readme
-    return "\n".join([header, readme, *_results(record, content["step"]), _use(address, directly=not is_for_pytorch)])
+    return "\n".join([_header(rl_config), readme, *_results(record, step), _use(address, directly=not is_for_pytorch)])
 
 
 def dataset_card(report: Report, address: HubAddress) -> str:
@@ -103,19 +101,20 @@ def dataset_card(report: Report, address: HubAddress) -> str:
     text = _DATASET.format(
         name=escape_markdown(address.repo_id),
         format=escape_markdown(report.format),
-        facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
+        facts=markdown_table(["", ""], facts.items()),
         repo_id=address.repo_id,
         address=address,
     )
     return f"{_front_matter(header)}\n{text}"
 
 
-def _header(policy: str, repo_id: str | None) -> str:
+def _header(rl_config: RLTrainConfig) -> str:
     content: dict[str, Any] = {
         "library_name": "acrlpd",
         "pipeline_tag": "robotics",
-        "tags": ["robotics", "reinforcement-learning", "openpi", *([policy] if policy else [])],
+        "tags": ["robotics", "reinforcement-learning", "openpi", kind_name(rl_config.model)],
     }
+    repo_id = rl_config.data.repo_id
     if repo_id is not None and repo_id.count("/") == 1:
         content["datasets"] = [repo_id]
     return _front_matter(content)
@@ -131,13 +130,19 @@ def _results(record: RunRecord | None, step: int | None) -> Iterator[str]:
     if not rows:
         yield "The success of this policy has not been measured, or the record of its run was not at hand.\n"
         return
-    yield "| policy | step | success | 95 % | episodes |\n|---|---|---|---|---|"
-    for title, at_step, outcome in rows:
-        interval = format_interval(outcome.interval)
-        cells = (title, at_step, format_percent(outcome.success_rate, 1), interval, outcome.counted)
-        yield f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |"
+    cells = (
+        (
+            title,
+            "" if at_step is None else str(at_step),
+            format_percent(outcome.success_rate, 1),
+            format_interval(outcome.interval),
+            outcome.counted,
+        )
+        for title, at_step, outcome in rows
+    )
+    yield markdown_table(["policy", "step", "success", "95 %", "episodes"], cells)
     assert record is not None
-    environment = record.config.get("env.name")
+    environment = record.config.get("env.id")
     where = f" in `{environment}`" if environment else ""
     yield f"\nMeasured by the run itself{where}. [{REPORT_FILE}]({REPORT_FILE}) has more.\n"
 

@@ -27,6 +27,7 @@ from acrlpd.runs.checkpoint_layout import (
     RUN,
     RUN_FILE,
     TRAIN_STATE,
+    load_described_config,
     load_export_metadata,
     newest_step_directory,
 )
@@ -91,18 +92,18 @@ def _pack_checkpoint(directory: Path, train_state: bool) -> Parcel:
 
 
 def _pack_export(directory: Path) -> Parcel:
-    content = load_export_metadata(directory)
+    content, rl_config = load_export_metadata(directory), load_described_config(directory)
     files = dict(_files(directory, [PARAMS, CRITIC, ASSETS]))
     for name in (EXPORT_FILE, "checksums.json", WEIGHTS_FILE, "config.json"):
         if (directory / name).is_file():
             files[name] = directory / name
-    readme = directory / README
+    readme = (directory / README).read_text() if (directory / README).is_file() else ""
     record = _read_record(Path(content["source"]).parent) if "source" in content else None
     return Parcel(
         kind="model",
-        title=f"{content['config'].get('name')}, step {content['step']}",
+        title=f"{rl_config.name}, step {content['step']}",
         files=files,
-        card=lambda address: export_card(readme.read_text() if readme.is_file() else "", content, record, address),
+        card=lambda address: export_card(readme, rl_config, content["step"], record, address),
         description={"holds": "export", "step": content["step"], "left_out": []},
         tags=(f"step-{content['step']}",),
         record=record,

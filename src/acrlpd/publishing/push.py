@@ -24,15 +24,6 @@ _REPLACED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Pushed:
-    """What was uploaded."""
-
-    address: HubAddress  # with the tag
-    num_files: int
-    num_bytes: int
-
-
 def push(
     directory: Path,
     address: HubAddress,
@@ -42,11 +33,11 @@ def push(
     overwrite: bool = False,
     train_state: bool = False,
     announce: Callable[[Parcel], object] = lambda _: None,
-) -> Pushed:
+) -> HubAddress:
     """Uploads an export, the newest checkpoint of a run, one checkpoint, or a dataset, and tags the new state.
 
-    `tag` None is step-<step> for a policy. A tag that exists is moved only with `overwrite`. `announce` is called
-    before the first byte is sent.
+    Returns the address with the tag. `tag` None is step-<step> for a policy. A tag that exists is moved only with
+    `overwrite`. `announce` is called before the first byte is sent.
     """
     parcel = pack(directory, train_state=train_state)
     if parcel.kind == "dataset":
@@ -71,7 +62,7 @@ def push(
             private=not public,
             replace=_REPLACED,
         )
-    return Pushed(state, len(parcel.files), parcel.num_bytes)
+    return state
 
 
 def _refuse_what_would_be_lost(address: HubAddress, tags: tuple[str, ...], *, overwrite: bool) -> None:

@@ -1,1 +1,1 @@
-"""The regression tester: scenarios, what is measured of them, baselines, and the comparison of both."""
+"""The regression tester: scenarios, their measurements, and the comparison of a measurement with its baseline."""

@@ -1,19 +1,23 @@
-"""What was measured of a scenario, and the file that keeps the measurement: the baseline."""
+"""What was measured of a scenario, the file that keeps this (the baseline), and whether a baseline can be compared."""
 
 import dataclasses
 import datetime
 import json
 import pathlib
 import platform
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
 import jax
 
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, diff_configs
 from acrlpd.cores import usable_cores
 from acrlpd.files import read_json_object, write_text_atomically
+from acrlpd.regression.scenario import Scenario
 
 FORMAT = 1
+_RECORD = "`acrlpd regress record --overwrite` makes a new baseline"
 
 
 class BaselineError(ValueError):
@@ -57,8 +61,8 @@ class Measurement:
     config: dict[str, Any]  # complete, as in config.yaml
     config_hash: str
     origin: Origin
-    # Losses and what is like them, one value for each seed: of the first line of metrics, which rounding has hardly
-    # reached, and of the last line. None where a value was not finite.
+    # Losses and similar metrics, with one value for each seed; None where a value was not finite. `early` is the first
+    # line of metrics, which rounding has hardly changed, and `final` the last line.
     early: dict[str, tuple[float | None, ...]]
     final: dict[str, tuple[float | None, ...]]
     metric_names: tuple[str, ...]  # all that updates report
@@ -126,3 +130,43 @@ def read_baseline(path: pathlib.Path) -> Measurement:
 
 def _tuples(content: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+
+
+def check_comparable(scenario: Scenario, baseline: Measurement) -> None:
+    """Refuses a baseline of another scenario, other seeds, or with config fields that there are no longer."""
+    if baseline.scenario != scenario.name:
+        raise BaselineError(f"the baseline of {scenario.name} is one of {baseline.scenario!r}; {_RECORD}")
+    if baseline.seeds != scenario.seeds:
+        raise BaselineError(
+            f"scenario {scenario.name} has the seeds {list(scenario.seeds)}, and its baseline those of "
+            f"{list(baseline.seeds)}; {_RECORD}"
+        )
+    try:
+        _read_config(baseline)
+    except ConfigError as error:
+        raise BaselineError(
+            f"the config in the baseline of {scenario.name} is no longer accepted. Configs of users would not be, "
+            f"either:\n{error}\nIf this is intended, {_RECORD}"
+        ) from error
+
+
+def find_differences(baseline: Measurement, now: Measurement) -> Iterator[str]:
+    """In which conditions the baseline was made that are not those of now. They may explain a difference."""
+    for name in ("acrlpd", "jax", "jaxlib", "python"):
+        old, new = getattr(baseline.origin, name), getattr(now.origin, name)
+        if old != new:
+            yield f"the baseline was made with {name} {old}, now it is {new}"
+    if baseline.origin.machine != now.origin.machine:
+        yield (
+            f"the baseline was made on another machine ({baseline.origin.machine}; now {now.origin.machine}): wider "
+            "bounds for processor time and memory"
+        )
+    changes = diff_configs(_read_config(baseline), _read_config(now))
+    if changes:
+        shown = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changes.items())
+        yield f"the baseline was made with another config: {shown}. If the change is intended, {_RECORD}"
+
+
+def _read_config(measured: Measurement) -> RLTrainConfig:
+    """The config of a measurement; fields that are newer than a baseline have their defaults."""
+    return apply_config_overrides(RLTrainConfig(name=str(measured.config.get("name"))), measured.config)

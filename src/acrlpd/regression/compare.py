@@ -23,12 +23,12 @@ Show = Callable[[float], str]
 # How far new values, one for each seed, are from those of the baseline.
 Distance = Callable[[Sequence[float], Sequence[float]], float]
 
-# How often all losses of a scenario together may move by chance as far as a regression has to, if nothing has changed
-# and every training were a new draw. The same seeds on the same machine give the same numbers, so it is less often.
+# The probability that some loss of a scenario, or its success, is called a regression although nothing has changed, if
+# every training drew new random numbers. The same seeds on the same machine give the same numbers, and no false alarm.
 _FALSE_ALARMS = 0.01
 # Rounding moves a loss by less than this share of it, also where seeds have no spread.
 _ROUNDING = 1e-3
-# By how much of the spread over seeds an early loss may differ from that of the same seed, in the mean over the seeds.
+# An early loss may differ from that of the same seed by this share of the spread over seeds, in the mean over seeds.
 _EARLY_SPREADS = 0.5
 # How many times the baseline a quantity may be: as the baseline was made, and in other conditions (another processor,
 # another version of JAX, or for noisy quantities a busy machine).
@@ -218,10 +218,5 @@ def _compare_names(baseline: Measurement, now: Measurement) -> Row:
 def _compare_export(baseline: Measurement, now: Measurement) -> Row:
     """The export itself refuses a policy that acts differently, or that openpi would not load."""
     verdict: Verdict = "REGRESSION" if now.problems and not baseline.problems else "ok"
-    return Row("checkpoint and export", _show_export(baseline), _show_export(now), "same actions", verdict)
-
-
-def _show_export(measured: Measurement) -> str:
-    if measured.problems:
-        return f"{len(measured.problems)} problems"
-    return "same actions"
+    before, after = (f"{len(one.problems)} problems" if one.problems else "same actions" for one in (baseline, now))
+    return Row("checkpoint and export", before, after, "same actions", verdict)

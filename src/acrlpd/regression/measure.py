@@ -14,7 +14,6 @@ import jax.monitoring
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides, config_hash, to_dict
 from acrlpd.config.plan.flops import step_flops
-from acrlpd.config.validation import Validation, validate_config
 from acrlpd.envs.create import EnvPools
 from acrlpd.evaluation.statistics import wilson_interval
 from acrlpd.process import keep_freed_memory, setup_logging
@@ -28,7 +27,7 @@ from acrlpd.serving.export import export_policy
 from acrlpd.training.demonstrations import collect_missing_demonstrations
 from acrlpd.training.members import create_members
 from acrlpd.training.options import RunOptions
-from acrlpd.training.readiness import find_missing_parts
+from acrlpd.training.readiness import require_ready
 from acrlpd.training.sharding import compiled_programs
 from acrlpd.training.train_runs import train_runs
 from acrlpd.training.verification import parts_to_verify
@@ -63,7 +62,7 @@ def measure(scenario: Scenario) -> Measurement:
         members = create_members(_place(scenario, directory), RunOptions(seeds=scenario.seeds))
         directories = [directory / "runs" / member.exp_name for member in members]
         collect_missing_demonstrations(members[0])
-        _check(members)
+        require_ready(members, resume=False)
         with _count_compilations() as compilations, EnvPools() as env_pools:
             for member, path in zip(members, directories, strict=True):
                 if code := train_runs([member], [path], RunOptions(), env_pools=env_pools):
@@ -101,14 +100,6 @@ def _place(scenario: Scenario, directory: pathlib.Path) -> RLTrainConfig:
     if scenario.config.data.demonstrations.num_episodes:
         changes |= {"data.data_dir": str(directory / "demonstrations"), "data.assets_dir": str(directory / "assets")}
     return apply_config_overrides(scenario.config, changes)
-
-
-def _check(members: Sequence[RLTrainConfig]) -> None:
-    """Refuses what `acrlpd train` would refuse, in one error."""
-    validations = [validate_config(member, num_devices=jax.device_count(), ready_to_train=True) for member in members]
-    errors = [error for validation in validations for error in validation.errors]
-    errors += [error for member in members for error in find_missing_parts(member, resume=False)]
-    Validation(tuple(dict.fromkeys(errors)), ()).raise_for_errors()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from annotated_types import MinLen
 
 from acrlpd.choice import hint
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.config.command_line import find_config
 from acrlpd.config.run import SEEDS
 from acrlpd.config.yaml_files import ConfigLoader
@@ -70,8 +70,7 @@ def _create(path: pathlib.Path, content: Any) -> Scenario:
     config = find_config(str(beside) if beside.is_file() else name)
     changed = apply_config_overrides(config, content.get("overrides"))
     scenario = Scenario(path.stem, content.get("description", ""), changed, tuple(content["seeds"]))
-    for finding in check_bounds(scenario):
-        raise ConfigError(finding.message)
+    require_bounds(scenario, error_type=ConfigError)
     return scenario
 
 

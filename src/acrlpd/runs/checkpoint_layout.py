@@ -108,8 +108,9 @@ def _read_description(path: pathlib.Path, keys: Mapping[str, Types]) -> dict[str
     return content
 
 
-def newest_step_directory(path: pathlib.Path) -> pathlib.Path:
-    """`path` if it is a step directory, else the newest complete step directory in it."""
+def newest_step_directory(path: str | pathlib.Path) -> pathlib.Path:
+    """`path` if it is a step directory, else the newest complete step directory in it; absolute."""
+    path = pathlib.Path(path).expanduser().absolute()
     if (path / RUN / RUN_FILE).exists():
         return path
     steps = saved_steps(path)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from acrlpd.files import JsonLinesFile
+from acrlpd.units import format_percent
 
 # Names of what follows from wall-clock measurements. All other metrics, except those of the memory, follow from the
 # config alone, and are the same in every run of the config.
@@ -22,10 +23,24 @@ TIMING = "timing/"
 EVALUATION = "eval/"
 VALIDATION = "validation/"
 ONLINE = "online/"
+# The metrics of a validation that matter most, in words.
+_VALIDATION_FACTS: dict[str, Callable[[float], str]] = {
+    "flow_loss": lambda loss: f"flow loss {loss:.4g}",
+    "relative_action_error": lambda share: f"action error {format_percent(share)} of the mean action's",
+    "relative_best_of_n_error": lambda share: f"with best-of-N {format_percent(share)}",
+    "q_rank_correlation": lambda value: f"rank correlation of Q and return {value:.2f}",
+    "success_auc": lambda share: f"Q ranks success above failure in {format_percent(share)}",
+}
 # Counters grow over the run: a line holds the last value.
 _COUNTERS = ("skipped_updates",)
 # Metrics whose line holds an extreme over its updates, by the end of their names.
 _EXTREMES = {"_min": np.min, "_max": np.max}
+
+
+def describe_validation(latest: Callable[[str], float | None]) -> list[str]:
+    """What a validation says, as far as it says anything; `latest` gives a metric by its name without the prefix."""
+    found = ((latest(name), form) for name, form in _VALIDATION_FACTS.items())
+    return [form(value) for value, form in found if value is not None]
 
 
 class MetricsLog:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from acrlpd.checksums import directory_problems, write_checksums
 from acrlpd.config import ConfigError
 from acrlpd.config.command_line import CRITICS, POLICY
+from acrlpd.files import new_directory
 from acrlpd.runs.checkpoint_layout import (
     ASSETS,
     CRITIC,
@@ -33,23 +34,20 @@ def extract_parts(path: pathlib.Path, parts: Sequence[str], output: pathlib.Path
     output = output.expanduser().absolute()
     if output.exists():
         raise ConfigError(f"{output} exists already; choose another --output")
-    checkpoint = newest_step_directory(path.expanduser().absolute())
+    checkpoint = newest_step_directory(path)
     metadata = load_checkpoint_metadata(checkpoint)
     if CRITICS in parts:
         require_trained_critics(checkpoint / CRITIC)
-    partial = output.with_name(output.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name in (name for part in parts for name in PART_DIRECTORIES[part]):
-        if (checkpoint / name).is_dir():  # fake data has no assets
-            shutil.copytree(checkpoint / name, partial / name)
-        for problem in directory_problems(partial / name, lambda _: None) if name != ASSETS else ():
-            raise CheckpointError(f"{problem}; the copy of {checkpoint / name} is not what was saved")
     kept = {"format": FORMAT, "step": metadata["step"], "config": metadata["config"], "parts": list(parts)}
     kept |= {"assets": metadata["assets"] if POLICY in parts else {}, "extracted_from": str(checkpoint)}
-    (partial / PARTS_FILE).write_text(json.dumps(kept) + "\n")
-    write_checksums(partial, [partial / PARTS_FILE])
-    partial.rename(output)
+    with new_directory(output) as partial:
+        for name in (name for part in parts for name in PART_DIRECTORIES[part]):
+            if (checkpoint / name).is_dir():  # fake data has no assets
+                shutil.copytree(checkpoint / name, partial / name)
+            for problem in directory_problems(partial / name, lambda _: None) if name != ASSETS else ():
+                raise CheckpointError(f"{problem}; the copy of {checkpoint / name} is not what was saved")
+        (partial / PARTS_FILE).write_text(json.dumps(kept) + "\n")
+        write_checksums(partial, [partial / PARTS_FILE])
     return checkpoint
 
 

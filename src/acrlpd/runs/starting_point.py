@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
-from acrlpd.config.tree import from_dict
 from acrlpd.files import is_whole_number
 from acrlpd.runs.checkpoint_layout import (
     EXPORT_FILE,
@@ -12,7 +11,7 @@ from acrlpd.runs.checkpoint_layout import (
     PARTS_FILE,
     RUN,
     RUN_FILE,
-    load_checkpoint_metadata,
+    load_described_config,
 )
 from acrlpd.runs.directory import CONFIG_FILE, saved_steps
 
@@ -35,7 +34,7 @@ class StartingPoint:
         """The config that the checkpoint was written with; before the first checkpoint, that of the run."""
         if self.checkpoint is None:
             return load_config(str(self.directory / CONFIG_FILE))
-        return from_dict(RLTrainConfig, load_checkpoint_metadata(self.checkpoint)["config"])
+        return load_described_config(self.checkpoint)
 
     def config_in_place(self) -> RLTrainConfig:
         """The stored config, for the place where the run lies now: it may have been moved, and have another name."""

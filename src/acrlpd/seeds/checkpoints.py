@@ -9,10 +9,9 @@ import jax
 from flax import nnx
 
 from acrlpd.config import ConfigError, RLTrainConfig
-from acrlpd.config.tree import from_dict
 from acrlpd.models import openpi_checkpoint
 from acrlpd.policies.levels import Level
-from acrlpd.runs.checkpoint_layout import PARAMS, CheckpointError, load_checkpoint_metadata, newest_step_directory
+from acrlpd.runs.checkpoint_layout import PARAMS, CheckpointError, load_described_config, newest_step_directory
 from acrlpd.seeds.agent import ACRLPDPi0Agent, as_seed_agent
 from acrlpd.serving.export import export_policy
 from acrlpd.training.checkpoints import metadata
@@ -70,7 +69,7 @@ def load_acrlpd_checkpoint(
 ) -> tuple[ACRLPDPi0Agent, int]:
     """The agent and the step of a checkpoint, or of the newest one of a run. Nothing is drawn from `rng`."""
     agent, step = load_checkpoint_agent(checkpoint_path, rl_config)
-    return as_seed_agent(agent, rl_config or _saved_config(checkpoint_path)), step
+    return as_seed_agent(agent, rl_config or load_described_config(newest_step_directory(checkpoint_path))), step
 
 
 def load_pi0_weights_from_openpi(
@@ -93,7 +92,7 @@ def create_checkpoint_metadata(
 
 def validate_checkpoint_compatibility(checkpoint_path: str | pathlib.Path, expected_config: RLTrainConfig) -> bool:
     """Whether a run with this config may go on from the checkpoint; if not, the log says why."""
-    directory = newest_step_directory(pathlib.Path(checkpoint_path).expanduser().absolute())
+    directory = newest_step_directory(checkpoint_path)
     try:
         metadata.check_resume(directory, expected_config, read_assets(expected_config))
     except (ConfigError, CheckpointError) as error:
@@ -109,7 +108,7 @@ def verify_openpi_checkpoint_compatibility(
 
     The config is that of the checkpoint; a directory with `params` alone needs one.
     """
-    config = rl_config or _saved_config(checkpoint_path)
+    config = rl_config or load_described_config(newest_step_directory(checkpoint_path))
     problems = openpi_checkpoint.verify_openpi_checkpoint_compatibility(checkpoint_path, config.model)
     for problem in problems:
         logger.warning("%s", problem)
@@ -122,8 +121,3 @@ def export_acrlpd_model(
     """Exports a checkpoint for openpi and for serving; the result acts like the checkpoint, or nothing is written."""
     export_policy(checkpoint_path, output_dir, level=optimization_level)
     return str(output_dir)
-
-
-def _saved_config(checkpoint_path: str | pathlib.Path) -> RLTrainConfig:
-    directory = newest_step_directory(pathlib.Path(checkpoint_path).expanduser().absolute())
-    return from_dict(RLTrainConfig, load_checkpoint_metadata(directory)["config"])

@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding
 
 from acrlpd.batch import Batch
@@ -44,10 +43,8 @@ class ACRLPDDataLoader(DataLoader):
         super().__init__(
             open_dataset(rl_config),
             rl_config,
-            batch_size=rl_config.batch_size if batch_size is None else batch_size,
+            batch_size=batch_size,
             device_sharding=device_sharding or create_sharding(rl_config).data,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
         )
 
     def refresh_memory_pool(self, epoch_seed: int) -> None:

@@ -13,7 +13,7 @@ from acrlpd.agents.improvements.base import Info
 from acrlpd.agents.optimizers.base import create_optimizer
 from acrlpd.batch import Batch, StackedBatches
 from acrlpd.config import ConfigError, QChunkingConfig, RLTrainConfig, apply_config_overrides
-from acrlpd.config.plan.accelerators import MEMORY_FRACTION, usable_device_bytes
+from acrlpd.config.plan.accelerators import find_device_memory
 from acrlpd.config.plan.plan import make_plan
 from acrlpd.models.families.base import PolicyConfig
 from acrlpd.seeds.agent import ACRLPDPi0Agent, as_seed_agent
@@ -121,7 +121,7 @@ def optimize_fsdp_memory(
         model_config = RLTrainConfig("memory", model=model_config, qchunking=chunks)
     config = apply_config_overrides(model_config, batch_size=batch_size)
     if device_memory_gib is None:
-        device_memory_gib = usable_device_bytes() / MEMORY_FRACTION / 2**30
+        device_memory_gib = find_device_memory()
     plan = make_plan(config, num_devices=available_devices, device_memory_gib=device_memory_gib)
     if plan.suggestion is None:
         raise ConfigError(plan.verdict)

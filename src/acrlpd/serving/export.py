@@ -19,6 +19,7 @@ from acrlpd.checksums import write_checksums
 from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig, to_dict
 from acrlpd.data.pipeline.loader import create_data_loader
+from acrlpd.files import new_directory
 from acrlpd.models.observation import Observation
 from acrlpd.models.openpi_checkpoint import save_openpi_pi0_checkpoint, verify_openpi_checkpoint_compatibility
 from acrlpd.models.paligemma_sizes import DType
@@ -104,16 +105,10 @@ def exported_directory(output: str | pathlib.Path, *, overwrite: bool) -> Iterat
         raise CheckpointError(f"{target} exists; choose another --output or replace it with --overwrite")
     if target.exists() and not (target / EXPORT_FILE).is_file():
         raise CheckpointError(f"--overwrite: {target} is not an exported directory; move it away")
-    temporary = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
+    with new_directory(target) as partial:
+        yield partial
         if target.exists():
             shutil.rmtree(target)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def refuse_other_actions(verification: Verification) -> None:

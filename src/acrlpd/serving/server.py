@@ -24,7 +24,7 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request as HTTPRequest
 from websockets.http11 import Response
 
-from acrlpd.config.bounds import check_bounds
+from acrlpd.config.bounds import require_bounds
 from acrlpd.cores import usable_cores
 from acrlpd.serving.batching import Batcher
 from acrlpd.serving.connections import Connections
@@ -69,8 +69,7 @@ class ServerOptions:
     drain_timeout_s: Annotated[float, Interval(gt=0, lt=math.inf)] = 30.0
 
     def __post_init__(self) -> None:
-        for finding in check_bounds(self):
-            raise ValueError(finding.message)
+        require_bounds(self)
 
     def check_address(self) -> None:
         """Refuses an address on which the server cannot listen, before it reads and compiles the policy."""

@@ -18,7 +18,7 @@ import numpy as np
 from acrlpd.checksums import write_checksums
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.create_agent import run_keys
-from acrlpd.config.tree import from_dict
+from acrlpd.config.tree import describe_changes, from_dict
 from acrlpd.files import link_directory
 from acrlpd.runs import directory as runs
 from acrlpd.runs.checkpoint_layout import RUN, RUN_FILE, load_checkpoint_metadata
@@ -26,7 +26,7 @@ from acrlpd.runs.record import ANOMALIES_FILE
 from acrlpd.runs.starting_point import find_starting_point
 from acrlpd.training.checkpoints.items import METRICS
 from acrlpd.training.checkpoints.manager import require_fitting
-from acrlpd.training.checkpoints.metadata import EPISODE_FIELDS, HELD_OUT, RESUMED_STATE, check_assets, describe_changes
+from acrlpd.training.checkpoints.metadata import EPISODE_FIELDS, HELD_OUT, RESUMED_STATE, check_assets
 from acrlpd.training.online.records import files_after_rounds
 from acrlpd.training.online.rounds import REPLAY
 from acrlpd.training.sharding import abstract_train_state, create_sharding
@@ -34,7 +34,7 @@ from acrlpd.training.train_runs import read_assets
 
 logger = logging.getLogger(__name__)
 
-# What a branch that begins has in place of the results of the other run: its best checkpoint is not here.
+# A new branch has no best evaluation, because the best checkpoint of the other run is not in its directory.
 _NO_BEST = {"best": None, "without_improvement": 0}
 
 

@@ -6,9 +6,12 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from acrlpd.config.command_line import Flag
 from acrlpd.files import is_whole_number
@@ -121,6 +124,19 @@ def barrier(name: str, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
             f"process {jax.process_index()} of {jax.process_count()} waited {timeout_s:.0f} s at {name!r} for "
             f"processes that did not come: {error}"
         ) from error
+
+
+def numbers_of_first_process(numbers: Mapping[str, float]) -> dict[str, float]:
+    """What process 0 has measured, to the bit, in all processes; all must call this with the same names.
+
+    Processes that measure the same may differ in the last digit. What they decide by it together, such as a save, must
+    not differ.
+    """
+    if jax.process_count() == 1 or not numbers:
+        return dict(numbers)
+    own = np.array(list(numbers.values()), np.float64).view(np.uint8)  # as bytes, because JAX would round to float32
+    values = np.asarray(multihost_utils.broadcast_one_to_all(own)).view(np.float64)
+    return dict(zip(numbers, values.tolist(), strict=True))
 
 
 def peer_error(error: BaseException) -> PeerError | None:

@@ -16,6 +16,7 @@ import jax
 import rich.table
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
+from acrlpd.config.tree import describe_changes
 from acrlpd.console import Console
 from acrlpd.data.pipeline.dataset import check_outcomes
 from acrlpd.data.pipeline.outcomes import OutcomeError
@@ -25,7 +26,7 @@ from acrlpd.process import setup_process
 from acrlpd.runs import directory as runs
 from acrlpd.runs.record import BASELINES, STAGES
 from acrlpd.training.branching import begin_branch, prepare_branches
-from acrlpd.training.checkpoints.metadata import check_resume, describe_changes
+from acrlpd.training.checkpoints.metadata import check_resume
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import EvalFn
 from acrlpd.training.going_back import find_resumed_checkpoint, locate_resume, set_aside_newer
@@ -63,8 +64,10 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
         if is_primary() and not options.dry_run:
             resume, overwrite = bool(options.resume), options.overwrite
             stack.enter_context(runs.run_directories(directories, resume=resume, overwrite=overwrite))
+        for member, directory in zip(members, directories, strict=True) if options.resume else ():
+            _check_resume(member, directory, options)
         if options.resume_step is not None:
-            options = _go_back(members, directories, options)
+            options = _go_back(directories, options)
         if branch is not None and not options.dry_run:
             for member, directory in zip(members, directories, strict=True) if is_primary() else ():
                 begin_branch(branch, member, directory)
@@ -109,9 +112,7 @@ def run_comparison(configs: Sequence[RLTrainConfig], directories: Sequence[pathl
     """
     if jax.process_count() > 1:
         raise ConfigError("evaluation.baselines are judged in an environment, which needs a single process")
-    for config, directory in zip(configs, directories, strict=True):
-        if options.resume:
-            _check_resume(config, directory, options)
+    for config in configs:
         _check_outcomes(config)
     for config, directory in zip(configs, directories, strict=True):
         runs.write_run_config(directory, config)  # From now on, --overwrite knows that this is the directory of a run.
@@ -156,13 +157,11 @@ def _check_outcomes(rl_config: RLTrainConfig) -> None:
             ) from error
 
 
-def _go_back(members: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], options: RunOptions) -> RunOptions:
-    """Sets aside what the runs have after the step at which they are to go on, if they may go on there.
+def _go_back(directories: Sequence[pathlib.Path], options: RunOptions) -> RunOptions:
+    """Sets aside what the runs have after the step at which they are to go on.
 
     The runs then go on at their newest checkpoint. A dry run moves nothing, and looks at the checkpoint of the step.
     """
-    for member, directory in zip(members, directories, strict=True):
-        _check_resume(member, directory, options)
     barrier("check of the step")  # The first process moves files that the others have looked at.
     if options.dry_run:
         return options

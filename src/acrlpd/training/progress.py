@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import jax
@@ -16,7 +16,7 @@ from acrlpd.config.plan.flops import step_flops
 from acrlpd.config.plan.memory import estimate_memory
 from acrlpd.console import Console
 from acrlpd.evaluation.statistics import wilson_interval
-from acrlpd.runs.metrics_log import EVALUATION, ONLINE, TIMING, VALIDATION
+from acrlpd.runs.metrics_log import EVALUATION, ONLINE, TIMING, VALIDATION, describe_validation
 from acrlpd.units import format_interval, format_percent
 
 logger = logging.getLogger(__name__)
@@ -24,14 +24,6 @@ logger = logging.getLogger(__name__)
 # The bar is drawn so often per second: enough for the eye, and little work for the interpreter.
 _REFRESH_RATE = 2.0
 _ACTIVITIES = ("data_wait", "checkpoint", "evaluation", "rollouts")
-# Metrics of a validation in its line on the console, with their forms.
-_VALIDATION_FACTS: dict[str, Callable[[float], str]] = {
-    "flow_loss": lambda loss: f"flow loss {loss:.4g}",
-    "relative_action_error": lambda share: f"action error {format_percent(share)} of the mean action's",
-    "relative_best_of_n_error": lambda share: f"with best-of-N {format_percent(share)}",
-    "q_rank_correlation": lambda value: f"rank correlation of Q and return {value:.2f}",
-    "success_auc": lambda share: f"Q ranks success above failure in {format_percent(share)}",
-}
 
 
 class ProgressBars(rich.progress.Progress):
@@ -131,9 +123,8 @@ def _facts(kind: str, metrics: Mapping[str, float]) -> Iterator[str]:
         yield f"{lost:.0f} lost"
     if kind == ONLINE:
         yield f"{metrics['env_steps']:,.0f} environment steps in {metrics['total_episodes']:,.0f} episodes so far"
-    for name, form in _VALIDATION_FACTS.items() if kind == VALIDATION else ():
-        if name in metrics:
-            yield form(metrics[name])
+    if kind == VALIDATION:
+        yield from describe_validation(metrics.get)
 
 
 class Clock:

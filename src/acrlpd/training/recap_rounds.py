@@ -15,7 +15,8 @@ import numpy as np
 import rich.table
 
 from acrlpd.choice import kind_name
-from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, config_to_yaml, diff_configs, load_config
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, config_to_yaml
+from acrlpd.config.yaml_files import require_same_config
 from acrlpd.console import Console
 from acrlpd.data.pipeline.dataset import choose_episodes, open_config_source, read_all_rewards, read_columns
 from acrlpd.data.pipeline.replay import Replay
@@ -121,13 +122,8 @@ def _named(rl_config: RLTrainConfig, suffix: str) -> RLTrainConfig:
 def _require_equal_config(directory: pathlib.Path, rl_config: RLTrainConfig) -> None:
     """Refuses to continue rounds with another config: finished rounds would not fit the others."""
     file = directory / runs.CONFIG_FILE
-    # Fields are compared, not texts: a version with new fields goes on with the rounds of an older one.
-    if file.is_file() and (changes := diff_configs(load_config(file), rl_config)):
-        changed = "; ".join(f"{name}: {new}" for name, (_, new) in list(changes.items())[:5])
-        raise ConfigError(
-            f"{directory} holds rounds of another config; what is different now: {changed}. Give the same config, or "
-            "choose another --exp_name"
-        )
+    if file.is_file():
+        require_same_config(file, rl_config, "rounds", "Give the same config, or choose another --exp_name")
     write_text_atomically(file, config_to_yaml(rl_config))
 
 

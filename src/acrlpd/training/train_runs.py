@@ -13,10 +13,9 @@ import jax
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.config.data import NORM_STATS_FILE, RewardConfig
 from acrlpd.config.run import EnvConfig
-from acrlpd.config.tree import config_hash
+from acrlpd.config.tree import config_hash, describe_changes
 from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.held_out import read_held_out_windows
-from acrlpd.data.pipeline.held_out_choice import CHOSEN_NOW, HeldOutChoice
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
 from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.data.pipeline.replay import ReplayDataset
@@ -28,7 +27,7 @@ from acrlpd.evaluation.validation import Validator
 from acrlpd.monitoring.profiling import parse_profile_steps
 from acrlpd.runs import directory as runs
 from acrlpd.runs.best_evaluation import describe_best
-from acrlpd.training.checkpoints.metadata import check_resume, describe_changes, resumed_choice
+from acrlpd.training.checkpoints.metadata import check_resume, kept_episodes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import Arena, EvalFn, compile_only, train
 from acrlpd.training.going_back import find_resumed_checkpoint
@@ -65,7 +64,7 @@ def train_runs(
     starts = [_check_start(config, directory, options) for config, directory in zip(configs, directories, strict=True)]
     with contextlib.ExitStack() as stack:
         written = _make_directories(configs, directories, options, stack)
-        loaders = _create_loaders(configs, [start.held_out for start in starts], sharding, stack)
+        loaders = _create_loaders(configs, [start.kept for start in starts], sharding, stack)
         learner = Learner(sharding)
         env_pools = env_pools or stack.enter_context(EnvPools())
         arenas = [
@@ -137,7 +136,7 @@ class _Start:
 
     assets: dict[str, bytes]
     checkpoint: pathlib.Path | None = None  # to go on from
-    held_out: HeldOutChoice = CHOSEN_NOW
+    kept: frozenset[int] | None = None  # the held-out episodes; None: they are chosen now
 
 
 def _check_start(rl_config: RLTrainConfig, directory: pathlib.Path, options: RunOptions) -> _Start:
@@ -150,7 +149,7 @@ def _check_start(rl_config: RLTrainConfig, directory: pathlib.Path, options: Run
     changes = check_resume(checkpoint, rl_config, assets, options.allow_changed)
     if changes:
         logger.warning("resuming with changes:\n%s", describe_changes(changes))
-    return _Start(assets, checkpoint, resumed_choice(checkpoint, changes))
+    return _Start(assets, checkpoint, kept_episodes(checkpoint, changes))
 
 
 def _load(trainer: Trainer, checkpoint: pathlib.Path | None, directory: pathlib.Path) -> None:
@@ -164,18 +163,16 @@ def _load(trainer: Trainer, checkpoint: pathlib.Path | None, directory: pathlib.
 
 def _create_loaders(
     configs: Sequence[RLTrainConfig],
-    held_out: Sequence[HeldOutChoice],
+    kept: Sequence[frozenset[int] | None],
     sharding: FSDPSharding,
     stack: contextlib.ExitStack,
 ) -> list[DataLoader]:
     loaders: list[DataLoader] = []
-    for config, choice in zip(configs, held_out, strict=True):
-        same = (loader for loader in loaders if loader.reads_data_of(config, choice))
+    for config, episodes in zip(configs, kept, strict=True):
+        same = (loader for loader in loaders if loader.reads_data_of(config, episodes))
         like = next(same, loaders[0] if loaders else None)
         num_runs = len(configs)
-        loader = create_data_loader(
-            config, device_sharding=sharding.data, num_runs=num_runs, like=like, held_out=choice
-        )
+        loader = create_data_loader(config, device_sharding=sharding.data, num_runs=num_runs, like=like, kept=episodes)
         loaders.append(stack.enter_context(loader))
     if len({loader.capacity for loader in loaders}) > 1:  # Feeds of rows have another capacity than feeds of batches.
         raise ConfigError(

@@ -26,7 +26,7 @@ from acrlpd.runs.record import EVALUATIONS
 from acrlpd.training.calls import create_call_lengths, next_multiple
 from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
 from acrlpd.training.checkpoints.metadata import HELD_OUT, RESUMED_STATE, restore_rng
-from acrlpd.training.distributed import is_primary
+from acrlpd.training.distributed import is_primary, numbers_of_first_process
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
@@ -285,7 +285,8 @@ class Trainer:
             if self._is_evaluated:
                 metrics = dict((yield Evaluation()))
             if self._validator is not None:
-                validation = self._validator.judge_at_step(self.agent, self.step, records)
+                found_here = self._validator.judge_at_step(self.agent, self.step, records)
+                validation = numbers_of_first_process(found_here)  # by which all processes save, and stop early
         for kind, found in ((metrics_log.EVALUATION, metrics), (metrics_log.VALIDATION, validation)):
             if found:
                 self._write_event(self.step, kind, found)

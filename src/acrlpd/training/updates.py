@@ -6,7 +6,6 @@ trainer would use at the same step. A saved agent is a run, which `acrlpd train 
 
 import pathlib
 
-import jax
 import numpy as np
 
 from acrlpd.agents import Agent, Call
@@ -40,7 +39,7 @@ def update_agent(
     learner.add(agent)
     step, rng, rows = int(agent.step), run_keys(config).updates, []
     last_step, warmup = step + num_updates, config.acrlpd.critic_warmup_steps
-    loader = _load_batches(config, dataset, learner, step)
+    loader = DataLoader(dataset, config, device_sharding=learner.sharding.data, first_step=step)
     weights = np.full(loader.capacity, config.acrlpd.loss_weights.bc_weight, np.float32)
     try:
         while step < last_step:
@@ -55,19 +54,6 @@ def update_agent(
     finally:
         loader.stop()
     return learner.agents[0], rows
-
-
-def _load_batches(config: RLTrainConfig, dataset: Dataset, learner: Learner, step: int) -> DataLoader:
-    """The batches of the updates after `step`."""
-    return DataLoader(
-        dataset,
-        config,
-        batch_size=config.batch_size,
-        device_sharding=learner.sharding.data,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        first_step=step,
-    )
 
 
 def save_agent(

@@ -4,7 +4,6 @@ Optuna knows only choices that are plain values. Choices therefore go to Optuna 
 list such as `hidden_dims`.
 """
 
-import abc
 import dataclasses
 import json
 import typing
@@ -18,77 +17,42 @@ from acrlpd.config.tree import ConfigError, type_options
 
 
 @dataclasses.dataclass(frozen=True)
-class Distribution(abc.ABC):
-    """What a key may be."""
-
-    @abc.abstractmethod
-    def to_optuna(self) -> optuna.distributions.BaseDistribution:
-        """The distribution in Optuna's terms."""
-
-    @abc.abstractmethod
-    def to_plain(self) -> Any:
-        """The distribution as a space file writes it."""
-
-    @property
-    @abc.abstractmethod
-    def extremes(self) -> tuple[Any, ...]:
-        """The values that a config must accept, so that it accepts the others, too."""
-
-    @abc.abstractmethod
-    def __contains__(self, value: Any) -> bool:
-        """Whether a trial may draw this value."""
-
-    def encode(self, value: Any) -> Any:
-        """The value as Optuna keeps it."""
-        return value
-
-    def decode(self, value: Any) -> Any:
-        """The inverse of `encode`."""
-        return value
-
-    def position(self, value: Any) -> float | None:
-        """A number that grows with the value, for correlations; None where values have no order."""
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Range(Distribution):
+class Range:
     """Numbers between two ends, which belong to the range. Integers, if both ends are integers."""
 
     low: float
     high: float
     log: bool = False
 
-    @property
-    def is_integer(self) -> bool:
-        return isinstance(self.low, int)
-
     def to_optuna(self) -> optuna.distributions.BaseDistribution:
-        if self.is_integer:
-            return optuna.distributions.IntDistribution(int(self.low), int(self.high), log=self.log)
+        if isinstance(self.low, int):
+            return optuna.distributions.IntDistribution(self.low, int(self.high), log=self.log)
         return optuna.distributions.FloatDistribution(self.low, self.high, log=self.log)
 
     def to_plain(self) -> dict[str, Any]:
+        """The range as a space file writes it."""
         return {"low": self.low, "high": self.high} | ({"log": True} if self.log else {})
 
     @property
     def extremes(self) -> tuple[Any, ...]:
+        """A config that accepts these values accepts every value of the range."""
         return self.low, self.high
 
     def __contains__(self, value: Any) -> bool:
-        return self.position(value) is not None and self.low <= value <= self.high
+        return is_number(value) and self.low <= value <= self.high
 
 
 @dataclasses.dataclass(frozen=True)
-class Choices(Distribution):
+class Choices:
     """One of several values."""
 
     values: tuple[Any, ...]
 
     def to_optuna(self) -> optuna.distributions.BaseDistribution:
-        return optuna.distributions.CategoricalDistribution([self.encode(value) for value in self.values])
+        return optuna.distributions.CategoricalDistribution(list(map(json.dumps, self.values)))
 
     def to_plain(self) -> list[Any]:
+        """The choices as a space file writes them."""
         return list(self.values)
 
     @property
@@ -96,13 +60,24 @@ class Choices(Distribution):
         return self.values
 
     def __contains__(self, value: Any) -> bool:
-        return self.encode(value) in map(self.encode, self.values)
+        return json.dumps(value) in map(json.dumps, self.values)
 
-    def encode(self, value: Any) -> str:
-        return json.dumps(value)
 
-    def decode(self, value: Any) -> Any:
-        return json.loads(value)
+Distribution = Range | Choices
+
+
+def to_param(distribution: Distribution, value: Any) -> Any:
+    """A value as Optuna keeps it."""
+    return json.dumps(value) if isinstance(distribution, Choices) else value
+
+
+def from_param(distribution: Distribution, param: Any) -> Any:
+    """The inverse of `to_param`."""
+    return json.loads(param) if isinstance(distribution, Choices) else param
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def create_range(fields: Mapping[str, Any], annotation: Any) -> Range:

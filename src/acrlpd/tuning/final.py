@@ -13,7 +13,7 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, co
 from acrlpd.evaluation.statistics import RATES, MeanOverSeeds, mean_over_seeds
 from acrlpd.runs.directory import is_finished
 from acrlpd.tuning.objective import Objective, ScoreReader
-from acrlpd.tuning.trial import LOG_FILE, TrialProcess, TrialStarter, remove_checkpoints, run_directories, shorten
+from acrlpd.tuning.trial import LOG_FILE, TrialProcess, TrialStarter, remove_checkpoints, runs_of_trial, shorten
 
 _POLL_S = 0.5
 # How far the seeds of the episodes lie from those of the trials.
@@ -24,25 +24,21 @@ _OTHER_EPISODES = 1_000_000
 class FinalComparison:
     """Scores of the same fresh seeds, one for each seed in the order of `seeds`."""
 
+    objective: Objective
     seeds: tuple[int, ...]
     steps: int
     episodes: int  # for each seed; 0 where runs are not judged in an environment
     preset: tuple[float, ...]
     winner: tuple[float, ...]
-    gains: tuple[float, ...]  # how much better the winner is, seed by seed
-    preset_mean: MeanOverSeeds
-    winner_mean: MeanOverSeeds
-    gain_mean: MeanOverSeeds
 
     @property
-    def is_better(self) -> bool:
-        """Whether the interval of the gain lies above zero."""
-        return self.gain_mean.interval is not None and self.gain_mean.interval[0] > 0
+    def gains(self) -> tuple[float, ...]:
+        """How much better the winner is, seed by seed."""
+        return tuple(map(self.objective.gain, self.winner, self.preset))
 
-    @property
-    def is_worse(self) -> bool:
-        """Whether the interval of the gain lies below zero."""
-        return self.gain_mean.interval is not None and self.gain_mean.interval[1] < 0
+    def mean(self, scores: Sequence[float]) -> MeanOverSeeds:
+        """The mean of the scores of one side."""
+        return mean_over_seeds(scores, RATES if self.objective.is_success else (0.0, float("inf")))
 
 
 def compare_on_fresh_seeds(
@@ -55,7 +51,7 @@ def compare_on_fresh_seeds(
     num_seeds: int,
     steps: int | None,
 ) -> FinalComparison:
-    """Trains what is missing of both sides, and compares them. A side that was trained before is not trained again."""
+    """Trains both sides, unless they were trained before, and compares them."""
     objective = starter.objective
     seeds = tuple(range(max(used_seeds) + 1, max(used_seeds) + 1 + num_seeds))
     sides = [_judged_once(config, steps) for config in (preset, winner)]
@@ -81,19 +77,8 @@ def compare_on_fresh_seeds(
     preset_scores, winner_scores = (
         _final_scores(side, seeds, place, objective) for side, place in zip(sides, places, strict=True)
     )
-    gains = tuple(objective.gain(new, old) for new, old in zip(winner_scores, preset_scores, strict=True))
-    limits = RATES if objective.is_success else (0.0, float("inf"))
-    return FinalComparison(
-        seeds=seeds,
-        steps=sides[0].num_train_steps,
-        episodes=sides[0].evaluation.num_episodes if objective.is_success else 0,
-        preset=preset_scores,
-        winner=winner_scores,
-        gains=gains,
-        preset_mean=mean_over_seeds(preset_scores, limits),
-        winner_mean=mean_over_seeds(winner_scores, limits),
-        gain_mean=mean_over_seeds(gains),
-    )
+    episodes = sides[0].evaluation.num_episodes if objective.is_success else 0
+    return FinalComparison(objective, seeds, sides[0].num_train_steps, episodes, preset_scores, winner_scores)
 
 
 def _judged_once(config: RLTrainConfig, steps: int | None) -> RLTrainConfig:
@@ -103,13 +88,13 @@ def _judged_once(config: RLTrainConfig, steps: int | None) -> RLTrainConfig:
 
 
 def _is_trained(config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path) -> bool:
-    return all(is_finished(run) for run in run_directories(config, seeds, directory))
+    return all(is_finished(run) for run in runs_of_trial(config, seeds, directory))
 
 
 def _final_scores(
     config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path, objective: Objective
 ) -> tuple[float, ...]:
-    scores = ScoreReader(run_directories(config, seeds, directory), objective).read()
+    scores = ScoreReader(runs_of_trial(config, seeds, directory), objective).read()
     if not scores:
         raise ConfigError(f"{directory}: the runs of the final comparison were never judged by {objective.metric}")
     return scores[max(scores)]

@@ -26,9 +26,6 @@ class Objective:
     def direction(self) -> Literal["minimize", "maximize"]:
         return "maximize" if self.is_success else "minimize"
 
-    def is_better(self, score: float, other: float) -> bool:
-        return score > other if self.is_success else score < other
-
     def gain(self, score: float, other: float) -> float:
         """How much better the score is than the other one; below 0 where it is worse."""
         return score - other if self.is_success else other - score
@@ -47,7 +44,7 @@ def choose_objective(config: RLTrainConfig) -> Objective:
     if config.data.validation_share == 0:
         raise ConfigError(
             "a trial cannot be judged: the config has no environment (env.id), and no episodes are held out "
-            "(data.validation_share is 0). Set one of both"
+            "(data.validation_share is 0). Set one of the two"
         )
     if config.acrlpd.loss_weights.critic_weight > 0:
         title = "error of the best-of-N actions on held-out episodes, as a share of the mean action's"

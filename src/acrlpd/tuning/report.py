@@ -13,8 +13,9 @@ import rich.table
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.console import Console
-from acrlpd.evaluation.statistics import MeanOverSeeds, rank_correlation, wilson_interval
-from acrlpd.text import escape_markdown, print
+from acrlpd.evaluation.statistics import MeanOverSeeds, mean_over_seeds, rank_correlation, wilson_interval
+from acrlpd.text import escape_markdown, markdown_table, print
+from acrlpd.tuning.distributions import is_number
 from acrlpd.tuning.final import FinalComparison
 from acrlpd.tuning.objective import Objective
 from acrlpd.tuning.space import Stage, read_value
@@ -70,11 +71,12 @@ class StudyResult:
             )
         if self.final is None:
             return f"{self.best.label} has the best score. It was not judged on fresh seeds, so its score is too high."
-        gain = _describe_gain(self.final.gain_mean, self.objective)
-        compared = f"On {len(self.final.seeds)} fresh seeds, {self.best.label} is {gain} than the config itself"
-        if self.final.is_better:
+        gain = mean_over_seeds(self.final.gains)
+        described = _describe_gain(gain, self.objective)
+        compared = f"On {len(self.final.seeds)} fresh seeds, {self.best.label} is {described} than the config itself"
+        if gain.interval is not None and gain.interval[0] > 0:
             return f"{compared}: the config was improved."
-        if self.final.is_worse:
+        if gain.interval is not None and gain.interval[1] < 0:
             return f"{compared}: the winner of the trials is worse, so keep the config."
         return f"{compared}. The interval contains zero, so an improvement was not shown."
 
@@ -103,12 +105,8 @@ def print_result(result: StudyResult) -> None:
     table = rich.table.Table(
         "trial", *columns, "values", title=f"{result.config.name}: {result.objective.title}", title_justify="left"
     )
-    for record in _shown(result):
-        assert record.score is not None
-        name = f"{record.label} (the config itself)" if record.is_control else record.label
-        table.add_row(
-            name, result.objective.format(record.score), _seeds(record, result), describe_values(record.values)
-        )
+    for row in _best_rows(result):
+        table.add_row(*row)
     Console().print(table)
     print(result.verdict)
     print(f"report {result.directory / REPORT_FILE}")
@@ -122,8 +120,13 @@ def _shown(result: StudyResult) -> list[TrialRecord]:
     return best if result.control in best else [*best, result.control]
 
 
-def _seeds(record: TrialRecord, result: StudyResult) -> str:
-    return ", ".join(result.objective.format(score) for score in record.scores)
+def _best_rows(result: StudyResult) -> Iterator[tuple[str, str, str, str]]:
+    """Name, score, scores of the seeds, and values of the trials that are shown."""
+    form = result.objective.format
+    for record in _shown(result):
+        assert record.score is not None
+        name = f"{record.label} (the config itself)" if record.is_control else record.label
+        yield name, form(record.score), ", ".join(map(form, record.scores)), describe_values(record.values)
 
 
 def render_report(result: StudyResult) -> str:
@@ -148,16 +151,15 @@ def _head(result: StudyResult) -> Iterator[str]:
 
 def _best_trials(result: StudyResult) -> Iterator[str]:
     yield "## The best trials\n"
-    rows = []
-    for record in _shown(result):
-        assert record.score is not None
-        label = escape_markdown(record.label)
-        name = f"**{label}, the config itself**" if record.is_control else label
-        row = [name, result.objective.format(record.score), _seeds(record, result)]
-        row += [_episode_interval(record, result)] if result.objective.is_success else []
-        rows.append([*row, escape_markdown(describe_values(record.values))])
-    intervals = ["95 % interval of the episodes"] if result.objective.is_success else []
-    yield from _table(["trial", "score", "seeds", *intervals, "values"], rows)
+    titles, rows = (
+        ["trial", "score", "seeds", "values"],
+        [list(map(escape_markdown, row)) for row in _best_rows(result)],
+    )
+    if result.objective.is_success:
+        titles.insert(3, "95 % interval of the episodes")
+        for row, record in zip(rows, _shown(result), strict=True):
+            row.insert(3, _episode_interval(record, result))
+    yield markdown_table(titles, rows)
     again = "" if result.final is None else " It is judged again below."
     yield f"\nThe best of many trials is partly the luckiest, so its score is too high.{again}\n"
 
@@ -176,13 +178,11 @@ def _final(result: StudyResult) -> Iterator[str]:
         return
     episodes = f", nor these episodes ({final.episodes} for each seed)" if final.episodes else ""
     yield f"Both sides trained {final.steps:,} updates. No trial had these seeds{episodes}.\n"
-    sides = {
-        "the config itself": (final.preset, final.preset_mean),
-        escape_markdown(result.best.label): (final.winner, final.winner_mean),
-    }
-    rows = [[name, *map(form, scores), _mean(mean, result.objective)] for name, (scores, mean) in sides.items()]
-    rows.append(["gain of the winner", *(f"{gain:+.3g}" for gain in final.gains), _signed_mean(final.gain_mean)])
-    yield from _table(["", *(f"seed {seed}" for seed in final.seeds), "mean (95 % interval over the seeds)"], rows)
+    sides = {"the config itself": final.preset, escape_markdown(result.best.label): final.winner}
+    rows = [[name, *map(form, scores), _mean(final.mean(scores), result.objective)] for name, scores in sides.items()]
+    gains = (f"{gain:+.3g}" for gain in final.gains)
+    rows.append(["gain of the winner", *gains, _signed_mean(mean_over_seeds(final.gains))])
+    yield markdown_table(["", *(f"seed {seed}" for seed in final.seeds), "mean (95 % interval over the seeds)"], rows)
     yield f"\n{escape_markdown(result.verdict)}\n"
 
 
@@ -210,7 +210,7 @@ def _stages(result: StudyResult) -> Iterator[str]:
         scored = [record for record in stage.records if record.score is not None]
         yield f"### {escape_markdown(stage.stage.name)}: {len(scored)} trials with a score\n"
         rows = [_key_row(key, stage, scored, result) for key in stage.stage.distributions]
-        yield from _table(["key", "searched", "config", "best", "importance", "rank correlation"], rows)
+        yield markdown_table(["key", "searched", "config", "best", "importance", "rank correlation"], rows)
         yield ""
 
 
@@ -222,14 +222,13 @@ def _key_row(key: str, stage: StageResult, scored: Sequence[TrialRecord], result
         escape_markdown(_short(read_value(result.config, key))),
         escape_markdown(_short(result.best.values.get(key, read_value(result.config, key)))),
         "-" if importance is None else f"{importance:.2f}",
-        _correlation(key, stage, scored),
+        _correlation(key, scored),
     ]
 
 
-def _correlation(key: str, stage: StageResult, scored: Sequence[TrialRecord]) -> str:
-    distribution = stage.stage.distributions[key]
-    places = [distribution.position(record.values[key]) for record in scored]
-    if len(scored) < FEWEST_RESULTS or None in places:
+def _correlation(key: str, scored: Sequence[TrialRecord]) -> str:
+    places = [record.values[key] for record in scored]
+    if len(scored) < FEWEST_RESULTS or not all(map(is_number, places)):
         return "-"
     found = rank_correlation(np.array(places), np.array([record.score for record in scored]))
     return "-" if found is None else f"{found:+.2f}"
@@ -245,9 +244,4 @@ def _endings(result: StudyResult) -> Iterator[str]:
         rows.append(
             [escape_markdown(record.label), escape_markdown(outcome), found, format_seconds(record.cpu_s), values]
         )
-    yield from _table(["trial", "how it ended", "score", "processor time", "values"], rows)
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for row in (titles, ["---"] * len(titles), *rows):
-        yield f"| {' | '.join(row)} |"
+    yield markdown_table(["trial", "how it ended", "score", "processor time", "values"], rows)

@@ -8,12 +8,13 @@ import dataclasses
 import math
 import statistics
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from acrlpd.tuning.distributions import from_param, to_param
 from acrlpd.tuning.objective import Objective
 from acrlpd.tuning.space import Stage
 from acrlpd.tuning.trial import Ending
@@ -107,7 +108,7 @@ class StageSearch:
 
     def _begin(self, own_values: Mapping[str, Any], incumbent: TrialRecord | None) -> None:
         """The first entry is the control, or the best trial so far, whose result need not be computed again."""
-        params = {key: one.encode(own_values[key]) for key, one in self.stage.distributions.items()}
+        params = {key: to_param(one, own_values[key]) for key, one in self.stage.distributions.items()}
         if incumbent is None:
             self._study.enqueue_trial(params, user_attrs={"is_control": True})
             return
@@ -157,7 +158,7 @@ class StageSearch:
         """
         for _ in range(_MOST_DRAWS):
             trial = self._draw()
-            values = {key: one.decode(trial.params[key]) for key, one in self.stage.distributions.items()}
+            values = {key: from_param(one, trial.params[key]) for key, one in self.stage.distributions.items()}
             attrs, repeated = trial.user_attrs, self._repeated()
             known = [
                 other
@@ -221,7 +222,7 @@ class StageSearch:
         attrs = trial.user_attrs
         # A kill may have come before all values were drawn.
         drawn = {key: one for key, one in self.stage.distributions.items() if key in trial.params}
-        values = {key: one.decode(trial.params[key]) for key, one in drawn.items()}
+        values = {key: from_param(one, trial.params[key]) for key, one in drawn.items()}
         return TrialRecord(
             stage=self.stage.name,
             number=trial.number,
@@ -247,13 +248,12 @@ class StageSearch:
         )
 
 
-def find_best(records: list[TrialRecord], objective: Objective) -> TrialRecord:
+def best_trial(records: Iterable[TrialRecord], objective: Objective) -> TrialRecord | None:
     """The best trial that finished; of equal ones the first, so that the config itself wins a tie."""
-    finished = [record for record in records if record.score is not None]
-    best = finished[0]
-    for record in finished[1:]:
-        assert record.score is not None and best.score is not None
-        best = record if objective.is_better(record.score, best.score) else best
+    best, highest = None, 0.0
+    for record in records:
+        if record.score is not None and (best is None or objective.gain(record.score, highest) > 0):
+            best, highest = record, record.score
     return best
 
 

@@ -11,8 +11,8 @@ import pathlib
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, config_to_yaml, load_config
-from acrlpd.config.tree import diff_configs
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, config_to_yaml
+from acrlpd.config.yaml_files import require_same_config
 from acrlpd.files import read_json_object, write_text_atomically
 from acrlpd.runs.directory import CONFIG_FILE, run_directory
 from acrlpd.tuning.space import Space, load_space
@@ -63,10 +63,7 @@ def claim(directory: pathlib.Path, config: RLTrainConfig, space: Space, settings
 def _require_equal(
     directory: pathlib.Path, config: RLTrainConfig, space: Space, settings: StudySettings
 ) -> StudySettings:
-    old_config = load_config(directory / CONFIG_FILE)
-    if changes := diff_configs(old_config, config):
-        shown = "\n".join(f"  {key}: {old!r} -> {new!r}" for key, (old, new) in list(changes.items())[:10])
-        raise ConfigError(f"{directory} holds a study of another config:\n{shown}\n{_OTHER_STUDY}")
+    require_same_config(directory / CONFIG_FILE, config, "a study", _OTHER_STUDY)
     old_space = load_space(directory / SPACE_FILE, config)
     if old_space != space:
         old_lines, new_lines = old_space.to_yaml().splitlines(), space.to_yaml().splitlines()
@@ -88,7 +85,10 @@ def _require_equal(
 
 
 def share_trials(trials: int, split: tuple[int, ...]) -> tuple[int, ...]:
-    """Trials of each stage: as they were split at first. The last stage gets what is added, and loses first."""
+    """The number of trials of each stage.
+
+    The split is that of the first start. If the number of all trials has changed since, the last stages get the change.
+    """
     shares: list[int] = []
     for share in split[:-1]:
         shares.append(min(share, trials - sum(shares)))

@@ -29,7 +29,7 @@ _RUN = "trial"
 
 
 def shorten(config: RLTrainConfig, steps: int | None, evaluations: int) -> RLTrainConfig:
-    """The config as trials train it: at most `steps` updates, judged `evaluations` times, and nothing beside it."""
+    """The config as trials train it: at most `steps` updates, judged `evaluations` times, and no baselines."""
     config = config if steps is None else set_max_steps(config, min(steps, config.num_train_steps))
     changes = {
         "training.eval_frequency": math.ceil(config.num_train_steps / evaluations),
@@ -73,7 +73,7 @@ class TrialProcess:
         self, command: Sequence[str], directory: pathlib.Path, scores: ScoreReader, environment: Mapping[str, str]
     ) -> None:
         """Starts the process; `scores` reads the runs that it makes."""
-        self.directory, self._scores, self._begin = directory, scores, time.monotonic()
+        self.directory, self.scores, self._begin = directory, scores, time.monotonic()
         with (directory / LOG_FILE).open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -83,15 +83,6 @@ class TrialProcess:
                 env=environment,
                 start_new_session=True,  # Ctrl-C in a terminal reaches the tuner alone, which then ends its trials.
             )
-
-    def read_scores(self) -> dict[int, tuple[float, ...]]:
-        """Step -> the score of each seed, as far as the trial has come."""
-        return self._scores.read()
-
-    @property
-    def has_diverged(self) -> bool:
-        """By what `read_scores` read last."""
-        return self._scores.has_diverged
 
     def poll(self) -> Ending | None:
         """How the process ended; None while it runs."""
@@ -135,11 +126,11 @@ class TrialStarter:
         command = [*self.program, str(os.getpid()), "train", "--config", str(file), "--seeds", *map(str, seeds)]
         # Trials that run at the same time share the memory of a GPU.
         share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{MEMORY_FRACTION / self.jobs:.2f}"} if self.jobs > 1 else {}
-        scores = ScoreReader(run_directories(config, seeds, directory), self.objective)
+        scores = ScoreReader(runs_of_trial(config, seeds, directory), self.objective)
         return TrialProcess(command, directory, scores, share | os.environ)
 
 
-def run_directories(config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path) -> list[pathlib.Path]:
+def runs_of_trial(config: RLTrainConfig, seeds: Sequence[int], directory: pathlib.Path) -> list[pathlib.Path]:
     """Where the runs of a trial lie, as `acrlpd train --seeds` names them."""
     placed = {"checkpoints.directory": str(directory.absolute())}
     return [run_directory(apply_config_overrides(config, placed, exp_name=f"{_RUN}-seed{seed}")) for seed in seeds]

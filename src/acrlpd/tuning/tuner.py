@@ -7,7 +7,6 @@ the others.
 """
 
 import contextlib
-import dataclasses
 import logging
 import pathlib
 import statistics
@@ -23,7 +22,7 @@ from acrlpd.tuning import study_files
 from acrlpd.tuning.final import FinalComparison, compare_on_fresh_seeds
 from acrlpd.tuning.report import StageResult, StudyResult, describe_values, print_result, render_report
 from acrlpd.tuning.space import Space, read_value, with_values
-from acrlpd.tuning.stage_search import OpenTrial, Outcome, StageSearch, TrialRecord, find_best, is_begun
+from acrlpd.tuning.stage_search import OpenTrial, Outcome, StageSearch, TrialRecord, best_trial, is_begun
 from acrlpd.tuning.study_files import StudySettings
 from acrlpd.tuning.trial import LOG_FILE, TrialProcess, TrialStarter, remove, remove_checkpoints, shorten
 from acrlpd.units import format_duration
@@ -33,14 +32,6 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class FinalOptions:
-    """How the winner is judged again: on so many seeds that no trial had, each with so many updates."""
-
-    num_seeds: int
-    steps: int | None
-
-
 def run_study(
     config: RLTrainConfig,
     space: Space,
@@ -48,28 +39,32 @@ def run_study(
     starter: TrialStarter,
     *,
     trials: int,
-    final: FinalOptions,
+    final_seeds: int,
+    final_steps: int | None,
 ) -> StudyResult:
-    """Makes what is missing of the study, and writes the report and the best config; returns the result."""
+    """Makes what is missing of the study, and writes the report and the best config; returns the result.
+
+    The winner is judged again on `final_seeds` seeds that no trial had, each with `final_steps` updates.
+    """
     objective, directory = starter.objective, study_files.study_directory(config)
     directory.mkdir(parents=True, exist_ok=True)
     with only_one(directory, "working on this study; wait for it or stop it", ConfigError):
         settings = study_files.claim(directory, config, space, settings)
         tuner = _Tuner(config, space, settings, starter, directory, trials)
         stages = tuner.search()
-        records = [record for stage in stages for record in stage.records]
-        best = find_best(records, objective)
+        best = best_trial((record for stage in stages for record in stage.records), objective)
+        assert best is not None  # without a result of the config itself there is no study
         comparison: FinalComparison | None = None
-        if not best.is_control and final.num_seeds:
-            logger.info("judging %s and the config itself on %d fresh seeds", best.label, final.num_seeds)
+        if not best.is_control and final_seeds:
+            logger.info("judging %s and the config itself on %d fresh seeds", best.label, final_seeds)
             comparison = compare_on_fresh_seeds(
                 preset=config,
                 winner=with_values(config, best.values),
                 directory=directory / study_files.FINAL,
                 starter=starter,
                 used_seeds=settings.seeds,
-                num_seeds=final.num_seeds,
-                steps=settings.trial_steps if final.steps is None else final.steps,
+                num_seeds=final_seeds,
+                steps=settings.trial_steps if final_steps is None else final_steps,
             )
         result = StudyResult(
             config=config,
@@ -125,7 +120,7 @@ class _Tuner:
                     break
                 search = self._open(storage, position, share)
                 for lost in (record for record in search.records() if record.outcome == "repeated"):
-                    remove(self._trial_directory(search, lost.number))
+                    remove(self._trial_directory(lost.stage, lost.number))
                 self._show(search)
                 self._run(search, share)
                 stages.append(StageResult(stage, tuple(search.records()), search.importances()))
@@ -140,7 +135,7 @@ class _Tuner:
             stage,
             self._objective,
             own_values={key: read_value(self._config, key) for key in stage.distributions},
-            incumbent=find_best(self._earlier, self._objective) if self._earlier else None,
+            incumbent=best_trial(self._earlier, self._objective),
             num_trials=share,
             seed=self._config.seed + 1_000 * position,
         )
@@ -173,22 +168,22 @@ class _Tuner:
             logger.info("%s: all other values that come up were tried", search.stage.name)
             return False
         config = with_values(self._short, {**search.fixed, **opened.values})
-        directory = self._trial_directory(search, opened.trial.number)
+        directory = self._trial_directory(search.stage.name, opened.trial.number)
         self._running[opened.trial.number] = opened, self._starter.start(config, self._settings.seeds, directory)
         return True
 
-    def _trial_directory(self, search: StageSearch, number: int) -> pathlib.Path:
-        return self._directory / study_files.TRIALS / f"{search.stage.name}-{number}"
+    def _trial_directory(self, stage: str, number: int) -> pathlib.Path:
+        return self._directory / study_files.TRIALS / f"{stage}-{number}"
 
     def _watch(self, search: StageSearch, number: int) -> None:
         """Looks at one process: goes on, or writes down how the trial ended."""
         opened, process = self._running[number]
-        ending, scores = process.poll(), process.read_scores()
+        ending, scores = process.poll(), process.scores.read()
         is_new = opened.report(scores)
         outcome: Outcome
         if ending is not None:
-            outcome = "finished" if ending.code == 0 else "diverged" if process.has_diverged else "failed"
-        elif process.has_diverged:
+            outcome = "finished" if ending.code == 0 else "diverged" if process.scores.has_diverged else "failed"
+        elif process.scores.has_diverged:
             outcome, ending = "diverged", process.kill()
         elif is_new and max(scores) < self._short.num_train_steps and self._is_hopeless(opened):
             outcome, ending = "pruned", process.kill()
@@ -199,7 +194,7 @@ class _Tuner:
         self._tidy(search, record)
         self._announce(search, record)
         if record.is_control and record.outcome not in ("finished", "repeated"):
-            log = self._trial_directory(search, number) / LOG_FILE
+            log = self._trial_directory(record.stage, record.number) / LOG_FILE
             reason = record.reason or record.outcome
             raise ConfigError(f"the config itself, trial 0, cannot be trained: {reason}\n{log} has all messages")
 
@@ -209,17 +204,16 @@ class _Tuner:
     def _tidy(self, search: StageSearch, record: TrialRecord) -> None:
         """Keeps the checkpoints of the best trial only."""
         if record.outcome == "repeated":
-            remove(self._trial_directory(search, record.number))
+            remove(self._trial_directory(record.stage, record.number))
         best = self._best(search)
         kept = [process.directory for _, process in self._running.values()]
-        kept += [self._directory / study_files.TRIALS / f"{best.stage}-{best.number}"] if best else []
+        kept += [self._trial_directory(best.stage, best.number)] if best else []
         for trial in (self._directory / study_files.TRIALS).iterdir():
             if trial not in kept:
                 remove_checkpoints(trial)
 
     def _best(self, search: StageSearch) -> TrialRecord | None:
-        finished = [record for record in self._earlier + search.records() if record.score is not None]
-        return find_best(finished, self._objective) if finished else None
+        return best_trial(self._earlier + search.records(), self._objective)
 
     def _announce(self, search: StageSearch, record: TrialRecord) -> None:
         found = record.outcome if record.score is None else self._objective.format(record.score)

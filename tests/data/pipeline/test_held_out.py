@@ -15,7 +15,7 @@ from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConf
 from acrlpd.config.validation import validate_config
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset, write_norm_stats
 from acrlpd.data.pipeline.held_out import MAX_WINDOWS, read_held_out_windows, returns_to_terminal
-from acrlpd.data.pipeline.held_out_choice import HeldOutChoice, held_out_episodes
+from acrlpd.data.pipeline.held_out_choice import held_out_episodes
 from acrlpd.data.pipeline.rewards import RewardOrigin, StepRewards
 from acrlpd.data.sources.source import Feature
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
@@ -48,13 +48,6 @@ def test_both_outcomes_are_held_out_where_there_are_enough_of_both(outcomes: lis
         assert chosen == by_number
 
 
-def test_a_run_that_goes_on_keeps_what_it_has_held_out() -> None:
-    success = {index: index % 2 == 0 for index in range(40)}
-    stored = HeldOutChoice(frozenset({3, 5, 99}))
-    assert stored.choose(0.1, success) == {3, 5}  # the dataset has no episode 99 any more
-    assert HeldOutChoice(by_outcome=False).choose(0.1, success) == held_out_episodes(range(40), 0.1)
-
-
 def test_few_episodes_are_all_trained_on_and_0_turns_it_off() -> None:
     assert held_out_episodes(range(9), 0.05) == held_out_episodes(range(1_000), 0.0) == frozenset()
     assert len(held_out_episodes(range(10), 0.001)) == 1
@@ -83,6 +76,9 @@ def test_no_batch_has_a_held_out_episode(config) -> None:
     assert held_out and held_out | trained_on == set(everything.source.indices) and not held_out & trained_on
     [batch] = batches(split, 1, batch_size=300)
     assert set(batch.episode_id.tolist()) == trained_on
+    # A run that goes on keeps what it has held out, as far as the dataset still has these episodes.
+    one, *_ = trained_on
+    assert open_dataset(split, frozenset({one, 99})).held_out.source.indices == (one,)
     # Neither the seed of a run nor the filter of its training data changes what is held out.
     others = [dataclasses.replace(split, seed=99), with_data(split, episode_filter="success")]
     assert all(set(open_dataset(other).held_out.source.indices) == held_out for other in others)

@@ -48,7 +48,7 @@ def test_a_dataset_that_the_hub_does_not_have(tmp_path: Path) -> None:
         found = inspect(hub.environment(tmp_path), "someone/else")
     assert found.returncode == 2
     assert "someone/else: no such directory here or in" in found.stderr
-    assert "cannot fetch dataset 'someone/else' from the hub" in found.stderr
+    assert "the hub has no dataset someone/else" in found.stderr
     assert "Traceback" not in found.stderr
 
 
@@ -56,5 +56,5 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     settings = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "*"}
     found = inspect(settings, REPO_ID)
     assert found.returncode == 2
-    assert "cannot fetch dataset 'someone/libero' from the hub" in found.stderr
+    assert "the hub at http://127.0.0.1:9 cannot be reached for hf://datasets/someone/libero" in found.stderr
     assert "Traceback" not in found.stderr

@@ -87,7 +87,9 @@ def test_the_config_of_each_dataset_is_valid(datasets: Path, name: str, devices:
     assert config.data.default_prompt == (None if has_tasks else name.replace("_", " "))
     assert config.training.online_steps == 0 and config.env.id is None
     assert (config.weight_loader.kind == "none") == (devices is None)
-    assert config.training.eval_frequency == (50 if devices is None else 1_000)
+    training = config.training
+    assert training.eval_frequency == training.save_frequency <= max(50, training.offline_steps / 20)
+    assert (config.checkpoints.keep_period or 0) % training.save_frequency == 0
     assert not any("ema_decay" in warning for warning in found.warnings)
 
 

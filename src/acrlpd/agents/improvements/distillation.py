@@ -59,14 +59,14 @@ class Distillation(Improvement):
         noise: jax.Array,
         denoise: Callable[[jax.Array], jax.Array],
     ) -> jax.Array:
-        return _one_step(networks)(context, observation, noise)
+        return networks.own(OneStepPolicy)(context, observation, noise)
 
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
         algorithm, noise = view.algorithm, view.draws.actor_noise[:, None]
         with jax.named_scope("sampling"):
             flow = view.fixed.policy.denoise(view.fixed_context, noise, num_steps=algorithm.acrlpd.sampling_steps)
         # The one-step policy reads the features of the flow policy, but does not train them.
-        chunk = _one_step(view.networks)(view.fixed_context, view.batch.observations, noise)
+        chunk = view.networks.own(OneStepPolicy)(view.fixed_context, view.batch.observations, noise)
         # The mean over the entries that the critics see. Other entries only follow the flow policy.
         num_seen = algorithm.critic_chunks(chunk).shape[-1]
         distance = jnp.sum(jnp.square(chunk - algorithm.clip(flow)), axis=(1, 2, 3)) / num_seen
@@ -95,8 +95,3 @@ class OneStepPolicy(nnx.Module):
         seen = jnp.broadcast_to(seen[:, None], (b, n, seen.shape[-1]))
         inputs = jnp.concatenate([seen, noise.reshape(b, n, -1)], axis=-1)
         return self.mlp(inputs).astype(jnp.float32).reshape(noise.shape)
-
-
-def _one_step(networks: Networks) -> OneStepPolicy:
-    assert isinstance(networks.improvement, OneStepPolicy)
-    return networks.improvement

@@ -46,10 +46,10 @@ class DSRL(Improvement):
     noise.
 
     The noise critics learn at two noises for each observation: one of the actor, and one that is standard normal,
-    clipped to the box [-noise_bound, noise_bound]. The paper has standard normal noise alone. Much of that noise lies
-    outside of a small box, where the actor never is. In the corners of a large box there is none of it, although the
-    actor may go there. The actor's own noise makes the noise critics right wherever the actor is. The normal noise
-    keeps the noise critics right where the actor may go next.
+    clipped to the box [-noise_bound, noise_bound]. The paper has standard normal noise alone. If the box is small, much
+    of such noise lies outside of the box, where the actor never is. If the box is large, no such noise lies in the
+    corners of the box, where the actor may go. The actor's own noise makes the noise critics right wherever the actor
+    is. The normal noise keeps the noise critics right where the actor may go next.
 
     What differs from the paper besides: targets have no entropy term (the paper's code for pi0 has none either); the
     noise critics predict one value, the aggregated value of the critics, and not the value of each critic; actor, noise
@@ -84,7 +84,7 @@ class DSRL(Improvement):
         noise: jax.Array,
         denoise: Callable[[jax.Array], jax.Array],
     ) -> jax.Array:
-        chosen, _ = _actor(networks).choose_noise(context, observation, noise)
+        chosen, _ = networks.own(NoiseActor).choose_noise(context, observation, noise)
         return denoise(self._for_all_rows(chosen, noise))
 
     def weigh(self, view: View) -> SampleWeights:
@@ -97,7 +97,7 @@ class DSRL(Improvement):
         with jax.named_scope("sampling"):
             everywhere = self._for_all_rows(noise, view.draws.flow_noise)
             chunks = view.fixed.policy.denoise(view.fixed_context, everywhere, num_steps=steps)
-        own = _networks(view.fixed)
+        own = view.fixed.own(NoiseNetworks)
         return equal_weights(
             view.batch,
             noise=noise,
@@ -107,7 +107,7 @@ class DSRL(Improvement):
         )
 
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
-        networks, fixed, kept = _networks(view.networks), _networks(view.fixed), weights.kept
+        networks, fixed, kept = view.networks.own(NoiseNetworks), view.fixed.own(NoiseNetworks), weights.kept
         context, observations = view.fixed_context, view.batch.observations
         error = networks.member_values(context, observations, kept["noise"]) - kept["value"][..., None]
         follow = self.actor_losses(view, lambda noise: fixed.values(context, observations, noise))
@@ -120,12 +120,12 @@ class DSRL(Improvement):
         target_entropy = hyperparams.target_entropy
         if target_entropy is None:  # noise has the dims of the policy, not those of the robot
             target_entropy = -hyperparams.target_entropy_multiplier * dims
-        alpha_loss = _actor(view.networks).temperature.alpha_loss(-log_prob, target_entropy * rows)
-        return _actor(view.fixed).temperature() * log_prob - values(chosen)[:, 0] + alpha_loss
+        alpha_loss = view.networks.own(NoiseActor).temperature.alpha_loss(-log_prob, target_entropy * rows)
+        return view.fixed.own(NoiseActor).temperature() * log_prob - values(chosen)[:, 0] + alpha_loss
 
     def actor_record(self, view: View, log_prob: jax.Array, rows: int) -> dict[str, jax.Array]:
         """What `metrics` tells about the actor, for each sample: [b] each."""
-        alpha = jnp.broadcast_to(_actor(view.fixed).temperature(), log_prob.shape)
+        alpha = jnp.broadcast_to(view.fixed.own(NoiseActor).temperature(), log_prob.shape)
         return {"entropy_of_a_row": -log_prob / rows, "alpha": alpha}
 
     def metrics(self, weights: SampleWeights) -> Info:
@@ -169,7 +169,7 @@ class DSRL(Improvement):
     def choose_noise(self, view: View, networks: Networks) -> tuple[jax.Array, jax.Array]:
         """Noise of the actor [b, 1, rows, a] and its log probability [b]."""
         noise = view.draws.actor_noise[:, None]
-        chosen, log_prob = _actor(networks).choose_noise(view.fixed_context, view.batch.observations, noise)
+        chosen, log_prob = networks.own(NoiseActor).choose_noise(view.fixed_context, view.batch.observations, noise)
         return chosen, log_prob[:, 0]
 
     def _for_all_rows(self, noise: jax.Array, like: jax.Array) -> jax.Array:
@@ -219,13 +219,3 @@ class NoiseNetworks(NoiseActor):
     def values(self, context: Context, observation: Observation, noise: jax.Array) -> jax.Array:
         """Values of noise [b, n, rows, a]: [b, n]."""
         return self.critics.aggregate(self.member_values(context, observation, noise))
-
-
-def _actor(networks: Networks) -> NoiseActor:
-    assert isinstance(networks.improvement, NoiseActor)
-    return networks.improvement
-
-
-def _networks(networks: Networks) -> NoiseNetworks:
-    assert isinstance(networks.improvement, NoiseNetworks)
-    return networks.improvement

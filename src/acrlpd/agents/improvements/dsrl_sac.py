@@ -41,8 +41,7 @@ class DSRLSAC(DSRL):
     def judged_noise(
         self, networks: Networks, context: Context, observation: Observation, noise: jax.Array
     ) -> jax.Array:
-        assert isinstance(networks.improvement, NoiseActor)
-        chosen, _ = networks.improvement.choose_noise(context, observation, noise)
+        chosen, _ = networks.own(NoiseActor).choose_noise(context, observation, noise)
         return _flat(chosen)
 
     def weigh(self, view: View) -> SampleWeights:

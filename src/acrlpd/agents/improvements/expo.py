@@ -76,7 +76,7 @@ class EXPO(Improvement):
         """
         chunks = denoise(noise[:, ::2])
         num_edited = noise.shape[1] // 2
-        edits, _ = _networks(networks).edit(context, observation, chunks[:, :num_edited], noise[:, 1::2])
+        edits, _ = networks.own(EditNetworks).edit(context, observation, chunks[:, :num_edited], noise[:, 1::2])
         edited = self._edited(chunks[:, :num_edited], edits)
         pairs = jnp.stack([chunks[:, :num_edited], edited], axis=2)
         pairs = pairs.reshape(noise.shape[0], 2 * num_edited, *noise.shape[2:])
@@ -93,14 +93,14 @@ class EXPO(Improvement):
             gain=values[:, 1] - values[:, 0],
             norm=self.edit_scale * jnp.linalg.norm(edits.reshape(edits.shape[0], -1), axis=-1),
             entropy_of_a_step=-log_prob / steps,
-            alpha=jnp.broadcast_to(_networks(view.fixed).temperature(), log_prob.shape),
+            alpha=jnp.broadcast_to(view.fixed.own(EditNetworks).temperature(), log_prob.shape),
         )
 
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
         edited, _, log_prob = self._edit_logged(view, view.networks)
         target_entropy = view.algorithm.target_entropy * view.algorithm.qchunking.chunk_length
-        alpha_loss = _networks(view.networks).temperature.alpha_loss(-log_prob, target_entropy)
-        alpha = _networks(view.fixed).temperature()
+        alpha_loss = view.networks.own(EditNetworks).temperature.alpha_loss(-log_prob, target_entropy)
+        alpha = view.fixed.own(EditNetworks).temperature()
         return alpha * log_prob - _mean_values(view, edited)[:, 0] + alpha_loss
 
     def metrics(self, weights: SampleWeights) -> Info:
@@ -129,7 +129,7 @@ class EXPO(Improvement):
     def _edit_logged(self, view: View, networks: Networks) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Edited logged chunks [b, 1, T, a], the edits [b, 1, C, real dims] and their log probabilities [b]."""
         logged, noise = jnp.asarray(view.batch.actions)[:, None], view.draws.actor_noise[:, None]
-        edits, log_prob = _networks(networks).edit(view.fixed_context, view.batch.observations, logged, noise)
+        edits, log_prob = networks.own(EditNetworks).edit(view.fixed_context, view.batch.observations, logged, noise)
         return view.algorithm.clip(self._edited(logged, edits)), edits, log_prob[:, 0]
 
     def _edited(self, chunks: jax.Array, edits: jax.Array) -> jax.Array:
@@ -159,11 +159,6 @@ class EditNetworks(nnx.Module):
         seen = jnp.broadcast_to(seen[:, None], (b, n, seen.shape[-1]))
         edits, log_prob = self.policy.sample(jnp.concatenate([seen, chunk], axis=-1), noise)
         return edits.reshape(b, n, self.steps, self.dims), jnp.sum(log_prob, axis=-1)
-
-
-def _networks(networks: Networks) -> EditNetworks:
-    assert isinstance(networks.improvement, EditNetworks)
-    return networks.improvement
 
 
 def _mean_values(view: View, actions: jax.Array) -> jax.Array:

@@ -14,7 +14,6 @@ from flax import nnx
 from acrlpd.agents.critics.base import CriticConfig, ObservationReader
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, NonNegative
 from acrlpd.agents.improvements.base import Improvement, Info, SampleWeights, View, check_smooth
-from acrlpd.agents.networks import Networks
 from acrlpd.agents.policy_data import exceeds_quantile
 from acrlpd.agents.value_network import ValueNetwork
 from acrlpd.batch import Returns
@@ -73,14 +72,14 @@ class RECAP(Improvement):
 
     def judge(self, view: View) -> jax.Array:
         """The cross-entropy of V's distribution with the bin of the return, for windows that are part of the task."""
-        returns, network = _returns(view), _network(view.networks)
+        returns, network = _returns(view), view.networks.own(ValueNetwork)
         logits = network(view.fixed_context.features, view.batch.observations)
         nearest = jnp.round((jnp.asarray(returns.return_to_go) + 1) * (len(_BINS) - 1)).astype(jnp.int32)
         loss = optax.losses.softmax_cross_entropy_with_integer_labels(logits, nearest)
         return loss * returns.counts * view.batch.importance
 
     def weigh(self, view: View) -> SampleWeights:
-        returns, network, batch = _returns(view), _network(view.fixed), view.batch
+        returns, network, batch = _returns(view), view.fixed.own(ValueNetwork), view.batch
         value = _expectation(network(view.fixed_context.features, batch.observations))
         next_features = view.fixed.encode(batch.next_observations).features
         next_value = _expectation(network(next_features, batch.next_observations))
@@ -167,8 +166,3 @@ def _returns(view: View) -> Returns:
 def _expectation(logits: jax.Array) -> jax.Array:
     """V [b] of logits [b, bins]."""
     return jax.nn.softmax(logits) @ _BINS
-
-
-def _network(networks: Networks) -> ValueNetwork:
-    assert isinstance(networks.improvement, ValueNetwork)
-    return networks.improvement

@@ -19,7 +19,7 @@ from acrlpd.agents.improvements.base import (
     check_temperature,
     equal_weights,
 )
-from acrlpd.agents.networks import Networks, TemperatureModule
+from acrlpd.agents.networks import TemperatureModule
 from acrlpd.choice import kind_name
 from acrlpd.findings import Finding, error
 from acrlpd.models.families.base import PolicyConfig
@@ -48,15 +48,15 @@ class SAC(Improvement):
     def weigh(self, view: View) -> SampleWeights:
         # For the metrics. Without micro-batches, the compiler computes this chunk and that of `losses` once.
         _, log_prob = view.fixed.policy.sample_with_log_prob(view.fixed_context, view.draws.actor_noise[:, None])
-        alpha = jnp.broadcast_to(_temperature(view.fixed)(), log_prob.shape[:1])
+        alpha = jnp.broadcast_to(view.fixed.own(TemperatureModule)(), log_prob.shape[:1])
         steps = view.batch.actions.shape[1]
         return equal_weights(view.batch, entropy_of_a_step=-log_prob[:, 0] / steps, alpha=alpha)
 
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
         chunk, log_prob = view.networks.policy.sample_with_log_prob(view.context, view.draws.actor_noise[:, None])
         target_entropy = view.algorithm.target_entropy * chunk.shape[2]
-        alpha_loss = _temperature(view.networks).alpha_loss(-log_prob[:, 0], target_entropy)
-        return _temperature(view.fixed)() * log_prob[:, 0] - view.values(chunk)[:, 0] + alpha_loss
+        alpha_loss = view.networks.own(TemperatureModule).alpha_loss(-log_prob[:, 0], target_entropy)
+        return view.fixed.own(TemperatureModule)() * log_prob[:, 0] - view.values(chunk)[:, 0] + alpha_loss
 
     def metrics(self, weights: SampleWeights) -> Info:
         kept = weights.kept
@@ -72,8 +72,3 @@ class SAC(Improvement):
             )
         yield from check_temperature(self, hyperparams)
         yield from check_entropy(self, hyperparams, model, 1.0)
-
-
-def _temperature(networks: Networks) -> TemperatureModule:
-    assert isinstance(networks.improvement, TemperatureModule)
-    return networks.improvement

@@ -97,6 +97,11 @@ def claim_device_memory() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_FRACTION))
 
 
+def find_device_memory() -> float:
+    """Memory of a device of this process in GiB, as a plan wants it: a run may use the share `MEMORY_FRACTION`."""
+    return usable_device_bytes() / MEMORY_FRACTION / 2**30
+
+
 def usable_device_bytes() -> int:
     """Memory that a run may use on one device. CPU devices share the memory of the machine."""
     device = jax.local_devices()[0]

@@ -125,6 +125,13 @@ def make_plan(
     return dataclasses.replace(plan, suggestion=smallest_change(config, num_devices, plan.usable_bytes))
 
 
+def plan_here(config: RLTrainConfig, num_devices: int, *, num_runs: int = 1) -> Plan:
+    """Plans a run of `config` on devices like those of this process, whose memory `num_runs` runs share."""
+    found, memory_gib = accelerators.find_accelerator(), accelerators.find_device_memory() / num_runs
+    name = None if found is None else found.name
+    return make_plan(config, num_devices=num_devices, device_memory_gib=memory_gib, accelerator=name)
+
+
 def smallest_change(config: RLTrainConfig, num_devices: int, usable_bytes: float) -> dict[str, Any] | None:
     """The first change, from harmless to drastic, with which the peak fits. Every setting in it is needed."""
 

@@ -56,7 +56,7 @@ CONFIG = RLTrainConfig(
     actor_optimizer=AdamW(weight_decay=1e-4),
     critic_lr_schedule=CosineDecaySchedule(warmup_steps=1_000, peak_lr=1e-4, decay_steps=30_000, decay_lr=1e-5),
     critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
-    training=TrainingConfig(offline_steps=30_000, eval_frequency=1_000, save_frequency=2_500),
+    training=TrainingConfig(offline_steps=30_000, eval_frequency=1_000, save_frequency=1_000),
     checkpoints=CheckpointConfig(keep_period=10_000),
     openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_aloha", reset_pose=(0.0, -1.5, 1.5, 0.0, 0.0, 0.0)),
 )

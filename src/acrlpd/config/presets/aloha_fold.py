@@ -42,7 +42,7 @@ CONFIG = RLTrainConfig(
     actor_optimizer=AdamW(weight_decay=1e-4),
     critic_lr_schedule=CosineDecaySchedule(peak_lr=3e-4, decay_steps=20_000, decay_lr=3e-5),
     critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
-    training=TrainingConfig(offline_steps=20_000, eval_frequency=1_000, save_frequency=2_500),
+    training=TrainingConfig(offline_steps=20_000, eval_frequency=1_000, save_frequency=1_000),
     checkpoints=CheckpointConfig(keep_period=10_000),
     fsdp=FSDPConfig(fsdp_devices=8),
     openpi_compatibility=aloha.CONFIG.openpi_compatibility,

@@ -50,7 +50,7 @@ CONFIG = RLTrainConfig(
     actor_optimizer=AdamW(weight_decay=1e-4),
     critic_lr_schedule=CosineDecaySchedule(warmup_steps=1_000, peak_lr=5e-4, decay_steps=30_000, decay_lr=5e-5),
     critic_optimizer=AdamW(b2=0.999, weight_decay=1e-4),
-    training=TrainingConfig(offline_steps=30_000, eval_frequency=1_000, save_frequency=2_500),
+    training=TrainingConfig(offline_steps=30_000, eval_frequency=1_500, save_frequency=1_500),
     checkpoints=CheckpointConfig(keep_period=15_000),
     openpi_compatibility=OpenPICompatibilityConfig(config_name="pi0_droid"),
 )

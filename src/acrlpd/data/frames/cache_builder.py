@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import rich.progress
 import simplejpeg
+from rich.progress import MofNCompleteColumn
 
 from acrlpd.checksums import checksum, read_json_with_checksum, short_checksum, write_json_with_checksum
-from acrlpd.console import Console
+from acrlpd.console import progress
 from acrlpd.cores import usable_cores
 from acrlpd.data.frames.store import MANIFEST, CacheSpec, Encoding, Shard, read_manifest, resize_with_pad
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, step_blocks
@@ -136,13 +136,7 @@ class _Builder:
         self._directory = directory
         self._lengths = dict(zip(source.indices, source.lengths.tolist(), strict=True))
         self._stop = threading.Event()  # set when a shard failed, so that the other shards stop
-        self._progress = rich.progress.Progress(
-            "[progress.description]{task.description}",
-            rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
+        self._progress = progress(MofNCompleteColumn())
         self._task = self._progress.add_task("decoding frames", total=sum(self._lengths.values()) * len(spec.cameras))
 
     def build(self, plan: list[ShardPlan], workers: int | None) -> dict[int, str]:

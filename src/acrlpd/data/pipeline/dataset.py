@@ -13,7 +13,7 @@ import numpy as np
 from acrlpd.config import DataConfig, RLTrainConfig
 from acrlpd.data.frames.decoded import open_frame_store
 from acrlpd.data.frames.store import FrameStore
-from acrlpd.data.pipeline.held_out_choice import CHOSEN_NOW, HeldOutChoice
+from acrlpd.data.pipeline.held_out_choice import held_out_episodes
 from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
@@ -61,7 +61,7 @@ class Dataset:
     transforms: PolicyTransforms
     norm_stats: dict[str, NormStats] | None  # None only for fake data
     held_out: "Dataset | None" = None  # the episodes for validation, from which no batch is drawn
-    choice: HeldOutChoice = CHOSEN_NOW  # how they were chosen
+    kept: frozenset[int] | None = None  # the episodes that a run had held out before, if it goes on
 
     @property
     def held_out_indices(self) -> list[int]:
@@ -88,19 +88,22 @@ class Dataset:
         self.close()
 
 
-def open_dataset(rl_config: RLTrainConfig, held_out: HeldOutChoice = CHOSEN_NOW) -> Dataset:
-    """Opens the dataset of a config, and checks that all parts fit together; `held_out` chooses held-out episodes."""
+def open_dataset(rl_config: RLTrainConfig, kept: frozenset[int] | None = None) -> Dataset:
+    """Opens the dataset of a config, and checks that all parts fit together.
+
+    `kept` are the episodes that a run which goes on has held out so far; None: they are chosen now.
+    """
     config = rl_config.data
     transforms = create_policy_transforms(rl_config)
     source = open_config_source(rl_config)
     require_cameras(source, transforms.cameras, rl_config.model)
     origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
     rewards = read_all_rewards(source, config)
-    source, validated_on = choose_episodes(source, config, rewards, held_out)
+    source, validated_on = choose_episodes(source, config, rewards, kept)
     dataset = _read_dataset(source, rewards, rl_config, transforms, config.episodes_per_memory_pool)
     require_and_report_outcomes(dataset.rewards, rl_config)
     _check(dataset, rl_config, origin)
-    dataset = dataclasses.replace(dataset, choice=held_out)
+    dataset = dataclasses.replace(dataset, kept=kept)
     if validated_on is None:
         return dataset
     # Few frames of the held-out episodes are read, and each is read once.
@@ -147,7 +150,7 @@ def check_outcomes(rl_config: RLTrainConfig) -> None:
 
 
 def choose_episodes(
-    source: EpisodeSource, config: DataConfig, rewards: DatasetRewards, choice: HeldOutChoice = CHOSEN_NOW
+    source: EpisodeSource, config: DataConfig, rewards: DatasetRewards, kept: frozenset[int] | None = None
 ) -> tuple[EpisodeSource, EpisodeSource | None]:
     """The episodes to train on, and the episodes that are held out for validation, if there are any.
 
@@ -155,7 +158,10 @@ def choose_episodes(
     """
     everything = _first_episodes(source, config)
     success = dict(zip(everything.indices, rewards.of(everything).success.tolist(), strict=True))
-    held_out = choice.choose(config.validation_share, success)
+    if kept is None:
+        held_out = held_out_episodes(tuple(success), config.validation_share, success)
+    else:
+        held_out = kept & success.keys()
     source = everything.without(dict.fromkeys(held_out, "held out for validation (data.validation_share)"))
     if config.episode_filter == "success":
         failed = [index for index in source.indices if not success[index]]

@@ -1,6 +1,5 @@
 """Which episodes of a dataset are held out for validation."""
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 
@@ -8,24 +7,6 @@ from collections.abc import Mapping, Sequence
 _ENOUGH_EPISODES = 10
 # With this many successes and as many failures, validation has at least one of each, so that critics can be ranked.
 _ENOUGH_OF_AN_OUTCOME = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class HeldOutChoice:
-    """How the held-out episodes of a run are chosen. A run that goes on keeps the episodes that it has held out."""
-
-    episodes: frozenset[int] | None = None  # the numbers of the episodes of the run so far; None: they are chosen now
-    by_outcome: bool = True  # False in runs from before outcomes were looked at
-
-    def choose(self, share: float, success: Mapping[int, bool]) -> frozenset[int]:
-        """The episodes to hold out of those in `success`, which says of each whether it succeeds."""
-        if self.episodes is not None:
-            return self.episodes & success.keys()
-        return held_out_episodes(tuple(success), share, success if self.by_outcome else None)
-
-
-# That of a new run.
-CHOSEN_NOW = HeldOutChoice()
 
 
 def held_out_episodes(

@@ -18,7 +18,6 @@ from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.batches import BatchBuilder, JoinedBuilder, Part, interleave
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset
 from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, RowDraws, create_device_rows
-from acrlpd.data.pipeline.held_out_choice import CHOSEN_NOW, HeldOutChoice
 from acrlpd.data.pipeline.sampling import WindowSampler
 
 logger = logging.getLogger(__name__)
@@ -45,19 +44,22 @@ class DataLoader:
         dataset: Dataset,
         rl_config: RLTrainConfig,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         device_sharding: NamedSharding | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
+        process_index: int | None = None,
+        process_count: int | None = None,
         num_runs: int = 1,
         like: "DataLoader | None" = None,
         first_step: int = 0,
     ) -> None:
-        """Batches of `batch_size` windows over all processes; use `create_data_loader`.
+        """Batches of `batch_size` windows over all processes; None: as many as the config says.
 
-        `num_runs` runs train on the devices together; `like` is the loader of one of them. The first batch is that of
-        the update after `first_step` updates.
+        The part of each batch is that of this process, unless a process is named. `num_runs` runs train on the devices
+        together; `like` is the loader of one of them. The first batch is that of the update after `first_step` updates.
         """
+        batch_size = rl_config.batch_size if batch_size is None else batch_size
+        process_index = jax.process_index() if process_index is None else process_index
+        process_count = jax.process_count() if process_count is None else process_count
         if batch_size % process_count:
             raise ValueError(
                 f"batch_size {batch_size} cannot be split over {process_count} processes; choose a multiple"
@@ -135,11 +137,11 @@ class DataLoader:
             self._rows.extend(self._builders[1])
         self._restart(self._prefetcher.step)
 
-    def reads_data_of(self, rl_config: RLTrainConfig, held_out: HeldOutChoice) -> bool:
-        """Whether the data of a config, with this choice of held-out episodes, is the data of this loader."""
+    def reads_data_of(self, rl_config: RLTrainConfig, kept: frozenset[int] | None) -> bool:
+        """Whether the data of a config, with these held-out episodes (None: chosen now), is that of this loader."""
         own = self._rl_config
         is_equal = (own.data, own.model, own.qchunking) == (rl_config.data, rl_config.model, rl_config.qchunking)
-        return is_equal and self.dataset.choice == held_out
+        return is_equal and self.dataset.kept == kept
 
     def draws_windows_of(self, other: "DataLoader") -> bool:
         """Whether the prior data of another loader with the same config, up to its rewards, has the same windows.
@@ -305,23 +307,21 @@ def create_data_loader(
     device_sharding: NamedSharding | None = None,
     num_runs: int = 1,
     like: DataLoader | None = None,
-    held_out: HeldOutChoice = CHOSEN_NOW,
+    kept: frozenset[int] | None = None,
 ) -> DataLoader:
     """Opens the dataset of a config and starts loading it.
 
     `batch_size` is that of the config unless given, and counts the windows of all processes together. `num_runs` runs
     train on the devices together. `like` is the loader of another one of them: if both runs have the same data without
-    images, they share the data in memory. Frames are not shared, because each run draws from other episodes. `held_out`
-    chooses the held-out episodes.
+    images, they share the data in memory. Frames are not shared, because each run draws from other episodes. `kept`
+    are the held-out episodes of a run that goes on.
     """
-    is_shared = like is not None and like.dataset.frames is None and like.reads_data_of(rl_config, held_out)
+    is_shared = like is not None and like.dataset.frames is None and like.reads_data_of(rl_config, kept)
     return DataLoader(
-        like.dataset if like is not None and is_shared else open_dataset(rl_config, held_out),
+        like.dataset if like is not None and is_shared else open_dataset(rl_config, kept),
         rl_config,
-        batch_size=rl_config.batch_size if batch_size is None else batch_size,
+        batch_size=batch_size,
         device_sharding=device_sharding,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
         num_runs=num_runs,
         like=like,
     )

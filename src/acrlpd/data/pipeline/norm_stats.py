@@ -96,43 +96,28 @@ def _show(value: Any) -> str:
 
 
 class RunningStats:
-    """openpi's running statistics over batches [..., d]: moments, and quantiles from 5000-bin histograms.
+    """openpi's statistics of batches [n, d]: moments, and quantiles from histograms of 5000 bins.
 
-    Results equal openpi's for the same batches in the same order; only the counting is vectorised.
+    The range of the values is known before. openpi's range grows from batch to batch, which moves the counts of
+    thousands of frames by up to one of the old bins and loses the counts of the lowest bin, so that quantiles would
+    depend on the order of the episodes.
     """
 
-    def __init__(self, bounds: tuple[np.ndarray, np.ndarray] | None = None) -> None:
-        """`bounds` are the lowest and highest values [d] of all batches, if known; then no count has to move."""
+    def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
+        """`low` and `high` are the lowest and the highest values [d] of all batches."""
         self._count = 0
-        self._bounds = bounds
+        self._mean = self._mean_of_squares = np.zeros(len(low))
+        self._edges = [np.linspace(a - 1e-10, b + 1e-10, _NUM_BINS + 1) for a, b in zip(low, high, strict=True)]
+        self._histograms = [np.zeros(_NUM_BINS) for _ in self._edges]
 
     def update(self, batch: np.ndarray) -> None:
-        batch = batch.reshape(-1, batch.shape[-1])
-        low, high = batch.min(axis=0), batch.max(axis=0)
-        mean, mean_of_squares = batch.mean(axis=0), np.square(batch).mean(axis=0)
-        if self._count == 0:
-            bounds: tuple[np.ndarray, np.ndarray] = (low, high) if self._bounds is None else self._bounds
-            self._low, self._high = bounds
-            self._mean, self._mean_of_squares = mean, mean_of_squares
-            self._edges = [_edges(a, b, margin=1e-10) for a, b in zip(self._low, self._high, strict=True)]
-            self._histograms = [np.zeros(_NUM_BINS) for _ in low]
-        elif batch.shape[-1] != len(self._low):
-            raise ValueError(f"expected batches of {len(self._low)} dims, found {batch.shape[-1]}")
-        elif np.any(low < self._low) or np.any(high > self._high):
-            self._grow(np.minimum(low, self._low), np.maximum(high, self._high))
         self._count += len(batch)
         weight = len(batch) / self._count
+        mean, mean_of_squares = batch.mean(axis=0), np.square(batch).mean(axis=0)
         self._mean = self._mean + (mean - self._mean) * weight
         self._mean_of_squares = self._mean_of_squares + (mean_of_squares - self._mean_of_squares) * weight
         for dim, (edges, histogram) in enumerate(zip(self._edges, self._histograms, strict=True)):
             histogram += _count_into_bins(np.ascontiguousarray(batch[:, dim]), edges)
-
-    def _grow(self, low: np.ndarray, high: np.ndarray) -> None:
-        """Counts move to the bins of the wider range that hold their old left edges."""
-        self._low, self._high = low, high
-        for dim, (old_edges, histogram) in enumerate(zip(self._edges, self._histograms, strict=True)):
-            self._edges[dim] = _edges(low[dim], high[dim])
-            self._histograms[dim] = np.histogram(old_edges[:-1], self._edges[dim], weights=histogram)[0]
 
     def get_statistics(self) -> NormStats:
         if self._count < 2:
@@ -149,10 +134,6 @@ class RunningStats:
         """Left edge of the bin in which the share q of all values is reached."""
         bins = [np.searchsorted(np.cumsum(histogram), q * self._count) for histogram in self._histograms]
         return np.array([edges[i] for edges, i in zip(self._edges, bins, strict=True)])
-
-
-def _edges(low: np.floating, high: np.floating, margin: float = 0.0) -> np.ndarray:
-    return np.linspace(np.float64(low) - margin, np.float64(high) + margin, _NUM_BINS + 1)
 
 
 def _count_into_bins(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -185,11 +166,8 @@ def compute_norm_stats(
 ) -> dict[str, NormStats]:
     """Statistics of state and action chunks; `read_windows` gives those that start at some of the `num_rows` rows.
 
-    What `keys` leave out is not normalised: its statistics are those of the identity.
-
-    The data is read twice, first for its range: a histogram whose range grows moves the counts of thousands of frames
-    by up to one of the old bins and loses the counts of the lowest bin, so that quantiles would depend on the order of
-    the episodes.
+    What `keys` leave out is not normalised: its statistics are those of the identity. The data is read twice, first for
+    its range.
     """
 
     def batches() -> Iterator[tuple[str, np.ndarray]]:
@@ -203,7 +181,7 @@ def compute_norm_stats(
     for key, batch in batches():
         low, high = bounds.get(key, (np.inf, -np.inf))
         bounds[key] = np.minimum(low, batch.min(axis=0)), np.maximum(high, batch.max(axis=0))
-    running = {key: RunningStats(bounds.get(key)) for key in keys}
+    running = {key: RunningStats(*bounds[key]) for key in keys}
     for key, batch in batches():
         running[key].update(batch)
     return {key: running[key].get_statistics() if key in keys else identity_stats(dims[key]) for key in STATISTICS_KEYS}

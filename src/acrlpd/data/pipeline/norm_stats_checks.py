@@ -79,10 +79,11 @@ def _compare_origin(origin: NormStatsOrigin, expected: NormStatsOrigin, *, follo
             f"{expected.action_horizon}; {FIX}"
         )
     if origin.dataset != expected.dataset:
+        is_named = origin.path is not None and origin.path != expected.path
+        made_from = f"the dataset {origin.path}" if is_named else "another dataset or another state of this one"
         warnings.append(
-            f"the norm statistics were made from another dataset or another state of this one "
-            f"({origin.num_frames} frames, now {expected.num_frames}); keep them for weights that were "
-            f"trained with them, otherwise {FIX}"
+            f"the norm statistics were made from {made_from} ({origin.num_frames} frames; this run has "
+            f"{expected.num_frames}); keep them for weights that were trained with them, otherwise {FIX}"
         )
     return warnings
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from acrlpd.files import are_plain_names
-from acrlpd.installation import install_command
+from acrlpd.hub import HubAddress, HubError, fetch
 
 OnBadEpisode = Literal["error", "skip"]
 
@@ -315,19 +315,9 @@ def _lerobot_home() -> Path:
 
 def _download(repo_id: str) -> Path:
     try:
-        import huggingface_hub
-    except ModuleNotFoundError:
-        raise DatasetError(
-            f"{repo_id!r} is neither a directory here nor in {_lerobot_home()}; to fetch it from the hub "
-            f"install the extra: {install_command('hub')}"
-        ) from None
-    try:
-        return Path(huggingface_hub.snapshot_download(repo_id, repo_type="dataset"))
-    except (OSError, ValueError) as error:  # every error of the hub client is one of these
-        raise DatasetError(
-            f"{repo_id}: no such directory here or in {_lerobot_home()}, and cannot fetch dataset {repo_id!r} from the "
-            f"hub: {error}"
-        ) from error
+        return fetch(HubAddress(repo_id, "dataset"))
+    except HubError as error:
+        raise DatasetError(f"{repo_id}: no such directory here or in {_lerobot_home()}, and {error}") from error
 
 
 def check_episodes(source: EpisodeSource, check: Callable[[int], object]) -> Iterator[tuple[int, str | None]]:

@@ -1,7 +1,6 @@
 """Joins datasets of one task into one LeRobot dataset, with what a policy reads and how each episode ends."""
 
 import dataclasses
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 from acrlpd.data.pipeline.returns import INTERVENTION_COLUMNS
 from acrlpd.data.sources.source import DatasetError, EpisodeSource, Feature, step_blocks
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
+from acrlpd.files import new_directory
 
 SUCCESS = "next.success"
 _HUMAN = INTERVENTION_COLUMNS[0]
@@ -37,13 +37,13 @@ def join_datasets(
     for part in parts[1:]:
         require_equal_shapes(features, part.source.features, (str(first.root), str(part.source.root)))
     features |= {SUCCESS: Feature("bool", ()), _HUMAN: Feature("bool", ())}
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left behind by a process that was stopped
-    with LeRobotWriter(partial, fps=first.fps, features=features, codec="h264") as writer:
+    with (
+        new_directory(output) as partial,
+        LeRobotWriter(partial, fps=first.fps, features=features, codec="h264") as writer,
+    ):
         for part in parts:
             for i, success in enumerate(part.success):
                 _copy_episode(part.source, i, success, writer, columns, cameras, default_prompt)
-    partial.replace(output)
 
 
 def require_equal_shapes(wanted: Mapping[str, Feature], found: Mapping[str, Feature], places: tuple[str, str]) -> None:

@@ -35,11 +35,15 @@ _ABOUT_GENERIC = (
     "No robot that acrlpd knows: state and actions go to the policy as they are. Relative actions need "
     "use_delta_joint_actions and delta_action_mask; units of its own need a class (docs/data_batches.md)."
 )
-_ABOUT_EVALUATION = "Updates between two verdicts on the held-out episodes."
+_ABOUT_EVALUATION = (
+    "Updates between two verdicts on the held-out episodes. The best one keeps its checkpoint, so checkpoints come as "
+    "often."
+)
 # How a robot without a preset is fine-tuned, where the defaults of a config are meant for smaller policies.
 _RECIPE: Settings = {
     "acrlpd.num_action_samples": Setting(8, "Candidates per observation. More: better choices, slower updates."),
-    "training.save_frequency": Setting(2_500),
+    "training.eval_frequency": Setting(1_500, _ABOUT_EVALUATION),
+    "training.save_frequency": Setting(1_500),
     "checkpoints.keep_period": Setting(None, "Only the newest checkpoint is kept; one has tens of GB."),
 }
 # A tiny policy from scratch: some minutes on a CPU.
@@ -53,7 +57,7 @@ _TINY_RECIPE: Settings = {
     "training.offline_steps": Setting(200),
     "training.eval_frequency": Setting(50, _ABOUT_EVALUATION),
     "training.log_frequency": Setting(20),
-    "training.save_frequency": Setting(100),
+    "training.save_frequency": Setting(50),
 }
 
 
@@ -176,7 +180,9 @@ def _pretrained(layout: Layout, fps: float, base: str | None, num_devices: int) 
     if preset.batch_size % num_devices:
         share = max(preset.batch_size // num_devices, 1)
         settings["batch_size"] = Setting(share * num_devices, f"{share} windows on each device.")
-    settings["training.eval_frequency"] = Setting(1_000, _ABOUT_EVALUATION)
+    every = min(preset.training.save_frequency, preset.training.offline_steps // 20)
+    settings["training.eval_frequency"] = Setting(every, _ABOUT_EVALUATION)
+    settings["training.save_frequency"] = Setting(every)
     if preset.env.id is not None:
         settings["env.id"] = Setting(None, f"The run is offline; the preset acts in {preset.env.id}.")
         settings["training.online_steps"] = Setting(0)

@@ -294,7 +294,7 @@ def load_checkpoint_agent(
     The default config is the one that the checkpoint was written with. The default sharding is that of the
     config, with fewer devices for each copy of the state where not as many are here.
     """
-    directory = newest_step_directory(pathlib.Path(path).expanduser().absolute())
+    directory = newest_step_directory(path)
     metadata = load_checkpoint_metadata(directory)
     rl_config = rl_config or from_dict(RLTrainConfig, metadata["config"])
     if sharding is None:

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.data import NORM_STATS_FILE
-from acrlpd.config.tree import flatten, from_dict
-from acrlpd.data.pipeline.held_out_choice import CHOSEN_NOW, HeldOutChoice
+from acrlpd.config.tree import describe_changes, flatten, from_dict
 from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,
@@ -56,8 +55,7 @@ RESUMED_STATE: dict[str, type | tuple[type, ...]] = {
     "wall_time_s": (int, float),
 }
 
-# The numbers of the held-out episodes in a run.json. Runs from before outcomes were looked at have no such list, and a
-# branch whose data has changed has null.
+# The numbers of the held-out episodes in a run.json; null for a branch whose data has changed.
 HELD_OUT = "held_out"
 # Fields that decide which episodes a run has.
 EPISODE_FIELDS = ("data.data_dir", "data.repo_id", "data.max_episodes", "data.validation_share")
@@ -136,19 +134,11 @@ def check_assets(step_directory: pathlib.Path, recorded: Mapping[str, str], asse
         )
 
 
-def resumed_choice(step_directory: pathlib.Path, changes: Changes) -> HeldOutChoice:
-    """How a run that goes on at a checkpoint, with changes of its config, gets its held-out episodes."""
-    metadata = load_checkpoint_metadata(step_directory)
-    if any(name in changes for name in EPISODE_FIELDS):
-        return CHOSEN_NOW
-    if HELD_OUT not in metadata:
-        return HeldOutChoice(by_outcome=False)
-    episodes = metadata[HELD_OUT]
-    return HeldOutChoice(None if episodes is None else frozenset(episodes))
-
-
-def describe_changes(changes: Changes) -> str:
-    return "\n".join(f"  {name}: {old!r} -> {new!r}" for name, (old, new) in changes.items())
+def kept_episodes(step_directory: pathlib.Path, changes: Changes) -> frozenset[int] | None:
+    """The held-out episodes of a run that goes on at a checkpoint; None if changes of its config want other ones."""
+    episodes = load_checkpoint_metadata(step_directory).get(HELD_OUT)
+    is_other_data = any(name in changes for name in EPISODE_FIELDS)
+    return None if episodes is None or is_other_data else frozenset(episodes)
 
 
 def _is_within(name: str, section: str) -> bool:
