@@ -1,13 +1,11 @@
-"""Every `acrlpd` command and every use of the Python surface on the pages is one that exists.
+"""Every `acrlpd` command on the pages is one that exists.
 
 Commands are parsed as a user's would be and then left: commands, options and presets must exist. What extending.md and
-my_env show is also run, by tests of their own.
+my_env show is also run, by tests of their own, and so is the Python of all pages (test_snippets.py).
 """
 
-import ast
 import dataclasses
 import importlib
-import inspect
 import itertools
 import pkgutil
 import re
@@ -18,7 +16,6 @@ from typing import Any
 
 import pytest
 
-import acrlpd
 from acrlpd import cli
 from acrlpd.cli import train as cli_train
 from acrlpd.cli.main import main
@@ -149,15 +146,3 @@ def test_a_command_that_does_not_exist_is_found(capsys: pytest.CaptureFixture[st
     assert len(problems(wrong, capsys)) == len(wrong)
     right = ["train --config debug --critic.num-critics 4 --no_wandb --model.no-pi05", "data label d --help"]
     assert problems(right, capsys) == []
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
-def test_python_on_the_pages_uses_what_exists(page: Path) -> None:
-    """Blocks are Python, what they import from acrlpd exists, and the public functions have these arguments."""
-    for body in blocks(page, "python"):
-        for node in ast.walk(ast.parse(body)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "acrlpd":
-                exec(compile(ast.Module([node], []), page.name, "exec"), {})
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("acrlpd."):
-                function = getattr(acrlpd, ast.unparse(node.func).removeprefix("acrlpd."))
-                inspect.signature(function).bind(*node.args, **{word.arg: None for word in node.keywords})

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from acrlpd.cli.main import main
 from acrlpd.cli.pull import main as pull_main
 from acrlpd.cli.push import main as push_main
 from acrlpd.hub import HubError, parse_hub_address
@@ -94,6 +95,11 @@ def test_a_missing_extra(trained: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for command in (lambda: pull_main(["a/b", "--output", str(tmp_path / "x")]), lambda: open_checkpoint("hf://a/b")):
         with pytest.raises(HubError, match=message):
             command()
+
+
+def test_a_run_does_not_go_on_from_an_address(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", "hf://lab/arm@step-50"]) == 2
+    assert "--load critics,policy hf://lab/arm@step-50 starts a new run" in capsys.readouterr().err
 
 
 def test_nothing_to_upload(tmp_path: Path) -> None:

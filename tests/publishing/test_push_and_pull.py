@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from small_checkpoints import make_agent, state_config
 
 from acrlpd.cli.pull import main as pull_main
 from acrlpd.cli.push import main as push_main
@@ -21,7 +22,8 @@ from acrlpd.hub import HubError
 from acrlpd.policies.checkpoint import open_checkpoint
 from acrlpd.publishing.parcels import pack
 from acrlpd.serving.export import export_policy
-from acrlpd.training.initial_weights import check_initial_weights
+from acrlpd.training.initial_weights import check_initial_weights, create_initial_agent
+from acrlpd.training.sharding import create_sharding
 from local_hub import LocalHub
 
 
@@ -77,8 +79,13 @@ def test_every_command_takes_an_address(trained: Path, policies: LocalHub) -> No
     assert opened.hub_address == "hf://lab/arm@step-50" and opened.step == 50
     assert_same_model(trained, address)
     assert opened.load_norm_stats() is not None
-    loader = WeightLoaderConfig("checkpoint", "hf://lab/arm@step-50")
-    check_initial_weights(dataclasses.replace(opened.rl_config, weight_loader=loader))
+    loader = WeightLoaderConfig("checkpoint", "hf://lab/arm@step-50", critics="hf://lab/arm@step-50")
+    config = dataclasses.replace(opened.rl_config, weight_loader=loader)
+    check_initial_weights(config)
+    started = create_initial_agent(config, create_sharding(config), jax.random.key(0))
+    critics = [agent.critics.online for agent in (started, make_agent(state_config()))]
+    for left, right in zip(*map(jax.tree.leaves, critics), strict=True):
+        np.testing.assert_array_equal(left, right)
     assert not [name for name in policies.downloaded if name.startswith("report")]  # acting does not need it
 
 

@@ -150,16 +150,15 @@ def check_alerts(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
         yield error(
             "logging.alerts.wandb needs Weights & Biases: set logging.wandb online, or logging.alerts.wandb false"
         )
-    if alerts.webhook is not None and alerts.webhook_variable is not None:
-        yield error("logging.alerts.webhook and logging.alerts.webhook_variable both name a URL: set one of the two")
-    variable, url = alerts.webhook_variable, alerts.webhook
-    if variable is not None:
+    if (variable := alerts.webhook_variable) is not None:
         url = os.environ.get(variable)
         if not url:
             yield Finding(level, f"logging.alerts.webhook_variable: the environment has no variable {variable}; set it")
-    if url and not url.startswith(("https://", "http://")):
-        shown = f"the value of {variable}" if variable is not None else repr(url)
-        yield error(f"the webhook of logging.alerts must begin with https:// or http://; found {shown}")
+        elif not url.startswith(("https://", "http://")):
+            yield error(
+                f"logging.alerts.webhook_variable: the value of {variable} must begin with https:// or http://; the "
+                "value is not shown, because it may be a secret"
+            )
     if alerts.command and shutil.which(alerts.command[0]) is None:
         yield Finding(level, f"logging.alerts.command: there is no program {alerts.command[0]!r} to run here")
 

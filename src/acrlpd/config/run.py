@@ -159,9 +159,8 @@ class AlertsConfig:
 
     # An alert at Weights & Biases, which mails it or sends it to Slack as your account there says. Needs logging.wandb.
     wandb: bool = False
-    # URL that gets each alert as JSON, by POST. Everyone who reads the config, a checkpoint or an export can read it.
-    webhook: str | None = None
-    # Environment variable that has the URL, for a URL that is a secret.
+    # Environment variable with the URL that gets each alert as JSON, by POST. Such URLs are secrets, and a config is no
+    # place for a secret: checkpoints, exports, metric writers and the hub get the config.
     webhook_variable: str | None = None
     # Command and arguments, run without a shell. {title} and {text} stand for the alert; standard input is its JSON.
     command: tuple[str, ...] = ()
@@ -170,7 +169,7 @@ class AlertsConfig:
 
     @property
     def has_receiver(self) -> bool:
-        return self.wandb or self.webhook is not None or self.webhook_variable is not None or bool(self.command)
+        return self.wandb or self.webhook_variable is not None or bool(self.command)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ _REGISTERED: dict[str, MakeFn | str] = {
     "gym_aloha/AlohaTransferCube-v0": "acrlpd.envs.aloha_env:make_aloha",
     "gym_aloha/AlohaInsertion-v0": "acrlpd.envs.aloha_env:make_aloha",
     "libero_*": "acrlpd.envs.libero_env:make_libero",
+    "corridor": "acrlpd.envs.corridor:make_corridor",
 }
 
 

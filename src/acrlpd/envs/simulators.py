@@ -20,10 +20,9 @@ def require(package: str, *, env: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package.partition(".")[0]:
             raise  # the package is installed, but something that the package imports is missing
-        # What these simulators ask for has no wheels for Python 3.13; the extra leaves them out there.
-        fix = (
-            install_command("sim") if sys.version_info < (3, 13) else "use Python 3.11 or 3.12, for which it has wheels"
-        )
+        fix = install_command("sim")
+        if sys.version_info >= (3, 13):  # there the extra leaves out what asks for a package without wheels
+            fix += ", and on Python 3.13 the line of docs/installing.md that adds dm-control, gym-aloha and OGBench"
         raise ModuleNotFoundError(f"environment {env!r} needs the package {package!r}: {fix}", name=package) from error
 
 

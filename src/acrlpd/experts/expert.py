@@ -34,6 +34,7 @@ class Expert(abc.ABC):
 _EXPERTS: dict[str, type[Expert] | str] = {
     **dict.fromkeys(OGBENCH_NAMES, "acrlpd.experts.ogbench:OGBenchExpert"),
     "gym_aloha/AlohaTransferCube-v0": "acrlpd.experts.aloha:TransferExpert",
+    "corridor": "acrlpd.experts.corridor:CorridorExpert",
 }
 
 

@@ -125,7 +125,7 @@ class Alerts:
 
 def _receivers(config: AlertsConfig) -> dict[str, Callable[[Message], None]]:
     receivers: dict[str, Callable[[Message], None]] = {}
-    url = config.webhook if config.webhook_variable is None else os.environ.get(config.webhook_variable)
+    url = None if config.webhook_variable is None else os.environ.get(config.webhook_variable)
     if url:
         receivers["webhook"] = lambda message: post(url, message)
     if config.command:

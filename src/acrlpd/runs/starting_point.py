@@ -5,6 +5,7 @@ import pathlib
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.files import is_whole_number
+from acrlpd.hub import is_hub_address
 from acrlpd.runs.checkpoint_layout import (
     EXPORT_FILE,
     PARAMS,
@@ -52,6 +53,11 @@ class StartingPoint:
 
 def find_starting_point(path: str | pathlib.Path, flag: str) -> StartingPoint:
     """The run and the step that a path means: DIR or DIR/STEP. `flag` is the flag that was given the path."""
+    if is_hub_address(path):
+        raise ConfigError(
+            f"{flag}: a run goes on from its own directory; found {path}. --load critics,policy {path} starts a new "
+            "run with the policy and the critics of the hub"
+        )
     given = pathlib.Path(path).expanduser().absolute()
     if (given / RUN / RUN_FILE).is_file() and is_whole_number(given.name):
         return StartingPoint(given.parent, int(given.name), _newest(given.parent))

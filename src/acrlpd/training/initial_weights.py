@@ -23,7 +23,7 @@ from acrlpd.models.openpi_checkpoint import (
 )
 from acrlpd.models.openpi_pytorch import WEIGHTS_FILE, find_pytorch_file, load_pytorch_weights
 from acrlpd.process import compile_fast
-from acrlpd.runs.checkpoint_layout import EXPORT_FILE, PARAMS, PARTS_FILE, RUN, RUN_FILE
+from acrlpd.runs.checkpoint_layout import CRITIC, EXPORT_FILE, PARAMS, PARTS_FILE, RUN, RUN_FILE
 from acrlpd.runs.parts import find_critics, find_policy
 from acrlpd.training.checkpoints.critics import with_critics
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
@@ -35,7 +35,7 @@ def check_initial_weights(rl_config: RLTrainConfig) -> None:
     """Refuses weights that are missing or cannot be verified. Called before the data is decoded, which is slow."""
     loader = rl_config.weight_loader
     if loader.critics is not None:
-        find_critics(loader.critics)
+        _find_critics(loader.critics)
     if loader.kind == "none" or loader.path is None:
         return
     path = _find_weights(loader)
@@ -73,6 +73,15 @@ def _find_weights(loader: WeightLoaderConfig) -> str:
     return find_policy(path) if loader.kind == "checkpoint" else path
 
 
+def _find_critics(path: str) -> pathlib.Path:
+    """The directory with the critics of a checkpoint on this machine or on the hub."""
+    if is_hub_address(path):
+        described = (f"{RUN}/{RUN_FILE}", EXPORT_FILE, PARTS_FILE)
+        patterns = [f"{CRITIC}/*", f"{RUN}/*", EXPORT_FILE, PARTS_FILE, CHECKSUMS_FILE]
+        path = str(fetch(parse_hub_address(path), one_of=described, patterns=patterns))
+    return find_critics(path)
+
+
 def _verify_pytorch_file(file: pathlib.Path) -> None:
     """Refuses a file of an export of acrlpd that has changed; openpi and lerobot write no checksums."""
     if (file.parent / CHECKSUMS_FILE).is_file():
@@ -96,7 +105,7 @@ def create_initial_agent(rl_config: RLTrainConfig, sharding: FSDPSharding, rng: 
     critics = rl_config.weight_loader.critics
     if critics is None:
         return agent
-    directory = find_critics(critics)
+    directory = _find_critics(critics)
     logger.info("loading the critics' weights from %s", directory.parent)
     return with_critics(agent, directory)
 

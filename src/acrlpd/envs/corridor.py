@@ -1,23 +1,20 @@
-"""An environment for scenarios that needs no simulator: a corridor whose right end is the goal.
+"""An environment that needs no simulator: a corridor whose right end is the goal.
 
-A point starts in the middle. In half of the demonstrations it goes to the wrong end. Cloning therefore succeeds in
-about half of the episodes, critics that learn from rewards tell both halves apart, and a wrong sign of the advantage
+A point starts in the middle. In half of the demonstrations the point goes to the wrong end. Cloning therefore succeeds
+in about half of the episodes, critics that learn from rewards tell both halves apart, and a wrong sign of the advantage
 makes a policy that nearly always fails. An episode takes microseconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from acrlpd.envs import Env, register_env
-from acrlpd.experts import Expert, register_expert
+from acrlpd.envs.env import Env
 
-NAME = "corridor"
 _MAX_STEPS = 16
 _STEP = 0.15
-_NOISE = 0.3
 
 
 class Corridor:
@@ -42,25 +39,8 @@ class Corridor:
         return self._position.astype(np.float32)
 
 
-class CorridorExpert(Expert):
-    """Goes to one end, with noise on every action."""
-
-    qualities: ClassVar[Mapping[str, str]] = {"mixed": "goes to the goal, or in half of the episodes to the wrong end"}
-
-    def __init__(self, env: Env, quality: str, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._direction = 1.0 if rng.uniform() < 0.5 else -1.0
-
-    def act(self) -> np.ndarray:
-        return np.array([0.7 * self._direction, 0.0]) + _NOISE * self._rng.standard_normal(2)
-
-
 def make_corridor(
     name: str, *, cameras: Sequence[str] | None, image_size: tuple[int, int], max_episode_steps: int | None
 ) -> Env:
     limit = _MAX_STEPS if max_episode_steps is None else max_episode_steps
     return Env(Corridor(), name=name, prompt="go right", fps=10, cameras=cameras, max_episode_steps=limit)
-
-
-register_env(NAME, make_corridor)
-register_expert(NAME, CorridorExpert)
