@@ -1,9 +1,9 @@
 """pi0-FAST as plain data: sizes, the tokenizer of its actions, checks, memory, and what openpi calls it."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,25 +12,10 @@ from annotated_types import Ge
 from flax import nnx
 
 from acrlpd.findings import Finding, error
-from acrlpd.models.families.base import (
-    RELEASED_WEIGHTS,
-    ActionEncoder,
-    PolicyConfig,
-    WorkingMemory,
-    named_params,
-)
+from acrlpd.models.families.base import RELEASED_WEIGHTS, ActionEncoder, WorkingMemory, named_params
 from acrlpd.models.observation import Observation
-from acrlpd.models.paligemma_sizes import (
-    DTYPE_BYTES,
-    FLOAT32,
-    GEMMA_VARIANTS,
-    SIGLIP_VARIANTS,
-    DType,
-    GemmaConfig,
-    LayerBytes,
-    RematPolicy,
-    SiglipConfig,
-)
+from acrlpd.models.paligemma_config import PaliGemmaConfig
+from acrlpd.models.paligemma_sizes import DTYPE_BYTES, FLOAT32, LayerBytes
 
 if TYPE_CHECKING:
     from acrlpd.models.pi0_fast import Pi0FAST
@@ -38,21 +23,11 @@ if TYPE_CHECKING:
 # Where the tokenizer lies below assets/ of a checkpoint.
 TOKENIZER_ASSETS = "fast_tokenizer"
 
-# Fields whose defaults released weights need, and fields of openpi's Pi0FASTConfig.
-_FIXED_BY_RELEASED_WEIGHTS = ("vocab_size", "siglip_variant")
-_IN_OPENPI = ("dtype", "paligemma_variant", "action_dim", "action_horizon", "max_token_len")
-_NOT_IN_OPENPI = ("siglip_variant", "vocab_size", "image_resolution")
-_OPENPI_VARIANTS = ("dummy", "gemma_2b", "gemma_2b_lora")
-
 
 @dataclasses.dataclass(frozen=True)
-class Pi0FASTConfig(PolicyConfig):
-    """openpi's Pi0FASTConfig, and fields for what openpi leaves hard-coded."""
+class Pi0FASTConfig(PaliGemmaConfig):
+    """openpi's Pi0FASTConfig, and fields for what openpi leaves hard-coded. PaliGemma writes the actions, too."""
 
-    # Compute precision; parameters are float32 unless frozen.
-    dtype: DType = "bfloat16"
-    # The language model, which reads images and prompt and writes actions. A `_lora` variant trains adapters alone.
-    paligemma_variant: str = "gemma_2b"
     # Real state and action dims: nothing is padded here. The network reads the state in its prompt.
     state_dim: Annotated[int, Ge(1)] = 32
     action_dim: Annotated[int, Ge(1)] = 32
@@ -71,35 +46,22 @@ class Pi0FASTConfig(PolicyConfig):
     temperature: Annotated[float, Ge(0)] = 0.0
     # Whether written tokens stand one position further than in training, as openpi has it. False: as in training.
     openpi_decode_positions: bool = True
-    # Image encoder; released weights need So400m/14.
-    siglip_variant: str = "So400m/14"
-    # Rows of the embedding table; released weights need PaliGemma's 257152. Action tokens are the last but 128.
-    vocab_size: Annotated[int, Ge(1)] = 257_152
-    # Height and width to which images are resized (with padding).
-    image_resolution: tuple[int, int] = (224, 224)
-    # Cameras that this policy is given, in the order in which their tokens enter the prefix.
-    image_keys: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
     # Place of a black image among the images: openpi shows one where a robot lacks a camera, and released weights know
     # it (DROID 1, LIBERO 2). None: no black image.
     black_image_at: Annotated[int | None, Ge(0)] = None
-    # What the backward pass recomputes: "full" saves memory, "none" saves time, "dots" keeps matrix products.
-    remat_policy: RematPolicy = "full"
 
-    in_openpi: ClassVar[bool] = True
     samples_tokens: ClassVar[bool] = True
     discrete_state_input = True
+    openpi_class = "pi0_fast.Pi0FASTConfig"
+    openpi_variants = ("dummy", "gemma_2b", "gemma_2b_lora")
 
     def __post_init__(self) -> None:
-        for name, known in (("paligemma_variant", GEMMA_VARIANTS), ("siglip_variant", SIGLIP_VARIANTS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}; found {getattr(self, name)!r}")
+        super().__post_init__()
         if self.max_action_tokens >= self.max_token_len:
             raise ValueError(
                 f"max_action_tokens {self.max_action_tokens} must leave tokens for the prompt, below max_token_len "
                 f"{self.max_token_len}"
             )
-        if self.siglip.patch_size > min(self.image_resolution):
-            raise ValueError(f"image_resolution {self.image_resolution} is smaller than one patch")
         if len(set(self.image_keys)) < len(self.image_keys):
             raise ValueError(f"image_keys names a camera twice: {self.image_keys}")
         if self.black_image_at is not None and self.black_image_at > len(self.image_keys):
@@ -109,34 +71,12 @@ class Pi0FASTConfig(PolicyConfig):
             )
 
     @property
-    def paligemma(self) -> GemmaConfig:
-        return GEMMA_VARIANTS[self.paligemma_variant]
-
-    @property
-    def experts(self) -> tuple[GemmaConfig, ...]:
-        return (self.paligemma,)
-
-    @property
     def adaptive_experts(self) -> tuple[bool, ...]:
         return (False,)
 
     @property
-    def siglip(self) -> SiglipConfig:
-        return SIGLIP_VARIANTS[self.siglip_variant]
-
-    @property
-    def tokens_per_image(self) -> int:
-        patch = self.siglip.patch_size
-        return (self.image_resolution[0] // patch) * (self.image_resolution[1] // patch)
-
-    @property
     def prompt_len(self) -> int:
         return self.max_token_len - self.max_action_tokens
-
-    @property
-    def feature_dim(self) -> int:
-        """The critics get the outputs of the prefix."""
-        return self.paligemma.width
 
     @property
     def use_quantile_norm(self) -> bool:
@@ -202,24 +142,12 @@ class Pi0FASTConfig(PolicyConfig):
             else nnx.Nothing()
         )
 
-    def merge_adapters(self, params: nnx.State) -> "tuple[Pi0FASTConfig, nnx.State]":
-        """The policy without LoRA adapters; weights that an adapter changed are float32."""
-        from acrlpd.models.lora import merge_adapters
-
-        if not self.paligemma.lora:
-            raise ValueError("there are no adapters to merge: paligemma_variant is no LoRA variant")
-        merged = merge_adapters(params, (self.paligemma.lora, None))
-        return dataclasses.replace(self, paligemma_variant=self.paligemma_variant.removesuffix("_lora")), merged
-
     # -- checks
 
     def check(self, *, freeze_pi0_backbone: bool, weights: str | None) -> Iterator[Finding]:
         """Released weights need certain sizes, and nothing is left to train beside a frozen backbone."""
         if weights is not None and weights.startswith(RELEASED_WEIGHTS):
-            for name in _FIXED_BY_RELEASED_WEIGHTS:
-                needed, found = getattr(Pi0FASTConfig, name), getattr(self, name)
-                if found != needed:
-                    yield error(f"model.{name} {found} does not fit the released weights {weights}; they need {needed}")
+            yield from self.check_released_sizes(weights)
             if not weights.removeprefix(RELEASED_WEIGHTS).startswith("pi0_fast"):
                 yield error(
                     f"weight_loader: {weights} are not of pi0-FAST; name pi0_fast_base or pi0_fast_droid, or set model "
@@ -255,30 +183,11 @@ class Pi0FASTConfig(PolicyConfig):
             gathered_weights=2 * config.layer_weights * FLOAT32,
         )
 
-    def layout_changes(self) -> Iterator[Mapping[str, Any]]:
-        """Recompute everything in the backward pass."""
-        if self.remat_policy != "full":
-            yield {"model.remat_policy": "full"}
-
-    def lighter_changes(self, *, freeze_pi0_backbone: bool) -> Iterator[Mapping[str, Any]]:
-        """Adapters in the language model."""
-        if f"{self.paligemma_variant}_lora" in GEMMA_VARIANTS:
-            yield {"model.paligemma_variant": f"{self.paligemma_variant}_lora"}
-
     # -- openpi
 
-    def openpi_call(self) -> str:
-        """openpi's `Pi0FASTConfig` with this model's settings."""
-        arguments = ", ".join(f"{field}={getattr(self, field)!r}" for field in _IN_OPENPI)
-        return f"pi0_fast.Pi0FASTConfig({arguments})"
-
     def openpi_differences(self) -> Iterator[str]:
-        """Sizes that openpi fixes, the tokenizer, and how tokens are chosen."""
-        foreign = [field for field in _NOT_IN_OPENPI if getattr(self, field) != getattr(Pi0FASTConfig, field)]
-        foreign += ["paligemma_variant"] if self.paligemma_variant not in _OPENPI_VARIANTS else []
-        if foreign:
-            settings = ", ".join(f"`{field}={getattr(self, field)!r}`" for field in foreign)
-            yield f"openpi has no setting for {settings}: stock openpi cannot build this model."
+        """The tokenizer, and how tokens are written."""
+        yield from super().openpi_differences()
         if self.fast_tokenizer != "released":
             yield (
                 "openpi uses the public FAST tokenizer unless it is told otherwise. Copy "
