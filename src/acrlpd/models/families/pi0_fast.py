@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Ge
 from flax import nnx
 
-from acrlpd.findings import Finding, error
+from acrlpd.findings import Finding, error, warning
 from acrlpd.models.families.base import RELEASED_WEIGHTS, ActionEncoder, WorkingMemory, named_params
 from acrlpd.models.observation import Observation
 from acrlpd.models.paligemma_config import PaliGemmaConfig
@@ -44,8 +44,9 @@ class Pi0FASTConfig(PaliGemmaConfig):
     # At which tokens are drawn. 0: the most probable ones, as openpi does, so that all candidates are equal. Higher:
     # more diverse candidates for best-of-N, more of them bad.
     temperature: Annotated[float, Ge(0)] = 0.0
-    # Whether written tokens stand one position further than in training, as openpi has it. False: as in training.
-    openpi_decode_positions: bool = True
+    # openpi writes tokens one position further than openpi's training has them. False: so does this policy, as released
+    # weights know it. True: training has the positions of writing, without which a policy from random weights fails.
+    train_at_decode_positions: bool = False
     # Place of a black image among the images: openpi shows one where a robot lacks a camera, and released weights know
     # it (DROID 1, LIBERO 2). None: no black image.
     black_image_at: Annotated[int | None, Ge(0)] = None
@@ -145,7 +146,12 @@ class Pi0FASTConfig(PaliGemmaConfig):
     # -- checks
 
     def check(self, *, freeze_pi0_backbone: bool, weights: str | None) -> Iterator[Finding]:
-        """Released weights need certain sizes, and nothing is left to train beside a frozen backbone."""
+        """Released weights need certain sizes, random ones certain positions, and a frozen backbone leaves nothing."""
+        if weights is None and not self.train_at_decode_positions:
+            yield warning(
+                "a pi0_fast policy that starts from random weights learns positions at which neither openpi nor acrlpd "
+                "writes its tokens: set model.train_at_decode_positions true"
+            )
         if weights is not None and weights.startswith(RELEASED_WEIGHTS):
             yield from self.check_released_sizes(weights)
             if not weights.removeprefix(RELEASED_WEIGHTS).startswith("pi0_fast"):
@@ -197,8 +203,11 @@ class Pi0FASTConfig(PaliGemmaConfig):
             )
         if self.temperature > 0:
             yield f"openpi takes the most probable tokens unless it is told to use temperature={self.temperature}."
-        if not self.openpi_decode_positions:
-            yield "openpi writes tokens one position further than this policy does, so its actions differ."
+        if self.train_at_decode_positions:
+            yield (
+                "This policy has learned the positions at which openpi writes tokens today. An openpi in which its "
+                "issue 705 is resolved writes them one position earlier, and this policy fails there."
+            )
 
     # -- examples of inputs
 
