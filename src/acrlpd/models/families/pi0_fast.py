@@ -20,8 +20,8 @@ from acrlpd.models.paligemma_sizes import DTYPE_BYTES, FLOAT32, LayerBytes
 if TYPE_CHECKING:
     from acrlpd.models.pi0_fast import Pi0FAST
 
-# Where the tokenizer lies below assets/ of a checkpoint.
-TOKENIZER_ASSETS = "fast_tokenizer"
+# Where the tokenizer lies below assets/ of a checkpoint. openpi has the released one already.
+_TOKENIZER_ASSETS, _RELEASED_ASSETS = "fast_tokenizer", "fast_tokenizer_released"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +88,10 @@ class Pi0FASTConfig(PaliGemmaConfig):
     def candidates_are_equal(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def _has_released_tokenizer(self) -> bool:
+        return self.fast_tokenizer == "released" or Path(self.fast_tokenizer).name == _RELEASED_ASSETS
+
     # -- networks and files
 
     def create(self, rng: jax.Array) -> "Pi0FAST":
@@ -117,18 +121,19 @@ class Pi0FASTConfig(PaliGemmaConfig):
 
     def asset_files(self) -> dict[str, bytes]:
         """The tokenizer: with another one, the policy's tokens would mean other actions."""
-        from acrlpd.models.fast_tokenizer import BYTE, load_fast_tokenizer
+        from acrlpd.models.fast_tokenizer import load_fast_tokenizer
 
-        if self.fast_tokenizer == BYTE:
-            return {}
         sizes = {"action_dim": self.action_dim, "time_horizon": self.action_horizon}
         files = load_fast_tokenizer(self.fast_tokenizer).files(**sizes)
-        return {f"{TOKENIZER_ASSETS}/{name}": content for name, content in files.items()}
+        directory = _RELEASED_ASSETS if self._has_released_tokenizer else _TOKENIZER_ASSETS
+        return {f"{directory}/{name}": content for name, content in files.items()}
 
     def with_assets(self, directory: Path) -> "Pi0FASTConfig":
         """This policy with the tokenizer that lies in the assets of its checkpoint."""
-        own = directory / TOKENIZER_ASSETS
-        return dataclasses.replace(self, fast_tokenizer=str(own)) if own.is_dir() else self
+        for own in (directory / _TOKENIZER_ASSETS, directory / _RELEASED_ASSETS):
+            if own.is_dir():
+                return dataclasses.replace(self, fast_tokenizer=str(own))
+        return self
 
     def without_files(self) -> "Pi0FASTConfig":
         return dataclasses.replace(self, fast_tokenizer="byte")
@@ -194,11 +199,11 @@ class Pi0FASTConfig(PaliGemmaConfig):
     def openpi_differences(self) -> Iterator[str]:
         """The tokenizer, and how tokens are written."""
         yield from super().openpi_differences()
-        if self.fast_tokenizer != "released":
+        if not self._has_released_tokenizer:
             yield (
                 "openpi uses the public FAST tokenizer unless it is told otherwise. Copy "
                 "`processing_action_tokenizer.py` of Hugging Face's physical-intelligence/fast into "
-                f"`assets/{TOKENIZER_ASSETS}`, and add the argument "
+                f"`assets/{_TOKENIZER_ASSETS}`, and add the argument "
                 "`fast_model_tokenizer_kwargs={'fast_tokenizer_path': ...}` with the path of that directory."
             )
         if self.temperature > 0:
