@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from model_goldens import load_golden
 
-from acrlpd.models.families.pi0 import IMAGE_KEYS
 from acrlpd.models.observation import Observation
+from acrlpd.models.paligemma_config import IMAGE_KEYS
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """FAST tokens: chunks come back but for the rounding, on host and devices, and what cannot be written is named."""
 
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.trainers import BpeTrainer
 
+from acrlpd.models.families.pi0_fast import Pi0FASTConfig
 from acrlpd.models.fast_decoding import decode_tokens, is_undecodable, to_language_ids
 from acrlpd.models.fast_tokenizer import (
     PROCESSOR_FILE,
@@ -19,6 +21,7 @@ from acrlpd.models.fast_tokenizer import (
     fit_fast_tokenizer,
     load_fast_tokenizer,
     quantize,
+    released_directory,
 )
 
 VOCAB = 4096
@@ -177,3 +180,21 @@ def test_a_directory_that_is_no_tokenizer(tmp_path, files, message):
         (tmp_path / name).write_text(text)
     with pytest.raises((FASTTokenizerError, FileNotFoundError), match=message):
         load_fast_tokenizer(str(tmp_path))
+
+
+def test_a_checkpoint_knows_whether_its_tokenizer_is_the_released_one(tmp_path, monkeypatch, request, tokenizer):
+    """openpi has the released tokenizer already, and must be told of any other one."""
+    request.addfinalizer(load_fast_tokenizer.cache_clear)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tokenizer.save(released_directory())
+    tokenizer.save(tmp_path / "own")
+    for name, is_foreign in (("released", False), (str(tmp_path / "own"), True), ("byte", True)):
+        config = Pi0FASTConfig(fast_tokenizer=name)
+        for generation in ("run", "export", "export_of_the_export"):
+            assets = tmp_path / name.replace("/", "_") / generation
+            for path, content in config.asset_files().items():
+                (assets / path).parent.mkdir(parents=True, exist_ok=True)
+                (assets / path).write_bytes(content)
+            config = config.with_assets(assets)
+            assert Path(config.fast_tokenizer).parent == assets
+            assert ("fast_tokenizer_path" in " ".join(config.openpi_differences())) == is_foreign

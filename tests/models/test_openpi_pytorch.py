@@ -13,9 +13,10 @@ from flax import nnx
 from model_goldens import GOLDENS, load_golden, tiny_config, with_params
 from safetensors.numpy import load_file, save_file
 
-from acrlpd.models.families.pi0 import IMAGE_KEYS, Pi0Config
+from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.openpi_checkpoint import OpenPICheckpointError, flatten_params
 from acrlpd.models.openpi_pytorch import load_pytorch_weights, pytorch_shapes, save_pytorch_weights
+from acrlpd.models.paligemma_config import IMAGE_KEYS
 
 EMBEDDING = "paligemma_with_expert.paligemma.lm_head.weight"
 EMBED_TOKENS = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"

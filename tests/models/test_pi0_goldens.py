@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from model_goldens import GOLDENS, load_golden, tiny_config, with_params
 
-from acrlpd.models.families.pi0 import IMAGE_KEYS
+from acrlpd.models.paligemma_config import IMAGE_KEYS
 from acrlpd.models.paligemma_sizes import GEMMA_VARIANTS, GemmaConfig
 from acrlpd.models.pi0 import Pi0
 

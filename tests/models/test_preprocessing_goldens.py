@@ -9,8 +9,8 @@ import pytest
 from model_goldens import load_golden, tiny_config
 
 from acrlpd.models.augmentation import AugmentationLevel
-from acrlpd.models.families.pi0 import IMAGE_KEYS
 from acrlpd.models.observation import Observation, preprocess_observation, resize_with_pad
+from acrlpd.models.paligemma_config import IMAGE_KEYS
 
 
 def test_resize_with_pad_matches_openpi():

@@ -19,10 +19,11 @@ from acrlpd.data.pipeline.transforms import create_policy_transforms
 from acrlpd.models.fast_tokenizer import fit_fast_tokenizer
 from acrlpd.models.observation import Observation
 from acrlpd.policies.acting_model import acting_model
-from acrlpd.policies.checkpoint import load_policy, open_checkpoint
+from acrlpd.policies.checkpoint import open_checkpoint
 from acrlpd.policies.policy import create_policy
 from acrlpd.runs.checkpoint_layout import CheckpointError
 from acrlpd.serving.export import export_policy
+from acrlpd.serving.serving_policy import load_serving_policy
 from acrlpd.training.checkpoints.manager import CheckpointWriter
 from acrlpd.training.train_runs import read_assets
 
@@ -57,7 +58,6 @@ def config(tmp_path_factory, data):
         "model.max_token_len": 46,
         "model.max_action_tokens": 18,
         "model.temperature": 1.0,
-        "model.openpi_decode_positions": False,
         "data.repack.base_0_rgb": None,
         "data.default_prompt": "go",
         "backup": "implicit_value",
@@ -149,7 +149,8 @@ def test_an_update_of_policy_and_critics(batch, agent):
     assert np.abs(table[0] - table[1]).max() > 0
 
 
-def test_a_checkpoint_and_an_export_carry_their_tokenizer(tmp_path, config, data, agent):
+def test_a_checkpoint_and_an_export_carry_their_tokenizer(tmp_path, caplog, config, data, agent):
+    """The export is served, and each client gets the chunk of its seed."""
     states = data[0]
     expected = act(create_policy(acting_model(agent, average=False), config, None, best_of_n=2), states).actions
     moved = tmp_path / "tokenizer"
@@ -164,8 +165,16 @@ def test_a_checkpoint_and_an_export_carry_their_tokenizer(tmp_path, config, data
     export_policy(tmp_path / "run", tmp_path / "export")
     exported = open_checkpoint(tmp_path / "export")
     assert exported.rl_config.model.fast_tokenizer == str(tmp_path / "export" / "assets" / "fast_tokenizer")
-    np.testing.assert_array_equal(act(load_policy(exported, best_of_n=2), states).actions, expected)
-    assert "fast_tokenizer_path" in (tmp_path / "export" / "README.md").read_text()
+    served = load_serving_policy(exported, best_of_n=2)
+    caplog.clear()
+    served.warm_up()
+    assert not caplog.records  # the made-up observations of the warm-up are not reported
+    for seed, state in enumerate(states):
+        [reply] = served.infer([served.prepare({"state": state, "prompt": "go", "seed": seed})])
+        np.testing.assert_allclose(reply["actions"], expected[seed], atol=1e-6)
+    readme = (tmp_path / "export" / "README.md").read_text()
+    assert "fast_tokenizer_path" in readme
+    assert "one sample, token by token, no critics" in readme
     file = tmp_path / "export" / "assets" / "fast_tokenizer" / "tokenizer.json"
     file.write_text(file.read_text().replace("0", "1", 1))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json has changed since it was written"):

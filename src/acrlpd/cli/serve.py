@@ -185,6 +185,7 @@ def _load(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":
     """Reads and compiles the policy, and logs what will be served."""
     import time
 
+    from acrlpd.policies.levels import describe_steps
     from acrlpd.serving.serving_policy import load_serving_policy
 
     best_of_n, start = options.best_of_n, time.perf_counter()
@@ -198,10 +199,10 @@ def _load(checkpoint: "Checkpoint", options: ServeOptions) -> "ServingPolicy":
     loaded = time.perf_counter()
     policy.warm_up()
     logger.info(
-        "%s: best of %d, %s denoising steps; loaded in %.1f s, compiled in %.1f s",
+        "%s: best of %d, %s; loaded in %.1f s, compiled in %.1f s",
         checkpoint.directory,
         policy.policy.best_of_n,
-        " or ".join(map(str, policy.num_steps)),
+        describe_steps(checkpoint.rl_config.model, *policy.num_steps),
         loaded - start,
         time.perf_counter() - loaded,
     )

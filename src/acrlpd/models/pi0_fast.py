@@ -126,7 +126,8 @@ class Pi0FAST(FlowPolicy):
                 "add them where there are actions"
             )
         llm = self.PaliGemma.llm
-        positions = prefix.next_position[:, None] + jnp.arange(tokens.shape[1] - 1)
+        first = prefix.next_position + (1 if self.config.train_at_decode_positions else 0)
+        positions = first[:, None] + jnp.arange(tokens.shape[1] - 1)
         out, _, _ = llm.run_causal(llm.embed(tokens[:, :-1])[:, None], prefix.cache, positions)
         return jnp.concatenate([prefix.last[:, None], out[:, 0]], axis=1)
 
@@ -180,12 +181,15 @@ class Pi0FAST(FlowPolicy):
         return lambda logits, index: jax.vmap(jax.vmap(draw, (0, 0, None)), (0, 0, None))(keys, logits, index)
 
     def generate(self, prefix: Prefix, num_samples: int, choose: ChooseToken) -> jax.Array:
-        """Writes n sequences of tokens after one prefix, int32 [b, n, max_action_tokens], until all have ended."""
+        """Writes n sequences of tokens after one prefix, int32 [b, n, max_action_tokens], until all have ended.
+
+        As in openpi, the position after the prefix stays empty.
+        """
         llm, width = self.PaliGemma.llm, self.config.max_action_tokens
         b, n = prefix.last.shape[0], num_samples
         # The weights are cast once, outside of the loop, unless FSDP splits them: each device would hold all of them.
         weights = None if weights_are_split() else llm.compute_weights(0)
-        first = prefix.next_position + (1 if self.config.openpi_decode_positions else 0)
+        first = prefix.next_position + 1
         empty = jnp.zeros((*prefix.cache.k.shape[:2], n, width, prefix.cache.k.shape[-1]), prefix.cache.k.dtype)
 
         def write(carry: tuple, index: jax.Array) -> tuple:

@@ -271,7 +271,8 @@ def ensemble_disagreement(line: Line, values: UsualValues, rl_config: RLTrainCon
     "warning",
     "Best-of-N has no choice: every candidate is the same action, and advantages are noise. The policy has collapsed "
     "onto one action: train less on few demonstrations, use more varied data, make fewer updates per environment "
-    "step. Check that the policy's weights are the ones you meant.",
+    "step. Check that the policy's weights are the ones you meant. A pi0_fast policy begins like this from random "
+    "weights: until it has learned to write chunks, all of them are zeros.",
 )
 def dead_candidates(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
     spread, n = line.get("candidate_diversity"), rl_config.acrlpd.num_action_samples

@@ -3,11 +3,17 @@
 from typing import Literal
 
 from acrlpd.config import RLTrainConfig
+from acrlpd.models.families.base import PolicyConfig
 from acrlpd.robots.base import ServingLevel
 
 Level = Literal["fast", "standard", "accurate"]
 FAST_STEPS, FAST_CRITICS = 10, 3
 ACCURATE_STEPS = 50
+
+
+def describe_steps(model: PolicyConfig, *num_steps: int) -> str:
+    """How a policy makes a chunk, in words; several numbers of steps are alternatives."""
+    return "token by token" if model.samples_tokens else f"{' or '.join(map(str, num_steps))} denoising steps"
 
 
 def trained_level(rl_config: RLTrainConfig) -> ServingLevel:

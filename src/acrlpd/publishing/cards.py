@@ -11,8 +11,9 @@ from acrlpd.data.tools.inspect import Report
 from acrlpd.hub import HubAddress
 from acrlpd.monitoring.report_facts import final_stages
 from acrlpd.policies.checkpoint import Checkpoint
+from acrlpd.policies.levels import describe_steps
 from acrlpd.runs.record import Outcome, RunRecord, read_outcome
-from acrlpd.serving.export_readme import openpi_section
+from acrlpd.serving.export_readme import OPENPI_STEPS, openpi_section
 from acrlpd.text import escape_markdown, markdown_table
 from acrlpd.units import format_interval, format_percent
 
@@ -24,7 +25,7 @@ _POLICY = """\
 A `{policy}` policy for the robot `{robot}`, trained with acrlpd (`{improvement}`). The directory is a checkpoint of a \
 run: `params/` and `assets/` are in openpi's layout, `critic/` holds the critics that choose among candidates.
 
-## Serve with openpi (one sample in 10 denoising steps, no critics)
+## Serve with openpi (one sample, {openpi_steps}, no critics)
 
 {openpi}
 """
@@ -73,6 +74,7 @@ def checkpoint_card(checkpoint: Checkpoint, record: RunRecord | None, address: H
         robot=kind_name(config.data.robot),
         improvement=kind_name(config.improvement),
         openpi=openpi_section(checkpoint),
+        openpi_steps=describe_steps(config.model, OPENPI_STEPS),
     )
     return "\n".join([_header(config), body, *_results(record, checkpoint.step), _use(address, directly=True)])
 

@@ -11,9 +11,9 @@ from flax import nnx
 from acrlpd.checksums import write_checksums
 from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig, to_dict
-from acrlpd.models.families.pi0 import DType
 from acrlpd.models.lora import has_adapters
 from acrlpd.models.openpi_pytorch import WEIGHTS_FILE, load_pytorch_weights, save_pytorch_weights
+from acrlpd.models.paligemma_sizes import DType
 from acrlpd.policies.acting_model import ActingModel, abstract_model
 from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.runs.checkpoint_layout import EXPORT_FILE, CheckpointError

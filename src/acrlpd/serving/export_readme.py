@@ -11,14 +11,14 @@ from acrlpd.data.pipeline.tokenizer import LABELS, add_label
 from acrlpd.data.pipeline.transforms import delta_action_mask
 from acrlpd.models.observation import POSITIVE
 from acrlpd.policies.checkpoint import Checkpoint
-from acrlpd.policies.levels import Level
+from acrlpd.policies.levels import Level, describe_steps
 from acrlpd.runs.checkpoint_layout import EXPORT_FILE
 from acrlpd.text import escape_markdown
 
 _README = """\
 # {name}, step {step}
 
-A policy trained with acrlpd, exported at level `{level}`: {num_steps} denoising steps, {critics}.
+A policy trained with acrlpd, exported at level `{level}`: {steps}, {critics}.
 
 {files}
 
@@ -28,7 +28,7 @@ A policy trained with acrlpd, exported at level `{level}`: {num_steps} denoising
 acrlpd serve THIS_DIRECTORY
 ```
 {label}
-## Serve with openpi (one sample in 10 denoising steps, no critics)
+## Serve with openpi (one sample, {openpi_steps}, no critics)
 
 {openpi}
 """
@@ -116,6 +116,7 @@ The policy acts well because its prompt ends with `{label}`. This server adds th
 """
 
 _PYTORCH_ACTION_DIM = 32
+OPENPI_STEPS = 10
 # Fields of our model that lerobot's configs need.
 _LEROBOT_FIELDS = (
     *("dtype", "action_horizon", "action_dim", "max_token_len"),
@@ -139,7 +140,8 @@ def write_readme(
         name=escape_markdown(checkpoint.rl_config.name),
         step=checkpoint.step,
         level=level,
-        num_steps=serving.num_steps,
+        steps=describe_steps(checkpoint.rl_config.model, serving.num_steps),
+        openpi_steps=describe_steps(checkpoint.rl_config.model, OPENPI_STEPS),
         critics=f"{serving.num_critics} critics, best of {serving.best_of_n}"
         if checkpoint.has_critics
         else "no critics",

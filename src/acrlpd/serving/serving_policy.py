@@ -75,23 +75,26 @@ class ServingPolicy:
         Where a reply must not be sent, an error takes its place; the other replies are not affected.
         """
         start = time.perf_counter()
-        size = next(size for size in self.batch_sizes if size >= len(requests))
-        rows = [*requests, *[requests[-1]] * (size - len(requests))]
-        chosen = choose_actions(
-            self.policy.model,
-            jax.tree.map(lambda *leaves: np.stack(leaves), *(row.observation for row in rows)),
-            np.stack([row.noise for row in rows]),
-            np.array([row.options.best_of_n for row in rows], np.int32),
-            num_steps=requests[0].options.num_steps,
-        )
+        chosen = self._choose(requests)
         if not any(request.options.return_candidates for request in requests):
             chosen = chosen.replace(candidates=None)
         chosen = jax.device_get(chosen)  # waits until the device is done
         infer_ms = 1000 * (time.perf_counter() - start)
         return [self._reply(request, chosen, row, infer_ms) for row, request in enumerate(requests)]
 
+    def _choose(self, requests: Sequence[Request]) -> ChosenActions:
+        size = next(size for size in self.batch_sizes if size >= len(requests))
+        rows = [*requests, *[requests[-1]] * (size - len(requests))]
+        return choose_actions(
+            self.policy.model,
+            jax.tree.map(lambda *leaves: np.stack(leaves), *(row.observation for row in rows)),
+            np.stack([row.noise for row in rows]),
+            np.array([row.options.best_of_n for row in rows], np.int32),
+            num_steps=requests[0].options.num_steps,
+        )
+
     def warm_up(self) -> None:
-        """Compiles everything that a request can ask for."""
+        """Compiles everything that a request can ask for. The chunks of these examples are no chunks of a robot."""
         config = self.policy.rl_config
         fake = config.model.fake_obs(labelled_prompts=config.labels_prompts)
         observation = jax.tree.map(lambda x: np.asarray(x[0]), fake)
@@ -101,7 +104,7 @@ class ServingPolicy:
             options = RequestOptions(self.policy.best_of_n, num_steps, None, return_candidates=False)
             request = Request(self, options, observation, self.policy.noise(0))
             for size in self.batch_sizes:
-                self.infer([request] * size)
+                jax.block_until_ready(self._choose([request] * size))
 
     def metadata(self) -> dict[str, Any]:
         """What a client is told when it connects."""

@@ -9,6 +9,7 @@ from acrlpd.config import RLTrainConfig, apply_config_overrides, validate_config
 from acrlpd.config.validation import Validation
 from acrlpd.data.pipeline.dataset_checks import Attempts, find_dataset_errors
 from acrlpd.data.pipeline.tokenizer import create_tokenizer
+from acrlpd.data.pipeline.transforms import create_action_tokens
 from acrlpd.training.initial_weights import check_initial_weights
 
 
@@ -34,7 +35,7 @@ def find_missing_parts(rl_config: RLTrainConfig, *, resume: bool) -> list[str]:
     errors = find_dataset_errors(rl_config) if is_there else []
     if rl_config.model.prompt_len:
         attempt(create_tokenizer, data.tokenizer, rl_config.model.prompt_len)
-    attempt(rl_config.model.create_action_encoder)
+    attempt(create_action_tokens, rl_config)
     if not resume:
         attempt(check_initial_weights, rl_config)
     return errors + attempt.errors

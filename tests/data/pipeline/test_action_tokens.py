@@ -8,6 +8,7 @@ import pytest
 
 from acrlpd.config import apply_config_overrides, get_config, validate_config
 from acrlpd.data.pipeline.action_tokens import ReportUndecodable
+from acrlpd.data.pipeline.dataset import require_action_tokens
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.transforms import create_policy_transforms
 from acrlpd.models.fast_tokenizer import load_fast_tokenizer
@@ -66,15 +67,32 @@ def test_actions_are_written_after_normalisation(config):
     ("changes", "actions", "message"),
     [
         ({}, ACTIONS * 100, "action dim . is out of the range of the FAST tokenizer byte"),
-        ({"model.max_action_tokens": 20}, ACTIONS, "needs 25 tokens, and model.max_action_tokens is 20.*Raise"),
+        (
+            {"model.max_action_tokens": 20},
+            ACTIONS,
+            "2 of 2 chunks need up to 25 tokens.*tokens is 20.*Raise",
+        ),
         ({"model.vocab_size": 512}, ACTIONS, "actions have those from 128 on: raise model.vocab_size by 131"),
         ({"model.vocab_size": 300}, ACTIONS, "has no room for the 256 tokens"),
         ({"model.fast_tokenizer": "/nowhere"}, ACTIONS, "no FAST tokenizer in /nowhere.*acrlpd data fast_tokenizer"),
     ],
 )
-def test_what_cannot_be_learned_is_refused(config, changes, actions, message):
+def test_what_cannot_be_learned_is_refused_at_the_start(config, changes, actions, message):
+    sample = {"state": STATE, "actions": actions}
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        tokenize(apply_config_overrides(config, changes), actions=actions)
+        require_action_tokens(sample, None, apply_config_overrides(config, changes))
+
+
+def test_a_run_goes_on_without_the_chunks_that_cannot_be_written(caplog, config):
+    """One outlier has no tokens; the chunk beside it has its own. Warnings come at 1 and at 10 of them."""
+    inputs = create_policy_transforms(config).model_inputs_with(None)
+    whole = inputs({"state": STATE, "prompt": "go", "actions": ACTIONS})["action_tokens"]
+    assert not caplog.records
+    for _ in range(12):
+        data = inputs({"state": STATE, "prompt": "go", "actions": ACTIONS * [[[100]], [[1]]]})
+    np.testing.assert_array_equal(data["action_tokens"], whole * [[0], [1]])
+    assert [record.args[:2] for record in caplog.records] == [(1, 4), (10, 22)]
+    assert "out of the range" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -132,7 +150,7 @@ def test_chunks_that_are_none_are_counted_and_reported(caplog, config):
     for _ in range(12):
         outputs = transforms.serving_outputs(None)({"state": STATE, "actions": actions})
     np.testing.assert_array_equal(outputs["actions"], actions)
-    assert (report.chunks, report.undecodable) == (26, 12)
+    assert (report.count.chunks, report.count.failed) == (26, 12)
     assert [record.args for record in caplog.records] == [(1, 4), (10, 22)]
     assert not create_policy_transforms(get_config("debug")).model_outputs
 

@@ -94,6 +94,7 @@ _DEBUG = dataclasses.replace(
         max_action_tokens=32,
         fast_tokenizer="byte",
         temperature=0.7,
+        train_at_decode_positions=True,
         image_resolution=(28, 28),
         image_keys=("base_0_rgb",),
     ),

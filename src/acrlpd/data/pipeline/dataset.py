@@ -32,7 +32,9 @@ from acrlpd.data.pipeline.tokenizer import LABELS, add_label, create_tokenizer
 from acrlpd.data.pipeline.transforms import (
     AbsoluteActions,
     DeltaActions,
+    Normalize,
     PolicyTransforms,
+    create_action_tokens,
     create_policy_transforms,
     create_statistics_transform,
     describe_statistics_transform,
@@ -330,9 +332,10 @@ def require_dims(sample: Mapping[str, np.ndarray], rl_config: RLTrainConfig) -> 
 def require_action_tokens(
     sample: dict[str, Any], norm_stats: Mapping[str, NormStats] | None, rl_config: RLTrainConfig
 ) -> None:
-    """Refuses a sample of the data that a policy which writes actions as tokens could not learn from."""
-    if rl_config.model.samples_tokens:
-        create_policy_transforms(rl_config).model_inputs_with(norm_stats)({**sample, "prompt": ""})
+    """Refuses a sample of the data of which a policy that writes actions as tokens could not learn every chunk."""
+    action_tokens = create_action_tokens(rl_config)
+    if action_tokens is not None:
+        action_tokens.write(Normalize(norm_stats, use_quantiles=uses_quantiles(rl_config))(sample)["actions"])
 
 
 def require_labelled_prompts(prompts: np.ndarray, state_dim: int, rl_config: RLTrainConfig) -> None:

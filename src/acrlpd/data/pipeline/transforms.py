@@ -342,16 +342,25 @@ def _model_inputs(rl_config: RLTrainConfig, long_prompts: LongPrompts) -> list[D
                 f"data.tokenizer={config.tokenizer} has {tokenizer.vocab_size} ids, the model's vocab_size is "
                 f"{model.vocab_size}; use data.tokenizer=byte for a small vocabulary"
             )
-        labelled, encoder = rl_config.labels_prompts, model.create_action_encoder()
-        state_input, fast = bool(model.discrete_state_input), encoder is not None
+        labelled, action_tokens = rl_config.labels_prompts, create_action_tokens(rl_config)
+        state_input, fast = bool(model.discrete_state_input), action_tokens is not None
         inputs.append(TokenizePrompt(tokenizer, state_input, config.default_prompt, labelled, fast))
-        if encoder is not None:
-            if config.tokenizer == "byte" and tokenizer.vocab_size > encoder.first_id:
-                raise ValueError(
-                    f"data.tokenizer=byte has {tokenizer.vocab_size} ids, and actions have those from "
-                    f"{encoder.first_id} on: raise model.vocab_size by {tokenizer.vocab_size - encoder.first_id}"
-                )
-            inputs.append(TokenizeActions.create(encoder, tokenizer))
+        if action_tokens is not None:
+            inputs.append(action_tokens)
     if model.pads_actions:
         inputs.append(PadStatesAndActions(model.action_dim))
     return inputs
+
+
+def create_action_tokens(rl_config: RLTrainConfig) -> TokenizeActions | None:
+    """What gives logged chunks their tokens; None where the policy learns from the numbers of the chunks."""
+    encoder, model = rl_config.model.create_action_encoder(), rl_config.model
+    if encoder is None:
+        return None
+    tokenizer = create_tokenizer(rl_config.data.tokenizer, model.prompt_len)
+    if rl_config.data.tokenizer == "byte" and tokenizer.vocab_size > encoder.first_id:
+        raise ValueError(
+            f"data.tokenizer=byte has {tokenizer.vocab_size} ids, and actions have those from {encoder.first_id} on: "
+            f"raise model.vocab_size by {tokenizer.vocab_size - encoder.first_id}"
+        )
+    return TokenizeActions.create(encoder, tokenizer)

@@ -1,9 +1,9 @@
 """pi0-FAST as plain data: sizes, the tokenizer of its actions, checks, memory, and what openpi calls it."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,48 +11,23 @@ import numpy as np
 from annotated_types import Ge
 from flax import nnx
 
-from acrlpd.findings import Finding, error
-from acrlpd.models.families.base import (
-    RELEASED_WEIGHTS,
-    ActionEncoder,
-    PolicyConfig,
-    WorkingMemory,
-    named_params,
-)
+from acrlpd.findings import Finding, error, warning
+from acrlpd.models.families.base import RELEASED_WEIGHTS, ActionEncoder, WorkingMemory, named_params
 from acrlpd.models.observation import Observation
-from acrlpd.models.paligemma_sizes import (
-    DTYPE_BYTES,
-    FLOAT32,
-    GEMMA_VARIANTS,
-    SIGLIP_VARIANTS,
-    DType,
-    GemmaConfig,
-    LayerBytes,
-    RematPolicy,
-    SiglipConfig,
-)
+from acrlpd.models.paligemma_config import PaliGemmaConfig
+from acrlpd.models.paligemma_sizes import DTYPE_BYTES, FLOAT32, LayerBytes
 
 if TYPE_CHECKING:
     from acrlpd.models.pi0_fast import Pi0FAST
 
-# Where the tokenizer lies below assets/ of a checkpoint.
-TOKENIZER_ASSETS = "fast_tokenizer"
-
-# Fields whose defaults released weights need, and fields of openpi's Pi0FASTConfig.
-_FIXED_BY_RELEASED_WEIGHTS = ("vocab_size", "siglip_variant")
-_IN_OPENPI = ("dtype", "paligemma_variant", "action_dim", "action_horizon", "max_token_len")
-_NOT_IN_OPENPI = ("siglip_variant", "vocab_size", "image_resolution")
-_OPENPI_VARIANTS = ("dummy", "gemma_2b", "gemma_2b_lora")
+# Where the tokenizer lies below assets/ of a checkpoint. openpi has the released one already.
+_TOKENIZER_ASSETS, _RELEASED_ASSETS = "fast_tokenizer", "fast_tokenizer_released"
 
 
 @dataclasses.dataclass(frozen=True)
-class Pi0FASTConfig(PolicyConfig):
-    """openpi's Pi0FASTConfig, and fields for what openpi leaves hard-coded."""
+class Pi0FASTConfig(PaliGemmaConfig):
+    """openpi's Pi0FASTConfig, and fields for what openpi leaves hard-coded. PaliGemma writes the actions, too."""
 
-    # Compute precision; parameters are float32 unless frozen.
-    dtype: DType = "bfloat16"
-    # The language model, which reads images and prompt and writes actions. A `_lora` variant trains adapters alone.
-    paligemma_variant: str = "gemma_2b"
     # Real state and action dims: nothing is padded here. The network reads the state in its prompt.
     state_dim: Annotated[int, Ge(1)] = 32
     action_dim: Annotated[int, Ge(1)] = 32
@@ -69,37 +44,25 @@ class Pi0FASTConfig(PolicyConfig):
     # At which tokens are drawn. 0: the most probable ones, as openpi does, so that all candidates are equal. Higher:
     # more diverse candidates for best-of-N, more of them bad.
     temperature: Annotated[float, Ge(0)] = 0.0
-    # Whether written tokens stand one position further than in training, as openpi has it. False: as in training.
-    openpi_decode_positions: bool = True
-    # Image encoder; released weights need So400m/14.
-    siglip_variant: str = "So400m/14"
-    # Rows of the embedding table; released weights need PaliGemma's 257152. Action tokens are the last but 128.
-    vocab_size: Annotated[int, Ge(1)] = 257_152
-    # Height and width to which images are resized (with padding).
-    image_resolution: tuple[int, int] = (224, 224)
-    # Cameras that this policy is given, in the order in which their tokens enter the prefix.
-    image_keys: tuple[str, ...] = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+    # openpi writes tokens one position further than openpi's training has them. False: so does this policy, as released
+    # weights know it. True: training has the positions of writing, without which a policy from random weights fails.
+    train_at_decode_positions: bool = False
     # Place of a black image among the images: openpi shows one where a robot lacks a camera, and released weights know
     # it (DROID 1, LIBERO 2). None: no black image.
     black_image_at: Annotated[int | None, Ge(0)] = None
-    # What the backward pass recomputes: "full" saves memory, "none" saves time, "dots" keeps matrix products.
-    remat_policy: RematPolicy = "full"
 
-    in_openpi: ClassVar[bool] = True
     samples_tokens: ClassVar[bool] = True
     discrete_state_input = True
+    openpi_class = "pi0_fast.Pi0FASTConfig"
+    openpi_variants = ("dummy", "gemma_2b", "gemma_2b_lora")
 
     def __post_init__(self) -> None:
-        for name, known in (("paligemma_variant", GEMMA_VARIANTS), ("siglip_variant", SIGLIP_VARIANTS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}; found {getattr(self, name)!r}")
+        super().__post_init__()
         if self.max_action_tokens >= self.max_token_len:
             raise ValueError(
                 f"max_action_tokens {self.max_action_tokens} must leave tokens for the prompt, below max_token_len "
                 f"{self.max_token_len}"
             )
-        if self.siglip.patch_size > min(self.image_resolution):
-            raise ValueError(f"image_resolution {self.image_resolution} is smaller than one patch")
         if len(set(self.image_keys)) < len(self.image_keys):
             raise ValueError(f"image_keys names a camera twice: {self.image_keys}")
         if self.black_image_at is not None and self.black_image_at > len(self.image_keys):
@@ -109,34 +72,12 @@ class Pi0FASTConfig(PolicyConfig):
             )
 
     @property
-    def paligemma(self) -> GemmaConfig:
-        return GEMMA_VARIANTS[self.paligemma_variant]
-
-    @property
-    def experts(self) -> tuple[GemmaConfig, ...]:
-        return (self.paligemma,)
-
-    @property
     def adaptive_experts(self) -> tuple[bool, ...]:
         return (False,)
 
     @property
-    def siglip(self) -> SiglipConfig:
-        return SIGLIP_VARIANTS[self.siglip_variant]
-
-    @property
-    def tokens_per_image(self) -> int:
-        patch = self.siglip.patch_size
-        return (self.image_resolution[0] // patch) * (self.image_resolution[1] // patch)
-
-    @property
     def prompt_len(self) -> int:
         return self.max_token_len - self.max_action_tokens
-
-    @property
-    def feature_dim(self) -> int:
-        """The critics get the outputs of the prefix."""
-        return self.paligemma.width
 
     @property
     def use_quantile_norm(self) -> bool:
@@ -146,6 +87,10 @@ class Pi0FASTConfig(PolicyConfig):
     @property
     def candidates_are_equal(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def _has_released_tokenizer(self) -> bool:
+        return self.fast_tokenizer == "released" or Path(self.fast_tokenizer).name == _RELEASED_ASSETS
 
     # -- networks and files
 
@@ -176,18 +121,19 @@ class Pi0FASTConfig(PolicyConfig):
 
     def asset_files(self) -> dict[str, bytes]:
         """The tokenizer: with another one, the policy's tokens would mean other actions."""
-        from acrlpd.models.fast_tokenizer import BYTE, load_fast_tokenizer
+        from acrlpd.models.fast_tokenizer import load_fast_tokenizer
 
-        if self.fast_tokenizer == BYTE:
-            return {}
         sizes = {"action_dim": self.action_dim, "time_horizon": self.action_horizon}
         files = load_fast_tokenizer(self.fast_tokenizer).files(**sizes)
-        return {f"{TOKENIZER_ASSETS}/{name}": content for name, content in files.items()}
+        directory = _RELEASED_ASSETS if self._has_released_tokenizer else _TOKENIZER_ASSETS
+        return {f"{directory}/{name}": content for name, content in files.items()}
 
     def with_assets(self, directory: Path) -> "Pi0FASTConfig":
         """This policy with the tokenizer that lies in the assets of its checkpoint."""
-        own = directory / TOKENIZER_ASSETS
-        return dataclasses.replace(self, fast_tokenizer=str(own)) if own.is_dir() else self
+        for own in (directory / _TOKENIZER_ASSETS, directory / _RELEASED_ASSETS):
+            if own.is_dir():
+                return dataclasses.replace(self, fast_tokenizer=str(own))
+        return self
 
     def without_files(self) -> "Pi0FASTConfig":
         return dataclasses.replace(self, fast_tokenizer="byte")
@@ -202,24 +148,17 @@ class Pi0FASTConfig(PolicyConfig):
             else nnx.Nothing()
         )
 
-    def merge_adapters(self, params: nnx.State) -> "tuple[Pi0FASTConfig, nnx.State]":
-        """The policy without LoRA adapters; weights that an adapter changed are float32."""
-        from acrlpd.models.lora import merge_adapters
-
-        if not self.paligemma.lora:
-            raise ValueError("there are no adapters to merge: paligemma_variant is no LoRA variant")
-        merged = merge_adapters(params, (self.paligemma.lora, None))
-        return dataclasses.replace(self, paligemma_variant=self.paligemma_variant.removesuffix("_lora")), merged
-
     # -- checks
 
     def check(self, *, freeze_pi0_backbone: bool, weights: str | None) -> Iterator[Finding]:
-        """Released weights need certain sizes, and nothing is left to train beside a frozen backbone."""
+        """Released weights need certain sizes, random ones certain positions, and a frozen backbone leaves nothing."""
+        if weights is None and not self.train_at_decode_positions:
+            yield warning(
+                "a pi0_fast policy that starts from random weights learns positions at which neither openpi nor acrlpd "
+                "writes its tokens: set model.train_at_decode_positions true"
+            )
         if weights is not None and weights.startswith(RELEASED_WEIGHTS):
-            for name in _FIXED_BY_RELEASED_WEIGHTS:
-                needed, found = getattr(Pi0FASTConfig, name), getattr(self, name)
-                if found != needed:
-                    yield error(f"model.{name} {found} does not fit the released weights {weights}; they need {needed}")
+            yield from self.check_released_sizes(weights)
             if not weights.removeprefix(RELEASED_WEIGHTS).startswith("pi0_fast"):
                 yield error(
                     f"weight_loader: {weights} are not of pi0-FAST; name pi0_fast_base or pi0_fast_droid, or set model "
@@ -255,41 +194,25 @@ class Pi0FASTConfig(PolicyConfig):
             gathered_weights=2 * config.layer_weights * FLOAT32,
         )
 
-    def layout_changes(self) -> Iterator[Mapping[str, Any]]:
-        """Recompute everything in the backward pass."""
-        if self.remat_policy != "full":
-            yield {"model.remat_policy": "full"}
-
-    def lighter_changes(self, *, freeze_pi0_backbone: bool) -> Iterator[Mapping[str, Any]]:
-        """Adapters in the language model."""
-        if f"{self.paligemma_variant}_lora" in GEMMA_VARIANTS:
-            yield {"model.paligemma_variant": f"{self.paligemma_variant}_lora"}
-
     # -- openpi
 
-    def openpi_call(self) -> str:
-        """openpi's `Pi0FASTConfig` with this model's settings."""
-        arguments = ", ".join(f"{field}={getattr(self, field)!r}" for field in _IN_OPENPI)
-        return f"pi0_fast.Pi0FASTConfig({arguments})"
-
     def openpi_differences(self) -> Iterator[str]:
-        """Sizes that openpi fixes, the tokenizer, and how tokens are chosen."""
-        foreign = [field for field in _NOT_IN_OPENPI if getattr(self, field) != getattr(Pi0FASTConfig, field)]
-        foreign += ["paligemma_variant"] if self.paligemma_variant not in _OPENPI_VARIANTS else []
-        if foreign:
-            settings = ", ".join(f"`{field}={getattr(self, field)!r}`" for field in foreign)
-            yield f"openpi has no setting for {settings}: stock openpi cannot build this model."
-        if self.fast_tokenizer != "released":
+        """The tokenizer, and how tokens are written."""
+        yield from super().openpi_differences()
+        if not self._has_released_tokenizer:
             yield (
                 "openpi uses the public FAST tokenizer unless it is told otherwise. Copy "
                 "`processing_action_tokenizer.py` of Hugging Face's physical-intelligence/fast into "
-                f"`assets/{TOKENIZER_ASSETS}`, and add the argument "
+                f"`assets/{_TOKENIZER_ASSETS}`, and add the argument "
                 "`fast_model_tokenizer_kwargs={'fast_tokenizer_path': ...}` with the path of that directory."
             )
         if self.temperature > 0:
             yield f"openpi takes the most probable tokens unless it is told to use temperature={self.temperature}."
-        if not self.openpi_decode_positions:
-            yield "openpi writes tokens one position further than this policy does, so its actions differ."
+        if self.train_at_decode_positions:
+            yield (
+                "This policy has learned the positions at which openpi writes tokens today. An openpi in which its "
+                "issue 705 is resolved writes them one position earlier, and this policy fails there."
+            )
 
     # -- examples of inputs
 
