@@ -2,6 +2,7 @@
 
 import gc
 import importlib.metadata
+import itertools
 import os
 import shutil
 import signal
@@ -39,11 +40,16 @@ sys.dont_write_bytecode = False
 gc.set_threshold(50_000)
 
 
+# Files after which the compiled programs are freed. After each file would cost time, because files share programs.
+_FILES_BETWEEN = 10
+_finished_files = itertools.count(1)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs() -> Iterator[None]:
-    """Frees the compiled programs of a file after its last test. All files together would fill several gigabytes."""
+    """Frees compiled programs now and then. Those of all files together fill several gigabytes."""
     yield
-    if "jax" in sys.modules:
+    if next(_finished_files) % _FILES_BETWEEN == 0 and "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
         gc.collect()
 

@@ -26,11 +26,11 @@ SMALL = {
     "acrlpd.num_action_samples": 2,
     "acrlpd.sampling_steps": 2,
     "data.demonstrations.num_episodes": 2,
-    "data.demonstrations.max_episode_steps": 24,
+    "data.demonstrations.max_episode_steps": 14,
     "env.image_size": (28, 28),
     "env.num_envs": 2,
-    "env.max_episode_steps": 20,
-    "online.start_steps": 20,
+    "env.max_episode_steps": 10,
+    "online.start_steps": 10,
     "training.offline_steps": 2,
     "training.online_steps": 2,
     "training.eval_frequency": 0,
@@ -54,7 +54,7 @@ def test_the_whole_path_with_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     summary = json.loads((run / "summary.json").read_text())
     assert summary["final_step"] == 4
     assert [summary["evaluation"][phase]["episodes"] for phase in ("offline", "online")] == [2, 2]
-    assert summary["online"]["env_steps"] >= 20 + 5  # online.start_steps, and one update at 0.2 updates per step
+    assert summary["online"]["env_steps"] >= 10 + 5  # online.start_steps, and one update at 0.2 updates per step
     # The replay keeps what the policy saw, in all three cameras, frame by frame.
     cameras = open_source("data/aloha_sim").cameras
     assert len(cameras) == 3

@@ -55,7 +55,17 @@ def test_dsrl_steers_the_policy_of_another_run_and_keeps_it(tmp_path: pathlib.Pa
     jax.tree.map(np.testing.assert_array_equal, kept, cloned)
 
 
-@pytest.mark.parametrize(("changes", "learning"), METHODS.values(), ids=METHODS)
+# A backup with networks of its own, and an improvement that has networks and keeps more in the replay.
+ALWAYS = ("decoupled", "dsrl_sac")
+
+
+@pytest.mark.parametrize(
+    ("changes", "learning"),
+    [
+        pytest.param(*method, id=name, marks=() if name in ALWAYS else pytest.mark.slow)
+        for name, method in METHODS.items()
+    ],
+)
 def test_a_resumed_run_is_the_uninterrupted_run(changes: dict[str, Any], learning: str, tmp_path: pathlib.Path) -> None:
     config = online_config(
         tmp_path,

@@ -132,6 +132,7 @@ def test_resumed_on_one_process_and_back_then_stopped_by_a_signal_to_one(
     assert arrays_of(two_processes / str(step))[".step"] == step
 
 
+@pytest.mark.slow
 def test_the_other_process_says_so_when_one_is_killed(tmp_path: pathlib.Path) -> None:
     """The error of the exchange that fails is not an error of the survivor, which shows a message and no traceback."""
     config = state_config(tmp_path, exp_name="killed", **SHARDED | {"fsdp_devices": 1, "offline_steps": 100_000})

@@ -150,6 +150,7 @@ def assert_same_ends(found: list[pathlib.Path], expected: list[pathlib.Path]) ->
         assert_equal_arrays(arrays_of(one / last), arrays_of(other / last))
 
 
+@pytest.mark.slow
 def test_a_signal_does_not_wait_for_episodes(
     together: list[pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
