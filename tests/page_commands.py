@@ -1,4 +1,4 @@
-"""The `acrlpd` commands of README and pages: which there are, and which of them a reader needs more for than a laptop."""
+"""The `acrlpd` commands of README and pages: which there are, and which need more than a laptop."""
 
 import re
 import shlex

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_commands import MARK, PAGES, TESTED_APART, VOCABULARY, blocks, commands, mentions, name
 
 from acrlpd import cli
 from acrlpd.cli import train as cli_train
@@ -25,6 +24,8 @@ from acrlpd.config.command_line import ConfigFlags, find_config
 from acrlpd.config.flag_names import replace_seed_flags
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.tree import families, flatten
+from page_commands import MARK, PAGES, TESTED_APART, VOCABULARY, blocks, commands, mentions, name
+
 
 class Parsed(BaseException):
     """The command line was parsed; what would be run is not run."""
@@ -112,6 +113,8 @@ def test_a_command_that_does_not_exist_is_found(capsys: pytest.CaptureFixture[st
 
 
 def test_marks_say_in_known_words_what_a_command_needs() -> None:
-    marks = [line for page in PAGES for body in blocks(page, "bash", "") for line in body.splitlines() if MARK.match(line)]
+    marks = [
+        line for page in PAGES for body in blocks(page, "bash", "") for line in body.splitlines() if MARK.match(line)
+    ]
     assert [line for line in marks if not VOCABULARY.fullmatch(line)] == []
-    assert TESTED_APART <= {name(page) for page in PAGES}
+    assert {name(page) for page in PAGES} >= TESTED_APART

@@ -1,98 +1,99 @@
-"""The `acrlpd` commands of the pages, run in the order of each page where a reader would run them.
+"""The `acrlpd` commands of the pages, run as a reader would: in the order of the page, after the quick start.
 
-All pages share one directory. It holds what the pages speak of: a dataset and the run of `make quickstart`. Trainings are
-shortened by options at their end, and paths such as /data/my_robot lie in the directory. A command that serves never
-ends, so the tests of the server run it, as processes.
+Each page has a directory of its own, in which the quick start was followed and a dataset lies under the names that pages
+use. Trainings are shortened by options at their end, and paths such as /data/my_robot are relative. Commands that serve
+never end, so they are left to the tests of the server, which run them as processes.
 """
 
 import io
 import re
 import shlex
 import shutil
-import sys
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from page_commands import PAGES, ROOT, TESTED_APART, blocks, name, runnable
 
 from acrlpd.cli.main import main
-
-SHORT = (
-    "--offline_steps 4 --batch_size 8 --training.save_frequency 2 --training.eval_frequency 0 --training.log_frequency 1"
-    " --evaluation.num_episodes 2 --evaluation.best_of_n 2 --evaluation.baselines --env.num_envs 2"
-    " --env.max_episode_steps 20 --checkpoints.max_to_keep 3"
-).split()
-ONLINE = "--online_steps 2 --online.start_steps 10 --data.demonstrations.num_episodes 12".split()
-OFFLINE = "--online_steps 0".split()
-PLAY = "--episodes 2 --num-envs 2 --num-workers 0".split()
-# A step of a page becomes a step that a short run has kept.
-STEP = re.compile(r"(checkpoints/\w+/\w+)/\d+$")
-ENDLESS = {"serve"}
+from page_commands import PAGES, ROOT, TESTED_APART, blocks, name, runnable
 
 pytest.importorskip("ogbench", reason="ogbench is missing: pip install 'acrlpd[sim]'")
 
-RUN_HERE = [page for page in PAGES if name(page) not in TESTED_APART and runnable(page)]
+# What is added to each command, so that it takes seconds.
+SHORT = (
+    "--offline_steps 4 --batch_size 8 --training.save_frequency 2 --training.eval_frequency 0 --env.num_envs 2 "
+    "--env.max_episode_steps 20 --evaluation.num_episodes 2 --evaluation.best_of_n 2 --evaluation.baselines "
+    "--checkpoints.max_to_keep 3 --online_steps"
+)
+ONLINE = "2 --online.start_steps 10 --data.demonstrations.num_episodes 12"
+FEWER = {
+    "eval": "--episodes 2 --num-envs 2 --num-workers 0",
+    "demos collect": "--episodes 4",
+    "data ogbench": "--episodes 4",
+}
+# A step of a page becomes a step that a short run has.
+STEP = re.compile(r"(checkpoints/\w+/\w+)/\d+$")
+ENDLESS = {"serve"}
+
+QUICKSTART = ROOT / "docs" / "quickstart.md"
+RUN = [page for page in PAGES if page != QUICKSTART and name(page) not in TESTED_APART and runnable(page)]
+DATASETS = {"my_dataset": "aloha_v30", "data/my_robot": "aloha_v30", "data/aloha": "aloha_v30"} | {
+    "data/aloha_hdf5": "aloha_hdf5_sim_raw"
+}
 
 
-def as_here(words: Sequence[str]) -> list[str]:
-    words = [re.sub(r"^/(?=(data|fast_disk)/)", "", STEP.sub(r"\1/2", word)) for word in words]
-    return [*words, *shorter(words)]
+def shortened(words: Sequence[str]) -> list[str]:
+    words = [STEP.sub(r"\1/2", word).removeprefix("/") if word != "/" else word for word in words]
+    if "--help" in words:
+        return words
+    if words[0] == "train" and words[1] != "--resume":  # a run that goes on has its config
+        online = any(word.startswith("quickstart") for word in words)
+        return [*words, *SHORT.split(), *(ONLINE if online else "0").split()]
+    return [*words, *next((more for start, more in FEWER.items() if shlex.join(words).startswith(start)), "").split()]
 
 
-def shorter(words: Sequence[str]) -> Sequence[str]:
-    """What is added to a command, so that it takes seconds."""
-    if "--help" in words or (words[0] == "train" and words[1] == "--resume"):
-        return []
-    if words[0] == "train":
-        online = any(word.startswith("quickstart") for word in words) and "--online_steps 0" not in " ".join(words)
-        return [*SHORT, *(ONLINE if online else OFFLINE)]
-    if words[0] == "eval":
-        return PLAY
-    if words[:2] == ["demos", "collect"] or words[:2] == ["data", "ogbench"]:
-        return ["--episodes", "4"]
-    return []
+def run_commands(page: Path, patch: pytest.MonkeyPatch, lines: Sequence[str]) -> list[str]:
+    """The commands that failed."""
+    for body in blocks(page, "python"):
+        if file := re.match(r"# (\w+\.py)\n", body):
+            Path(file[1]).write_text(body)
+    failed = []
+    for line in lines:
+        words = shortened(shlex.split(line))
+        if words[0] in ENDLESS:
+            continue
+        patch.setattr("sys.stdin", io.StringIO("q\n"))  # to `--interactive`
+        try:
+            code = main(words)
+        except SystemExit as end:  # --help
+            code = int(end.code or 0)
+        if code:
+            failed.append(shlex.join(words))
+    return failed
 
 
 @pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    directory = tmp_path_factory.mktemp("pages")
-    for archive, place in {
-        "aloha_v30": ("my_dataset", "data/my_robot", "data/aloha"),
-        "aloha_hdf5_sim_raw": ("data/aloha_hdf5",),
-    }.items():
+def after_quickstart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("quickstart")
+    for place, archive in DATASETS.items():
         with tarfile.open(ROOT / "tests" / "datasets" / f"{archive}.tar.gz") as tar:
             tar.extractall(directory / "archives", filter="data")
-        for name in place:
-            shutil.copytree(directory / "archives" / archive, directory / name)
+        shutil.copytree(directory / "archives" / archive, directory / place)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
         patch.setenv("MUJOCO_GL", "disabled")
-        patch.syspath_prepend(directory)  # PYTHONPATH=.
-        assert main(as_here("train --config quickstart --exp_name quickstart".split())) == 0
+        patch.chdir(directory)
+        first = "train --config quickstart --exp_name quickstart"  # make quickstart
+        assert run_commands(QUICKSTART, patch, [first, *runnable(QUICKSTART)]) == []
         yield directory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUN_HERE, ids=name)
+@pytest.mark.parametrize("page", RUN, ids=name)
 def test_the_commands_of_the_page_run(
-    page: Path, sandbox: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path, after_quickstart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for body in blocks(page, "python"):
-        if file := re.match(r"# (\w+\.py)\n", body):
-            (sandbox / file[1]).write_text(body)
-    failed = []
-    for line in runnable(page):
-        if line.split()[0] in ENDLESS:
-            continue
-        words = as_here(shlex.split(line))
-        monkeypatch.setattr(sys, "stdin", io.StringIO("q\n"))
-        try:
-            code = main(words)
-        except SystemExit as end:  # --help
-            code = end.code
-        shown = "".join(capsys.readouterr())
-        if code:
-            failed.append(f"acrlpd {shlex.join(words)}\n{shown[-1500:]}")
-    assert not failed, "\n\n".join(failed)
+    here = shutil.copytree(after_quickstart, tmp_path / "here")
+    monkeypatch.chdir(here)
+    monkeypatch.syspath_prepend(here)  # PYTHONPATH=.
+    assert run_commands(page, monkeypatch, runnable(page)) == []
