@@ -1,6 +1,6 @@
 """The `acrlpd` commands of the pages, run as a reader would: in the order of the page, after the quick start.
 
-Each page has a directory of its own, in which the quick start was followed and a dataset lies under the names that pages
+Each page has a directory of its own, where the quick start was followed and a dataset lies under the names that pages
 use. Trainings are shortened by options at their end, and paths such as /data/my_robot are relative. Commands that serve
 never end, so they are left to the tests of the server, which run them as processes.
 """
