@@ -17,9 +17,9 @@ SEPARATORS = {"&&", "||", "|", ";", "&", ">"}
 MARK = re.compile(r"# (needs|takes) .*")
 _MISSING = "|".join(
     (
-        *("a GPU", "several GPUs", "several hosts", "a robot", "a server", "a terminal", "a checkout"),
+        *("a GPU", "several GPUs", "several hosts", "a robot", "a server", "EGL"),
         *("your dataset", "your environment", "openpi's released weights", "LIBERO's dataset", "OGBench's files"),
-        *("an account at the hub", "a trained policy", "your own class"),
+        *("an account at the hub", "a trained policy"),
     )
 )
 VOCABULARY = re.compile(rf"# (needs ({_MISSING})(, ({_MISSING}))*( and ({_MISSING}))?|takes (minutes|an hour|hours))")
@@ -42,7 +42,7 @@ def command_lines(page: Path) -> Iterator[tuple[str | None, str]]:
         variables: dict[str, str] = {}
         for line in body.replace("\\\n", " ").splitlines():
             mark = line if MARK.fullmatch(line) else mark
-            if given := re.fullmatch(r'(\w+)="(.*)"', line):
+            if given := re.match(r'(\w+)="(.*?)"', line):
                 variables[given[1]] = given[2]
             line = re.sub(r"\$(\w+)", lambda match, known=variables: known.get(match[1], match[0]), line)
             if re.search(r"\bacrlpd ", line):

@@ -23,11 +23,14 @@ pytest.importorskip("ogbench", reason="ogbench is missing: pip install 'acrlpd[s
 # What is added to each command, so that it takes seconds.
 SHORT = (
     "--offline_steps 4 --batch_size 8 --training.save_frequency 2 --training.eval_frequency 0 --env.num_envs 2 "
-    "--env.max_episode_steps 20 --evaluation.num_episodes 2 --evaluation.best_of_n 2 --evaluation.baselines "
+    "--env.max_episode_steps 20 --evaluation.num_episodes 2 --evaluation.baselines "
     "--checkpoints.max_to_keep 3 --online_steps"
 )
 ONLINE = "2 --online.start_steps 10 --data.demonstrations.num_episodes 12"
+# `configs new` writes a tiny policy from scratch for a CPU: with small images and without released weights.
 FEWER = {
+    "configs new": "--accelerator cpu",
+    "data cache": "--height 28 --width 28",
     "eval": "--episodes 2 --num-envs 2 --num-workers 0",
     "demos collect": "--episodes 4",
     "data ogbench": "--episodes 4",
@@ -48,8 +51,8 @@ def shortened(words: Sequence[str]) -> list[str]:
     if "--help" in words:
         return words
     if words[0] == "train" and words[1] != "--resume":  # a run that goes on has its config
-        online = any(word.startswith("quickstart") for word in words)
-        return [*words, *SHORT.split(), *(ONLINE if online else "0").split()]
+        more = f"{SHORT} {ONLINE if {'quickstart', 'quickstart_mixed'} & {*words} else '0'}"
+        return [*words, *more.split(), *(["--weight_loader.kind", "none"] if "my_dataset.yaml" in words else [])]
     return [*words, *next((more for start, more in FEWER.items() if shlex.join(words).startswith(start)), "").split()]
 
 
