@@ -1,7 +1,7 @@
 """Every `acrlpd` command on the pages is one that exists.
 
-Commands are parsed as a user's would be and then left: commands, options and presets must exist. What extending.md and
-my_env show is also run, by tests of their own, and so is the Python of all pages (test_snippets.py).
+Commands are parsed as a user's would be and then left: commands, options and presets must exist. test_page_commands.py
+runs them, unless a line of their block says what a test does not have; such a line is checked here.
 """
 
 import dataclasses
@@ -24,47 +24,11 @@ from acrlpd.config.command_line import ConfigFlags, find_config
 from acrlpd.config.flag_names import replace_seed_flags
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.tree import families, flatten
-
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-INLINE = re.compile(r"`(acrlpd [^`]+)`")
-SEPARATORS = {"&&", "||", "|", ";", "&", ">"}
+from page_commands import MARK, PAGES, TESTED_APART, VOCABULARY, blocks, commands, mentions, name
 
 
 class Parsed(BaseException):
     """The command line was parsed; what would be run is not run."""
-
-
-def blocks(page: Path, *languages: str) -> list[str]:
-    return [body for language, body in FENCE.findall(page.read_text()) if language in languages]
-
-
-def commands(page: Path) -> list[str]:
-    """What a user would copy from the blocks of a page: the arguments of each `acrlpd`."""
-    lines = "\n".join(blocks(page, "bash", "")).replace("\\\n", " ").splitlines()
-    return [command for line in lines if re.search(r"\bacrlpd ", line) for command in simple_commands(line)]
-
-
-def mentions(page: Path) -> list[str]:
-    """Commands within a text. They may leave out what the command cannot do without."""
-    return [command for line in INLINE.findall(FENCE.sub("", page.read_text())) for command in simple_commands(line)]
-
-
-def simple_commands(line: str) -> Iterator[str]:
-    line = re.sub(r"\[(--[^]]*)\]", r"\1", line)  # [--port 8000]
-    try:
-        words = shlex.split(line, comments=True)
-    except ValueError:  # the output of a command, with an apostrophe
-        return
-    command: list[str] = []
-    for word in [*words, ";"]:
-        if word in SEPARATORS:
-            if command and command[0].removeprefix(".venv/bin/") == "acrlpd":
-                yield shlex.join(command[1:])
-            command = []
-        elif command or not re.fullmatch(r"\w+=.*", word):  # PYTHONPATH=. acrlpd ...
-            command.append(word)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -146,3 +110,10 @@ def test_a_command_that_does_not_exist_is_found(capsys: pytest.CaptureFixture[st
     assert len(problems(wrong, capsys)) == len(wrong)
     right = ["train --config debug --critic.num-critics 4 --no_wandb --model.no-pi05", "data label d --help"]
     assert problems(right, capsys) == []
+
+
+def test_marks_say_in_known_words_what_a_command_needs() -> None:
+    bodies = [body for page in PAGES for body in blocks(page, "bash", "")]
+    marks = [line for body in bodies for line in body.splitlines() if MARK.fullmatch(line)]
+    assert marks and [line for line in marks if not VOCABULARY.fullmatch(line)] == []
+    assert {name(page) for page in PAGES} >= TESTED_APART
