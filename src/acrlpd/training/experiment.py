@@ -177,7 +177,8 @@ def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, options: Ru
     if checkpoint is None:
         return
     changes = check_resume(checkpoint, rl_config, read_assets(rl_config), options.allow_changed)
-    if changes and rl_config.evaluation.baselines and runs.is_finished(directory):
+    changed = changes.keys() - {"checkpoints.directory"}  # `--resume DIR` names the place of the same run
+    if changed and rl_config.evaluation.baselines and runs.is_finished(directory):
         raise ConfigError(
             f"the run {directory} and its baselines are finished and cannot be resumed with another config:\n"
             f"{describe_changes(changes)}\n"
