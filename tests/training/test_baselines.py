@@ -1,6 +1,7 @@
 """A run is compared with cloning, cloning of successes, a policy of successes, and offline RL for as many updates."""
 
 import json
+import os
 import pathlib
 import signal
 from typing import Any
@@ -120,6 +121,17 @@ def test_it_is_not_resumed_as_something_else(compared: tuple[pathlib.Path, str])
     with pytest.raises(ConfigError, match=r"are finished(.|\n)*acrlpd\.discount: 0.99 -> 0.5"):
         run_experiment(other, RunOptions(resume=True, allow_changed=("acrlpd.discount",)))
     assert (directory / "config.yaml").read_bytes() == before
+
+
+def test_a_finished_comparison_may_be_named_by_another_path(
+    compared: tuple[pathlib.Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `--resume DIR` does, whose path may be another one than that of the config."""
+    directory, _ = compared
+    config = load_config(directory / "config.yaml")
+    monkeypatch.chdir(directory)
+    elsewhere = {"checkpoints.directory": os.path.relpath(config.checkpoints.directory)}
+    assert run_experiment(apply_config_overrides(config, elsewhere), RunOptions(resume=True)) == 0
 
 
 def test_a_baseline_differs_in_nothing_but_what_it_is_for(tmp_path: pathlib.Path) -> None:
