@@ -35,6 +35,18 @@ def test_an_expert_that_reaches_beside_the_cube_fails(transfer: Env) -> None:
     assert outcomes == {True, False}
 
 
+def test_detours_succeed_late_and_quick_episodes_fail_at_the_handover(transfer: Env) -> None:
+    """A filter keeps the detours; the quick beginning is in the failures, which were right until late."""
+    rollouts = [play(transfer, seed, "detours") for seed in range(6)]
+    successes = [rollout for rollout in rollouts if rollout.succeeded]
+    failures = [rollout for rollout in rollouts if not rollout.succeeded]
+    assert successes and failures
+    assert all(rollout.length > 210 for rollout in successes)  # the limit of the preset aloha_sim_detours
+    for rollout in failures:
+        assert rollout.rewards.max() == 2, "the right hand lifts the cube, and the left hand never touches it"
+        assert np.argmax(rollout.rewards == 2) < 140, "the right hand takes no detour"
+
+
 def test_the_expert_reaches_alike_for_cubes_that_lie_close_together(transfer: Env) -> None:
     """Several poses of the arm reach a cube; the expert must not jump between them."""
     transfer.reset(0)
@@ -72,6 +84,6 @@ def test_commands_that_break_the_simulation_fail_the_episode(transfer: Env) -> N
 
 
 def test_transfer_has_an_expert_and_insertion_has_none() -> None:
-    assert find_expert(TRANSFER, ("expert", "noisy", "mixed")) is TransferExpert
+    assert find_expert(TRANSFER, ("expert", "noisy", "mixed", "detours")) is TransferExpert
     with pytest.raises(EnvError, match=r"'gym_aloha/AlohaInsertion-v0' has no scripted expert.*AlohaTransferCube-v0"):
         find_expert("gym_aloha/AlohaInsertion-v0")

@@ -24,6 +24,8 @@ _GRIPPER_ANGLES = {"left": (0.0, 0.0, np.pi / 2), "right": (np.pi, np.deg2rad(60
 # rest. A search that passes the straight wrist turns the forearm over for some cubes and not for their neighbours, and
 # demonstrations that jump between neighbouring cubes are hard to imitate.
 _WRIST_BEND = {"left": -0.3, "right": 0.6}
+_DETOUR = 65  # steps by which a grasp beside the cube delays the rest
+_SHORT = 0.07  # metres between the cube and a left hand that misses it
 _MAX_ITERATIONS = 200
 _MAX_STEP = 0.2  # radians per iteration of the inverse kinematics
 _DAMPING = 1e-2
@@ -42,6 +44,9 @@ class Quality:
     # The most metres by which the hand arrives beside its aim, before it goes down. If the hand always arrived right
     # above the aim, a policy would not have to look at the cube on the way down and would learn no corrections.
     drift: float = 0.03
+    # That the right arm first grasps beside the cube, so that the success comes late. In all other episodes the left arm
+    # closes beside the cube, so that what was right until then fails. None: neither happens.
+    detour_probability: float | None = None
 
 
 QUALITIES = {
@@ -51,6 +56,11 @@ QUALITIES = {
         "noisy, and reaches for the cube in half of the episodes, beside it in the others",
         noise=(0.0, 0.02),
         aim_probability=0.5,
+    ),
+    "detours": Quality(
+        "noisy, and grasps beside the cube before it hands it over, or is quick and fails at the handover",
+        noise=(0.0, 0.02),
+        detour_probability=0.5,
     ),
 }
 
@@ -78,8 +88,16 @@ class TransferExpert(Expert):
             cube[:2] += rng.uniform(*settings.miss) * direction(rng)
         drift = settings.drift * np.sqrt(rng.uniform()) * direction(rng)
         pace = rng.uniform(*settings.pace)
-        left = Arm(model, "left").plan(data, left_waypoints(), pace)
-        right = Arm(model, "right").plan(data, right_waypoints(cube, drift), pace)
+        left_way, right_way = left_waypoints(), right_waypoints(cube, drift)
+        if settings.detour_probability is not None:
+            if rng.uniform() < settings.detour_probability:
+                beside = cube + np.append(rng.uniform(*settings.miss) * direction(rng), 0.0)
+                left_way = [left_way[0], *delayed(left_way[1:])]
+                right_way = [*grasp_at(beside, drift), *delayed(right_waypoints(cube, np.zeros(2)))]
+            else:
+                left_way = left_waypoints(short=_SHORT)
+        left = Arm(model, "left").plan(data, left_way, pace)
+        right = Arm(model, "right").plan(data, right_way, pace)
         self._plan = np.concatenate([left, right], axis=1)  # [steps, 14]
         self._step = 0
 
@@ -106,17 +124,36 @@ def right_waypoints(cube: np.ndarray, drift: np.ndarray) -> list[Waypoint]:
     ]
 
 
-def left_waypoints() -> list[Waypoint]:
-    """The way: beside the meeting point with one finger above and one below, towards the cube, close."""
+def left_waypoints(short: float = 0.0) -> list[Waypoint]:
+    """The way: beside the meeting point with one finger above and one below, towards the cube, close.
+
+    A hand that stops `short` of the cube, in metres, closes on nothing.
+    """
     beside = _MEETING_POINT - np.array([0.12, 0.0, 0.0])
+    end = _MEETING_POINT - np.array([short, 0.0, 0.0])
     return [
         Waypoint(100, beside, _OPEN),
         Waypoint(135, beside, _OPEN),
-        Waypoint(170, _MEETING_POINT, _OPEN),
-        Waypoint(190, _MEETING_POINT, _CLOSED),
-        Waypoint(205, _MEETING_POINT, _CLOSED),
+        Waypoint(170, end, _OPEN),
+        Waypoint(190, end, _CLOSED),
+        Waypoint(205, end, _CLOSED),
         Waypoint(235, beside, _CLOSED),
     ]
+
+
+def grasp_at(place: np.ndarray, drift: np.ndarray) -> list[Waypoint]:
+    """A grasp of nothing above a place on the table; the fingers stay so high that no cube beside it moves."""
+    above = place + np.array([0.0, 0.0, 0.06])
+    return [
+        Waypoint(45, place + np.array([*drift, 0.1]), _OPEN),
+        Waypoint(62, above, _OPEN),
+        Waypoint(75, above, _CLOSED),
+    ]
+
+
+def delayed(way: list[Waypoint]) -> list[Waypoint]:
+    """The same way after a grasp beside the cube."""
+    return [waypoint._replace(step=waypoint.step + _DETOUR) for waypoint in way]
 
 
 def direction(rng: np.random.Generator) -> np.ndarray:
