@@ -134,10 +134,10 @@ def test_a_section_says_which_fields_change_with_others(own_module):
 def test_the_schedule_of_the_documentation_works(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     [code] = re.findall(r"```python\n# my_schedules.py\n(.*?)```", page, re.DOTALL)
-    [flags] = re.findall(r"PYTHONPATH=\. acrlpd train (.*my_schedules.*)", page)
+    [flags] = re.findall(r"PYTHONPATH=\. acrlpd train (.*my_schedules(?:.*\\\n)*.*)", page)
     (tmp_path / "my_schedules.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = cli(flags.split())
+    config = cli(flags.replace("\\\n", " ").split())
     assert config.critic_lr_schedule.create()(1_200) == pytest.approx(0.25e-3)
     assert validate_config(config).errors == ()
     wrong = apply_config_overrides(config, {"critic_lr_schedule.every": 0})

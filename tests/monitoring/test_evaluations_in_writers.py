@@ -71,7 +71,7 @@ def test_tensorboard(run: pathlib.Path) -> None:
     by_tag = {value.tag: value for value in values}
     table = by_tag["eval/episodes_table/text_summary"].tensor.string_val[0].decode()
     head, line, first, _ = table.splitlines()
-    assert head == "| seed | task | success | total_reward | length |" and set(line) == {"|", "-"}
+    assert head == "| seed | task | success | total_reward | length |" and set(line) == {"|", "-", " "}
     assert "lift \\| it" in first
     assert by_tag["videos/0"].image.encoded_image_string.startswith(b"GIF89a")
     assert b"critic.num_critics" in by_tag["_hparams_/session_start_info"].metadata.plugin_data.content

@@ -249,7 +249,7 @@ def test_another_dataset_or_horizon_is_a_warning():
     warnings = check(stats_of(example()), example(), origin=other)
     assert len(warnings) == 2
     assert "action_horizon 50, this run has 5" in warnings[0]
-    assert "7 frames, now 100" in warnings[1]
+    assert "7 frames; this run has 100" in warnings[1]
 
 
 @pytest.mark.parametrize("run_is_relative", [True, False])

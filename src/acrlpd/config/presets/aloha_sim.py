@@ -2,11 +2,13 @@
 
 This is the quick start with images, for one GPU: scripted demonstrations of mixed quality (collected at the first
 start), offline RL, online RL, and the policies that both are compared with. In half of the demonstrations the arm
-reaches beside the cube. The policy clones all demonstrations; critics that see the same images choose among its
-chunks when it acts. The policy has pi0's architecture at a fraction of its size and reads prompts as bytes, so there
-is nothing to download. Rendering needs EGL.
+reaches beside the cube. The policy clones what leads to a success; critics that see the same images learn from all
+demonstrations, and choose among its chunks when it acts. The targets are those of an implicit value, which need no
+candidates. The policy has pi0's architecture at a fraction of its size and reads prompts as bytes, so there is nothing
+to download. Rendering needs EGL.
 """
 
+from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.critics.mlp import MLPCritics
 from acrlpd.agents.hyperparams import ACRLPDHyperparams, LossWeights, QChunkingConfig
 from acrlpd.agents.optimizers.adamw import AdamW
@@ -34,12 +36,14 @@ CONFIG = RLTrainConfig(
     ),
     # The results of this preset were measured with the mean of the tokens.
     critic=MLPCritics(num_critics=4, hidden_dims=(512, 512, 512), q_aggregation="mean", pooling="mean"),
+    backup=ImplicitValue(),
     acrlpd=ACRLPDHyperparams(
         loss_weights=LossWeights(actor_weight=0.0, bc_weight=1.0),
         num_action_samples=4,
         sampling_steps=4,
         discount=0.995,
         target_update_tau=0.01,
+        policy_data="success",
         # The image encoder starts from random weights: the critics must teach it to see what they need.
         critic_gradient_to_policy=True,
         ema_decay=0.998,
@@ -47,7 +51,7 @@ CONFIG = RLTrainConfig(
     # A chunk is a second of acting, and four or five chunks are an episode. The first chunk decides where the arm goes.
     # Only windows from before the grasp teach the policy to look for the cube, because later the pose of the arm tells
     # where the cube is; so windows at the end of an episode get no extra share.
-    qchunking=QChunkingConfig(horizon_length=50, action_dim=14, sequence_ratio=0.95),
+    qchunking=QChunkingConfig(horizon_length=50, action_dim=14, sequence_ratio=0.95, success_ratio=0.5),
     data=DataConfig(
         data_dir="./data/aloha_sim",
         robot=Aloha(),

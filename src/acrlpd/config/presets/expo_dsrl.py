@@ -113,9 +113,10 @@ _QUICKSTART = dataclasses.replace(
     critic=dataclasses.replace(quickstart_mixed.CONFIG.critic, use_pi0_features=True, pooling="mean"),
     backup=BestOfN(),
 )
+_ALOHA_SIM = dataclasses.replace(aloha_sim.CONFIG, backup=BestOfN())
 _ALOHA_SIM_DSRL = _dsrl(
     "aloha_sim_dsrl",
-    aloha_sim.CONFIG,
+    _ALOHA_SIM,
     DSRL(noise_bound=2.0, hidden_dims=(128, 128, 128)),
     initial_temperature=1.0,
     offline_steps=1_000,
@@ -127,7 +128,7 @@ _PRESETS = {
     "EXPO on the quick start's task": _expo(
         "quickstart_expo", _QUICKSTART, online_steps=2_400, update_to_data_ratio=0.5
     ),
-    "EXPO on aloha_sim": _expo("aloha_sim_expo", aloha_sim.CONFIG, online_steps=4_500, update_to_data_ratio=0.16),
+    "EXPO on aloha_sim": _expo("aloha_sim_expo", _ALOHA_SIM, online_steps=4_500, update_to_data_ratio=0.16),
     "DSRL on the quick start's task": _dsrl(
         "quickstart_dsrl",
         _QUICKSTART,
