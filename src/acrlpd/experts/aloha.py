@@ -44,8 +44,8 @@ class Quality:
     # The most metres by which the hand arrives beside its aim, before it goes down. If the hand always arrived right
     # above the aim, a policy would not have to look at the cube on the way down and would learn no corrections.
     drift: float = 0.03
-    # That the right arm first grasps beside the cube, so that the success comes late. In all other episodes the left arm
-    # closes beside the cube, so that what was right until then fails. None: neither happens.
+    # How often the right arm first grasps beside the cube, so that the success comes late. In all other episodes the
+    # left arm closes before it has reached the cube, so that what was right until then fails. None: neither happens.
     detour_probability: float | None = None
 
 
