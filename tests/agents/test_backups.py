@@ -23,6 +23,8 @@ from agent_helpers import (
 from acrlpd.agents import train_step
 from acrlpd.agents.backups.base import Backup
 from acrlpd.agents.backups.implicit_value import ImplicitValue
+from acrlpd.agents.improvements.base import View
+from acrlpd.agents.networks import draw
 from acrlpd.choice import find_kind, kind_names
 from acrlpd.config import apply_config_overrides, get_config, validate_config
 from acrlpd.config.create_agent import create_agent
@@ -80,6 +82,23 @@ def test_the_loss_of_the_implicit_value_by_hand(loss):
     assert not NEXT_CANDIDATES & set(info)
 
 
+def test_advantages_compare_with_the_implicit_value_by_hand():
+    """The best of the data have advantages above zero, whatever the policy would do."""
+    config = implicit(critic={"q_aggregation": "mean"})
+    agent, batch = quick_jit(lambda key: create_agent(config, key))(KEY), make_batch(config, 12)
+
+    @quick_jit
+    def advantages(agent):
+        chunk = batch.actions[:, :3, :2].reshape(12, 1, 6)
+        q = jnp.mean(agent.critics.online_ensemble(None, batch.observations, chunk)[:, 0], axis=-1)
+        view = View(agent.algorithm, agent.networks(), batch, draw(KEY, batch, config.acrlpd))
+        return view.advantage, q - agent.networks().backup(None, batch.observations)[:, 0]
+
+    found, expected = map(np.asarray, advantages(agent))
+    assert np.any(expected > 0) and np.any(expected < 0)
+    np.testing.assert_allclose(found, expected * np.asarray(batch.sequence_mask), rtol=1e-5, atol=1e-6)
+
+
 def test_the_value_learns_from_the_target_critics_and_teaches_nobody_directly():
     config = implicit(loss_weights=dataclasses.replace(make_config().acrlpd.loss_weights, actor_weight=0.0))
     agent, batch = build(config), make_batch(config, 8)
@@ -96,10 +115,10 @@ def test_the_value_learns_from_the_target_critics_and_teaches_nobody_directly():
 
 
 def test_without_features_the_next_observation_is_not_encoded():
-    """Plain Q-chunking with a pi0: one prefix with gradient is left, and no denoising."""
-    weights = dataclasses.replace(make_config().acrlpd.loss_weights, actor_weight=0.0)
+    """Plain Q-chunking with a pi0: one prefix with gradient is left, and no denoising, also with advantages."""
 
-    def flops(backup, use_features):
+    def flops(backup, use_features, **changes):
+        weights = dataclasses.replace(make_config().acrlpd.loss_weights, **({"actor_weight": 0.0} | changes))
         config = make_config(
             model=tiny_pi0(),
             backup=backup,
@@ -118,7 +137,7 @@ def test_without_features_the_next_observation_is_not_encoded():
     assert encoded > 0
     encoded_for_features, of_the_loss = flops(value, True)
     assert encoded_for_features > 0 and of_the_loss < denoised
-    assert flops(value, False) == (0, of_the_loss)
+    assert flops(value, False) == flops(value, False, actor_weight=1.0) == (0, of_the_loss)
 
 
 def test_an_update_trains_the_value_and_micro_batches_change_nothing():

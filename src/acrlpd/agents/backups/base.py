@@ -85,6 +85,12 @@ class Backup(Choice, abc.ABC):
         """What the critics are fitted to [b]: y, unless networks of the backup stand between y and the critics."""
         return targets.value
 
+    def advantage(self, view: "View") -> jax.Array:
+        """Q(s, c) - mean over the candidates of Q(s, .), for the logged chunks c [b]."""
+        # One call of the critics for the logged chunk and all candidates: [b, 1 + N].
+        q = view.values(jnp.concatenate([jnp.asarray(view.batch.actions)[:, None], view.sampled], axis=1))
+        return q[:, 0] - jnp.mean(q[:, 1:], axis=1)
+
     def error_weights(self, error: jax.Array) -> jax.Array:
         """How much errors of the critics [b, E], positive where a critic is too low, count in the critics' loss."""
         return jnp.ones_like(error)

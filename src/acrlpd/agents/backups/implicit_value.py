@@ -59,6 +59,14 @@ class ImplicitValue(Backup):
         next_value = self.value(networks)(features, batch.next_observations)[:, 0]
         return Targets(value=td_target(batch, next_value, algorithm.acrlpd.discount))
 
+    def advantage(self, view: "View") -> jax.Array:
+        """Q(s, c) - V(s), for the logged chunks c [b]: positive for the best of the data, whatever the policy does.
+
+        There are no candidates, so a policy that learns from advantages denoises nothing in an update.
+        """
+        q = view.values(jnp.asarray(view.batch.actions)[:, None])[:, 0]
+        return q - self.value(view.fixed)(view.fixed_context.features, view.batch.observations)[:, 0]
+
     def losses(self, view: "View", targets: Targets, subset_rng: jax.Array) -> jax.Array:
         features, observation = view.fixed_context.features, view.batch.observations
         target = view.fixed.critics.target_ensemble

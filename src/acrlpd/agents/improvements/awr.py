@@ -75,7 +75,10 @@ class AWR(Improvement):
                 f"{self.effective_share} decides how sharp the weights are: set one of the two to none"
             )
         if hyperparams.num_action_samples == 1:
-            yield warning("with num_action_samples 1 the advantage baseline is a single sample: noisy weights")
+            yield warning(
+                "with num_action_samples 1 the advantage baseline is a single sample, unless the backup has a value of "
+                "its own: noisy weights"
+            )
 
 
 def log_awr_weight(advantage: jax.Array, temperature: jax.Array, clip: float) -> jax.Array:

@@ -77,20 +77,19 @@ class View:
     @functools.cached_property
     def candidates(self) -> Candidates:
         """N candidates of the policy at s."""
-        return Candidates(self._sampled, self.values(self._sampled))
+        return Candidates(self.sampled, self.values(self.sampled))
 
     @functools.cached_property
     def advantage(self) -> jax.Array:
-        """A [b] = Q(s, c) - mean over the candidates of Q(s, .), for the logged chunk c.
+        """A [b]: how much better the critics find the logged chunk than what the backup compares with.
 
         The advantage is 0 where the critics may not judge the logged chunk.
         """
-        # One call of the critics for the logged chunk and all candidates: [b, 1 + N].
-        q = self.values(jnp.concatenate([jnp.asarray(self.batch.actions)[:, None], self._sampled], axis=1))
-        return (q[:, 0] - jnp.mean(q[:, 1:], axis=1)) * self.batch.sequence_mask
+        return self.algorithm.backup.advantage(self) * self.batch.sequence_mask
 
     @functools.cached_property
-    def _sampled(self) -> jax.Array:
+    def sampled(self) -> jax.Array:
+        """The actions of N candidates of the policy at s: [b, N, T, a]."""
         noise = self.draws.candidate_noise
         return self.algorithm.candidates(self.fixed, self.fixed_context, self.batch.observations, noise)
 
