@@ -6,6 +6,9 @@ reaches beside the cube. The policy clones what leads to a success; critics that
 demonstrations, and choose among its chunks when it acts. The targets are those of an implicit value, which need no
 candidates. The policy has pi0's architecture at a fraction of its size and reads prompts as bytes, so there is nothing
 to download. Rendering needs EGL.
+
+benchmarks/aloha_sim-2026-11-15.md is about an earlier preset: its policy cloned everything, and targets came from
+candidates. What the preset reaches as it is now has not been measured yet.
 """
 
 from acrlpd.agents.backups.implicit_value import ImplicitValue
@@ -34,7 +37,7 @@ CONFIG = RLTrainConfig(
         image_resolution=(84, 84),
         remat_policy="none",
     ),
-    # The results of this preset were measured with the mean of the tokens.
+    # All results of this preset so far were measured with the mean of the tokens.
     critic=MLPCritics(num_critics=4, hidden_dims=(512, 512, 512), q_aggregation="mean", pooling="mean"),
     backup=ImplicitValue(),
     acrlpd=ACRLPDHyperparams(

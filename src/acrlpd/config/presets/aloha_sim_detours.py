@@ -5,6 +5,8 @@ over. In the other half the right arm is quick, but the left hand closes before 
 210 steps, which are enough for the quick way and too few for the detour. Imitation of the successes makes the detour.
 Critics learn from all demonstrations that the quick beginning and the good ending belong together, so the policy clones
 everything and the critics choose. The reward is -1 until the success, so that a detour costs something.
+
+What the preset reaches has not been measured yet.
 """
 
 import dataclasses
