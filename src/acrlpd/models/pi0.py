@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.augmentation import AugmentationLevel
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.gemma import Gemma, LayerWeights
 from acrlpd.models.layers import weights_are_split
-from acrlpd.models.observation import Observation, preprocess_observation, to_float_image
+from acrlpd.models.observation import Observation, to_float_image
 from acrlpd.models.paligemma_sizes import BackboneConfig
 from acrlpd.models.policy import ENCODE, Context, Features, FlowPolicy
 from acrlpd.models.siglip import Siglip
@@ -29,9 +28,10 @@ class PaliGemma(nnx.Module):
 class Pi0(FlowPolicy):
     """The policy. Its parameter tree has openpi's names and shapes."""
 
+    config: Pi0Config
+
     def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
         super().__init__(config)
-        self.config = config
         width, action_dim = config.action_expert.width, config.action_dim
         self.PaliGemma = PaliGemma(config, rngs)
         self.action_in_proj = nnx.Linear(action_dim, width, rngs=rngs)
@@ -43,16 +43,6 @@ class Pi0(FlowPolicy):
             self.action_time_mlp_in = nnx.Linear(2 * width, width, rngs=rngs)
             self.action_time_mlp_out = nnx.Linear(width, width, rngs=rngs)
         self.action_out_proj = nnx.Linear(width, action_dim, rngs=rngs)
-
-    def preprocess(
-        self,
-        rng: jax.Array | None,
-        observation: Observation,
-        *,
-        train: bool,
-        level: AugmentationLevel = "standard",
-    ) -> Observation:
-        return preprocess_observation(rng, observation, self.config, train=train, level=level)
 
     @jax.named_scope(ENCODE)
     def encode(self, observation: Observation, *, features: bool = True) -> Context:

@@ -18,7 +18,7 @@ from acrlpd.models.families.pi0_fast import Pi0FASTConfig
 from acrlpd.models.fast_decoding import decode_tokens
 from acrlpd.models.gemma import KVCache
 from acrlpd.models.layers import weights_are_split
-from acrlpd.models.observation import Observation, preprocess_observation, to_float_image
+from acrlpd.models.observation import Observation, to_float_image
 from acrlpd.models.pi0 import PaliGemma
 from acrlpd.models.policy import DENOISE, ENCODE, Context, Features, FlowPolicy
 
@@ -42,9 +42,10 @@ class Prefix:
 class Pi0FAST(FlowPolicy):
     """The policy. Its parameter tree has openpi's names and shapes."""
 
+    config: Pi0FASTConfig
+
     def __init__(self, config: Pi0FASTConfig, rngs: nnx.Rngs):
         super().__init__(config)
-        self.config = config
         self.PaliGemma = PaliGemma(config, rngs)
 
     def preprocess(
@@ -56,7 +57,7 @@ class Pi0FAST(FlowPolicy):
         level: AugmentationLevel = "standard",
     ) -> Observation:
         """As for pi0, but no image is masked: openpi shows this family a black image where a camera is missing."""
-        observation = preprocess_observation(rng, observation, self.config, train=train, level=level)
+        observation = super().preprocess(rng, observation, train=train, level=level)
         masks = {key: jnp.ones_like(mask, jnp.bool_) for key, mask in observation.image_masks.items()}
         return dataclasses.replace(observation, image_masks=masks)
 

@@ -43,11 +43,11 @@ class StateFlowPolicy(FlowPolicy):
     The critics see the state itself, so they get no features (`feature_dim` is 0).
     """
 
+    config: StateFlowPolicyConfig
     sampling_unroll = 10  # a step takes microseconds; one iteration of a loop takes as long
 
     def __init__(self, config: StateFlowPolicyConfig, rngs: nnx.Rngs):
         super().__init__(config)
-        self.config = config
         dtype = jnp.dtype(config.dtype)
         chunk_dim = config.action_horizon * config.action_dim
         width = config.hidden_dims[0]
