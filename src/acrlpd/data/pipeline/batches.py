@@ -105,7 +105,7 @@ class BatchBuilder:
         self.returns: StepReturns | None = None
         if rl_config.labels_prompts:
             table = dataset.table
-            self.returns = compute_returns(table, dataset.rewards, self.task_ids(np.arange(table.offsets[-1])))
+            self.returns = compute_returns(table, dataset.rewards, self.task_ids(np.arange(table.num_rows)))
 
     @property
     def offsets(self) -> np.ndarray:

@@ -211,7 +211,7 @@ def write_norm_stats(rl_config: RLTrainConfig, *, overwrite: bool = False) -> tu
         require_replaceable(directory, origin)
     table = read_columns(source, rl_config.data, rewards=False)
     read = functools.partial(read_windows, table, rl_config)
-    norm_stats = compute_norm_stats(int(table.offsets[-1]), read, rl_config.data.normalize)
+    norm_stats = compute_norm_stats(table.num_rows, read, rl_config.data.normalize)
     require_dims(read(np.arange(1)), rl_config)
     save_norm_stats(directory, norm_stats, origin)
     return directory, norm_stats
@@ -289,7 +289,7 @@ def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) 
 
 def sample_windows(table: ColumnTable, rl_config: RLTrainConfig) -> dict[str, Any]:
     """State [n, s] and actions [n, T, a] of windows that are spread over the table, before normalisation."""
-    rows = np.linspace(0, int(table.offsets[-1]) - 1, _CHECKED_WINDOWS).astype(np.int64)
+    rows = np.linspace(0, table.num_rows - 1, _CHECKED_WINDOWS).astype(np.int64)
     return read_windows(table, rl_config, np.unique(rows))
 
 

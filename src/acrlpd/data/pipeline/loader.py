@@ -156,9 +156,9 @@ class DataLoader:
     @property
     def steps_per_epoch(self) -> int:
         """Steps in which as many windows are drawn as the readable episodes have steps."""
-        frames, num_steps = self.dataset.frames, int(self.dataset.table.offsets[-1])
+        frames = self.dataset.frames
         share = 1.0 if frames is None else frames.capacity / len(self.dataset.source)
-        return max(1, round(share * num_steps / self.batch_size))
+        return max(1, round(share * self.dataset.table.num_rows / self.batch_size))
 
     @property
     def _epochs_end(self) -> bool:

@@ -62,7 +62,7 @@ def find_successes(table: ColumnTable, rewards: StepRewards) -> np.ndarray:
 
 def compute_returns(table: ColumnTable, rewards: StepRewards, task_ids: np.ndarray) -> StepReturns:
     """The returns of the table's steps; `task_ids` [N] are equal for steps of the same task."""
-    starts, lengths, rows = table.offsets[:-1], np.diff(table.offsets), np.arange(table.offsets[-1])
+    starts, lengths, rows = table.offsets[:-1], np.diff(table.offsets), np.arange(table.num_rows)
     last = np.repeat(table.offsets[1:] - 1, lengths)
     success = find_successes(table, rewards)
     next_success = _next_success(success, rows, starts, lengths)
@@ -95,4 +95,4 @@ def _read_interventions(table: ColumnTable) -> np.ndarray:
         if name in table.columns:
             column = table.columns[name]
             return np.asarray(column.reshape(len(column), -1).any(axis=1))
-    return np.zeros(table.offsets[-1], bool)
+    return np.zeros(table.num_rows, bool)

@@ -258,7 +258,7 @@ def _from_labels(
         )
     episodes = [labels.episodes[index] for index in indices]
     last = table.offsets[1:] - 1
-    success = np.zeros(table.offsets[-1], bool)
+    success = np.zeros(table.num_rows, bool)
     success[last] = [label.success for label in episodes]
     failure = ~success[last]
     rewards = _with_failures(_sparse(success, config), table, failure, config)
@@ -335,8 +335,8 @@ def _finish(
 ) -> StepRewards:
     """Ends every episode at its first success, unless successes do not end the episodes of this data."""
     if not np.isfinite(rewards).all():
-        row = int(np.flatnonzero(~np.isfinite(rewards))[0])
-        position = int(np.searchsorted(table.offsets, row, side="right") - 1)
+        bad_rows = np.flatnonzero(~np.isfinite(rewards))
+        row, position = int(bad_rows[0]), int(table.episodes_of(bad_rows)[0])
         raise DatasetError(
             f"reward of step {row - int(table.offsets[position])} in the episode at position {position} "
             f"is {rewards[row]} ({origin.describe(config)})"

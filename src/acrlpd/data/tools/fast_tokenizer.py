@@ -55,8 +55,7 @@ def fit_config_tokenizer(
     norm_stats = load_config_norm_stats(rl_config.data)
     normalize = Normalize(norm_stats, use_quantiles=uses_quantiles(rl_config))
     table = read_columns(open_config_source(rl_config), rl_config.data, rewards=False)
-    num_rows = int(table.offsets[-1])
-    every = -(-num_rows // _MOST_CHUNKS)
+    every = -(-table.num_rows // _MOST_CHUNKS)
     kept, largest = [], 0.0
     for first, chunks in _read_chunks(table, rl_config, normalize):
         largest = max(largest, float(np.abs(chunks).max()))
@@ -78,9 +77,8 @@ def _read_chunks(
     table: ColumnTable, rl_config: RLTrainConfig, normalize: Normalize
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Normalised chunks [n, T, a] of all windows in blocks, and the number of the first window of each block."""
-    num_rows = int(table.offsets[-1])
-    for first in range(0, num_rows, _BLOCK):
-        rows = np.arange(first, min(first + _BLOCK, num_rows))
+    for first in range(0, table.num_rows, _BLOCK):
+        rows = np.arange(first, min(first + _BLOCK, table.num_rows))
         yield first, normalize(read_windows(table, rl_config, rows))["actions"]
 
 

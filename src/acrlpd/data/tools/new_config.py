@@ -107,7 +107,7 @@ def new_config(
         **rewards,
         **policy,
     }
-    facts = f"{source.format}, {len(source)} episodes, {int(table.offsets[-1])} steps at {source.fps:g} fps"
+    facts = f"{source.format}, {len(source)} episodes, {table.num_rows} steps at {source.fps:g} fps"
     text = settings_to_yaml(settings, (f"What `acrlpd configs new` found in {dataset}: {facts}.", note, _OTHER_FIELDS))
     return NewConfig(parse_config(text, "the new config"), text, note, label_command, _label_example(source.indices))
 
