@@ -20,7 +20,7 @@ import numpy as np
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.dataset import Dataset
-from acrlpd.data.pipeline.returns import StepReturns, compute_returns
+from acrlpd.data.pipeline.returns import StepReturns, compute_returns, rows_ahead
 from acrlpd.data.pipeline.sampling import WindowSampler
 from acrlpd.data.sources.source import NOISE_COLUMN
 from acrlpd.models.observation import Array, Observation
@@ -61,9 +61,7 @@ def make_windows(
     or the observation at t+H was recorded. A recording that stops without a terminal gives neither near its end. Steps
     that were recorded after the terminal are not part of the task any more. `xp` is numpy, or jax.numpy on the devices.
     """
-    ahead = rows[:, None] + xp.arange(max(action_horizon, horizon_length))
-    inside = ahead <= last[:, None]
-    ahead = xp.minimum(ahead, last[:, None])
+    ahead, inside = rows_ahead(rows, last, max(action_horizon, horizon_length), xp)
     critic_rows, critic_inside = ahead[:, :horizon_length], inside[:, :horizon_length]
     terminals = table.terminals[critic_rows] & critic_inside
     after_terminal = table.after_terminal[rows]
