@@ -22,6 +22,7 @@ from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.dataset import Dataset
 from acrlpd.data.pipeline.returns import StepReturns, compute_returns, rows_ahead
 from acrlpd.data.pipeline.sampling import WindowSampler
+from acrlpd.data.pipeline.transforms import to_observation
 from acrlpd.data.sources.source import NOISE_COLUMN
 from acrlpd.models.observation import Array, Observation
 
@@ -163,17 +164,7 @@ class BatchBuilder:
         if self.dataset.prompts is not None:
             data["prompt"] = self.dataset.prompts[table.prompt_index[rows]]
         data = self._transform(data)
-        observation = Observation(
-            images=data.get("image", {}),
-            image_masks=data.get("image_mask", {}),
-            state=data["state"].astype(np.float32),
-            tokenized_prompt=data.get("tokenized_prompt"),
-            tokenized_prompt_mask=data.get("tokenized_prompt_mask"),
-            labelled_prompt=data.get("labelled_prompt"),
-            labelled_prompt_mask=data.get("labelled_prompt_mask"),
-            action_tokens=data.get("action_tokens"),
-        )
-        return observation, data["actions"].astype(np.float32)
+        return to_observation(data), data["actions"].astype(np.float32)
 
     def read_frames(self, episodes: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Camera -> uint8 [n, h, w, 3] for the cameras that the policy is given, at `rows` [n] of `episodes` [n]."""
