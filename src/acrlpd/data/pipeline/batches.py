@@ -6,9 +6,6 @@ windows and sends them through the transforms.
 """
 
 import dataclasses
-import math
-import threading
-import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -20,14 +17,12 @@ import numpy as np
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.dataset import Dataset
+from acrlpd.data.pipeline.prefetch import BufferPool
 from acrlpd.data.pipeline.returns import StepReturns, compute_returns, rows_ahead
 from acrlpd.data.pipeline.sampling import WindowSampler
 from acrlpd.data.pipeline.transforms import to_observation
 from acrlpd.data.sources.source import NOISE_COLUMN
 from acrlpd.models.observation import Array, Observation
-
-# JAX uses an aligned host buffer on a CPU without a copy.
-_ALIGNMENT = 64
 
 
 class RowRewards(Protocol):
@@ -177,46 +172,6 @@ class BatchBuilder:
             images[camera] = self.buffers.take((len(rows), frames.height, frames.width, 3))
             frames.read_into(camera, episodes, steps, images[camera])
         return images
-
-
-class BufferPool:
-    """Image buffers that go round: filled by the loader, read by the device, filled again. Recycled by shape.
-
-    A batch of images is hundreds of megabytes, and touching that much fresh memory costs as much as reading the frames.
-    A caller cannot know when a buffer is free again: a transfer may still run, and on a CPU the device array *is* the
-    buffer. So a buffer comes back when the last array that looks at it dies.
-    """
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[int, ...], list[np.ndarray]] = {}
-        self._lock = threading.Lock()
-        self.allocated_bytes = 0
-
-    def take(self, shape: tuple[int, ...]) -> np.ndarray:
-        """An array of this shape with undefined content; it goes back when the array and its views are gone."""
-        with self._lock:
-            free = self._free.setdefault(shape, [])
-            buffer = free.pop() if free else None
-            if buffer is None:
-                self.allocated_bytes += math.prod(shape)
-                raw = np.empty(math.prod(shape) + _ALIGNMENT, np.uint8)
-                start = -raw.ctypes.data % _ALIGNMENT
-                buffer = raw[start : start + math.prod(shape)].reshape(shape)
-        lease = _Lease(buffer)
-        # No lock: a loan may end at any moment, also while this thread holds the lock. Appending is atomic.
-        weakref.finalize(lease, free.append, buffer).atexit = False
-        return np.asarray(lease)
-
-
-class _Lease:
-    """All views of a lent buffer refer to the lease, so the end of the lease is the end of the loan."""
-
-    def __init__(self, buffer: np.ndarray) -> None:
-        self._buffer = buffer
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return self._buffer.__array_interface__
 
 
 class JoinedBuilder:
