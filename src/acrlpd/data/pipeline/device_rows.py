@@ -100,7 +100,7 @@ class DeviceRows:
         sharding: NamedSharding,
         *,
         spare_rows: int,
-        like: "DeviceRows | None" = None,
+        like: "DeviceRows | None",
     ) -> None:
         """`rows` are those of the dataset, on the host; `sharding` is that of a batch.
 
@@ -267,8 +267,8 @@ def create_device_rows(
     rl_config: RLTrainConfig,
     sharding: NamedSharding,
     *,
-    num_runs: int = 1,
-    like: DeviceRows | None = None,
+    num_runs: int,
+    like: DeviceRows | None,
 ) -> DeviceRows | None:
     """The rows of a run on its devices; None if the config does not want them there, or they cannot be there.
 

@@ -36,9 +36,7 @@ class DatasetError(ValueError):
 class EpisodeError(DatasetError):
     """One episode cannot be used; with `on_bad_episode="skip"` the episode is left out and listed instead."""
 
-    def __init__(
-        self, problem: str, *, path: Path, episode: int, frame: int | None = None, camera: str | None = None
-    ) -> None:
+    def __init__(self, problem: str, *, path: Path, episode: int, frame: int | None, camera: str | None) -> None:
         where = f"{path}: episode {episode}"
         where += "" if frame is None else f", frame {frame}"
         where += "" if camera is None else f", camera {camera!r}"
