@@ -277,7 +277,7 @@ def _peek(args: Sequence[str], names: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for arg, following in itertools.zip_longest(args, args[1:], fillvalue="--"):
         name, (flag, equals, value) = flag_name(arg), arg.partition("=")
-        if name in names:
+        if name is not None and name in names:
             if not equals and following.startswith("--"):
                 kinds = f": {', '.join(kind_names(families()[name]))}, or module:Name" if name in families() else ""
                 raise ConfigError(f"{flag} needs a value{kinds}")
