@@ -255,32 +255,23 @@ def _finish(
         )
     starts, lengths, rows = table.offsets[:-1], np.diff(table.offsets), np.arange(len(rewards))
     last = table.offsets[1:] - 1
-    failures = last[failure] if config.failure_reward is not None else last[:0]
-    scaled = rewards * np.float32(config.scale) + np.float32(config.bias)
-    if not config.success_ends_episode:
-        terminals = success.copy()
+    if config.success_ends_episode:
+        first_success = np.repeat(np.minimum.reduceat(np.where(success, rows, len(rows)), starts), lengths)
+        terminals, after = rows == first_success, rows > first_success
+        leads_to_success = ~after & (first_success < len(rows))
+    else:
+        terminals, after = success.copy(), np.zeros_like(success)
         terminals[last] = False  # The recording stops here, but not because of the success.
-        terminals[failures] = True
-        return StepRewards(
-            rewards=scaled.astype(np.float32),
-            terminals=terminals,
-            after_terminal=np.zeros_like(success),
-            leads_to_success=rows <= np.repeat(np.maximum.reduceat(np.where(success, rows, -1), starts), lengths),
-            success=np.logical_or.reduceat(success, starts),
-            failure=failure,
-            origin=origin,
-        )
-    first = np.minimum.reduceat(np.where(success, rows, len(rows)), starts)  # [episodes]
-    first_of_row = np.repeat(first, lengths)
-    after = rows > first_of_row
-    terminals = rows == first_of_row
-    terminals[failures] = True
+        leads_to_success = rows <= np.repeat(np.maximum.reduceat(np.where(success, rows, -1), starts), lengths)
+    if config.failure_reward is not None:
+        terminals[last[failure]] = True
+    scaled = rewards * np.float32(config.scale) + np.float32(config.bias)
     return StepRewards(
         rewards=np.where(after, np.float32(0), scaled).astype(np.float32),
         terminals=terminals,
         after_terminal=after,
-        leads_to_success=~after & np.repeat(first < len(rows), lengths),
-        success=first < len(rows),
+        leads_to_success=leads_to_success,
+        success=np.logical_or.reduceat(success, starts),
         failure=failure,
         origin=origin,
     )
