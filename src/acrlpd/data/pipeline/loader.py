@@ -78,21 +78,8 @@ class DataLoader:
             self._rows = create_device_rows(prior, rl_config, device_sharding, num_runs=num_runs, like=rows)
         self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
         self._prefetcher: Prefetcher | RowDraws = self._start(first_step)
-        if self._epochs_end and rl_config.training.online_steps and rl_config.online.offline_ratio is None:
-            self.close()
-            raise ConfigError(
-                f"online.offline_ratio None draws from all episodes, but data.episodes_per_memory_pool keeps "
-                f"{self._num_readable} of {len(dataset.source)} in memory; build a frame cache with `acrlpd data "
-                "cache`, or name a ratio"
-            )
         if self._epochs_end:
-            logger.warning(
-                "batches come from %d of %d episodes at a time, which other episodes replace every %d steps; build a "
-                "frame cache (`acrlpd data cache`) to draw from all episodes at any time",
-                self._num_readable,
-                len(dataset.source),
-                self.steps_per_epoch,
-            )
+            self._report_epochs()
 
     def sample_feed(self, num_updates: int) -> Feed:
         """The batches of the next steps, on the devices. Raises what went wrong while a batch was prepared."""
@@ -198,6 +185,24 @@ class DataLoader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _report_epochs(self) -> None:
+        """Warns that batches come from some episodes at a time, or refuses this where all episodes are wanted."""
+        num_episodes = len(self.dataset.source)
+        if self._rl_config.training.online_steps and self._rl_config.online.offline_ratio is None:
+            self.close()
+            raise ConfigError(
+                f"online.offline_ratio None draws from all episodes, but data.episodes_per_memory_pool keeps "
+                f"{self._num_readable} of {num_episodes} in memory; build a frame cache with `acrlpd data cache`, or "
+                "name a ratio"
+            )
+        logger.warning(
+            "batches come from %d of %d episodes at a time, which other episodes replace every %d steps; build a "
+            "frame cache (`acrlpd data cache`) to draw from all episodes at any time",
+            self._num_readable,
+            num_episodes,
+            self.steps_per_epoch,
+        )
 
     def _choose_capacity(self) -> int:
         if self._rows is not None:
