@@ -18,6 +18,7 @@ from acrlpd.agents.schedules.constant import ConstantSchedule
 from acrlpd.batch import Batch, Returns
 from acrlpd.choice import find_kind
 from acrlpd.config import ACRLPDHyperparams, LossWeights, QChunkingConfig, RLTrainConfig, TrainingConfig
+from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.models.observation import Observation
@@ -180,6 +181,11 @@ def random_like(tree: Any, seed: int = 0, scale: float = 0.3) -> Any:
         return jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype)
 
     return jax.tree.map(values, tree)
+
+
+def random_agent(config: RLTrainConfig) -> Agent:
+    """An agent of this config whose parameters and moments are small random numbers."""
+    return random_like(jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0)))
 
 
 def compute_part(agent: Agent, part: str, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Info]:

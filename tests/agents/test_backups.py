@@ -15,7 +15,7 @@ from agent_helpers import (
     make_config,
     quick_call,
     quick_jit,
-    random_like,
+    random_agent,
     tiny_pi0,
     with_parts,
 )
@@ -41,7 +41,7 @@ def implicit(loss="quantile", kappa=0.8, **changes):
 
 
 def build(config):
-    return random_like(jax.eval_shape(lambda key: create_agent(config, key), KEY))
+    return random_agent(config)
 
 
 def test_the_family():

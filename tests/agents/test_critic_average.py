@@ -1,7 +1,6 @@
 """The moving average of the critics: it chooses, it learns nothing, and it changes nothing else."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +13,10 @@ from agent_helpers import (
     make_batch,
     make_config,
     quick_jit,
-    random_like,
+    random_agent,
 )
 
 from acrlpd.agents import Agent
-from acrlpd.config.create_agent import create_agent
 
 KEY = jax.random.key(3)
 DECAY = 0.75
@@ -29,7 +27,7 @@ def updated():
     """An agent without and an agent with an average, after the same two updates."""
     config, agents = make_config(), []
     for decay in (None, DECAY):
-        agent = random_like(jax.eval_shape(functools.partial(create_agent, config), KEY))
+        agent = random_agent(config)
         agent = agent.replace(  # random numbers are no state of an optimizer
             policy_opt_state=agent.policy_optimizer.tx.init(agent.policy_params),
             critic_opt_state=agent.critic_optimizer.tx.init(agent.critics.online),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from agent_helpers import compute_part, make_batch, make_config, quick_jit, random_like, tiny_pi0
+from agent_helpers import compute_part, make_batch, make_config, quick_jit, random_agent, tiny_pi0
 from flax import nnx
 
 from acrlpd.agents.networks import create_critic_networks
@@ -94,7 +94,7 @@ class CameraPolicyConfig(StateFlowPolicyConfig):
 def test_the_critic_loss_alone_trains_them():
     model = CameraPolicyConfig(state_dim=4, action_dim=3, action_horizon=4, hidden_dims=(8,))
     config = make_config(model=model, critic=OWN_EYES)
-    agent = random_like(jax.eval_shape(lambda key: create_agent(config, key), jax.random.key(0)))
+    agent = random_agent(config)
     batch = make_batch(config, 2, all_valid=True)
 
     @jax.jit

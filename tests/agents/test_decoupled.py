@@ -14,7 +14,7 @@ from agent_helpers import (
     make_batch,
     make_config,
     quick_jit,
-    random_like,
+    random_agent,
     with_parts,
 )
 from flax import nnx
@@ -24,7 +24,6 @@ from acrlpd.agents.algorithm import JointLoss
 from acrlpd.agents.backups.decoupled import Decoupled
 from acrlpd.agents.networks import Params
 from acrlpd.config import LossWeights, QChunkingConfig, apply_config_overrides, get_config, validate_config
-from acrlpd.config.create_agent import create_agent
 from acrlpd.envs.create import create_execution
 
 KEY = jax.random.key(3)
@@ -43,7 +42,7 @@ CONFIG = make_config(
 
 @pytest.fixture(scope="module")
 def agent():
-    return random_like(jax.eval_shape(lambda key: create_agent(CONFIG, key), KEY))
+    return random_agent(CONFIG)
 
 
 def by_hand(agent, parts, batch):

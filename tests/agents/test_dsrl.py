@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import choose, compute_part, make_batch, make_config, quick_call, quick_jit, random_like
+from agent_helpers import choose, compute_part, make_batch, make_config, quick_call, quick_jit, random_agent
 from jax.extend.core import jaxprs_in_params
 
 from acrlpd.agents import train_step
 from acrlpd.agents.algorithm import prepare
 from acrlpd.agents.improvements.dsrl import DSRL
 from acrlpd.config import LossWeights
-from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 
 KEY = jax.random.key(3)
@@ -34,7 +33,7 @@ CONFIGS = {
 
 @functools.cache
 def build(rows):
-    return random_like(jax.eval_shape(lambda key: create_agent(CONFIGS[rows], key), KEY))
+    return random_agent(CONFIGS[rows])
 
 
 @pytest.fixture(scope="module")

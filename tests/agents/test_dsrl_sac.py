@@ -13,14 +13,13 @@ from agent_helpers import (
     make_batch,
     make_config,
     quick_jit,
-    random_like,
+    random_agent,
     with_parts,
 )
 
 from acrlpd.agents.algorithm import prepare
 from acrlpd.agents.improvements.dsrl_sac import DSRLSAC
 from acrlpd.config import LossWeights
-from acrlpd.config.create_agent import create_agent
 from acrlpd.config.plan.flops import count_flops
 from acrlpd.models.policy import DENOISE
 
@@ -36,7 +35,7 @@ CONFIG = make_config(  # H = 3, noise of one row of 3 dims
 
 @pytest.fixture(scope="module")
 def agent():
-    return random_like(jax.eval_shape(lambda key: create_agent(CONFIG, key), KEY))
+    return random_agent(CONFIG)
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,12 @@ from agent_helpers import (
     make_batch,
     make_config,
     quick_jit,
-    random_like,
+    random_agent,
     with_parts,
 )
 
 from acrlpd.agents.algorithm import prepare
 from acrlpd.agents.improvements.expo import EXPO
-from acrlpd.config.create_agent import create_agent
 
 KEY = jax.random.key(3)
 SCALE = 0.3
@@ -34,7 +33,7 @@ CONFIG = make_config(
 
 @pytest.fixture(scope="module")
 def agent():
-    agent = random_like(jax.eval_shape(lambda key: create_agent(CONFIG, key), KEY))
+    agent = random_agent(CONFIG)
     return agent.replace(ema_params=jax.tree.map(jnp.copy, agent.policy_params))
 
 

@@ -15,7 +15,7 @@ from agent_helpers import (
     make_config,
     quick_call,
     quick_jit,
-    random_like,
+    random_agent,
     replace_acrlpd,
     tiny_pi0,
 )
@@ -26,7 +26,6 @@ from acrlpd.agents.improvements.base import SampleWeights
 from acrlpd.agents.improvements.recap import RECAP
 from acrlpd.batch import Batch
 from acrlpd.config import LossWeights, RLTrainConfig
-from acrlpd.config.create_agent import create_agent
 from acrlpd.evaluation.validation import answer
 from acrlpd.models.observation import NEGATIVE, NO_LABEL, POSITIVE
 from acrlpd.policies.acting_model import acting_model, choose_actions
@@ -51,7 +50,7 @@ def recap_config(*, guidance: float = 1.0, accumulation: int = 1) -> RLTrainConf
 @functools.cache
 def build(accumulation: int = 1) -> Agent:
     config = recap_config(accumulation=accumulation)
-    agent = random_like(jax.eval_shape(lambda key: create_agent(config, key), KEY))
+    agent = random_agent(config)
     own = agent.improvement  # random moments of Adam would not be positive
     return agent.replace(
         loss_weights=config.acrlpd.loss_weights,
@@ -211,7 +210,7 @@ def test_guidance_leads_away_from_the_plain_prompt(batch: Batch, velocities: lis
 
 def test_critics_beside_the_labels_choose_among_positive_candidates(batch: Batch) -> None:
     config = replace_acrlpd(recap_config(), num_action_samples=3, loss_weights=LossWeights(bc_weight=0.0))
-    agent = random_like(jax.eval_shape(lambda key: create_agent(config, key), KEY))
+    agent = random_agent(config)
     both = choose(agent, KEY, batch.observations)
     negative = batch.observations.replace(labelled_prompt=batch.observations.labelled_prompt.at[:, NEGATIVE].set(0))
     plain = batch.observations.replace(labelled_prompt=batch.observations.labelled_prompt.at[:, POSITIVE].set(0))

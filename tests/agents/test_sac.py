@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_helpers import compute_part, learned_parts, make_batch, make_config, quick_jit, random_like, with_parts
+from agent_helpers import compute_part, learned_parts, make_batch, make_config, quick_jit, random_agent, with_parts
 
 from acrlpd.agents.algorithm import prepare
-from acrlpd.config.create_agent import create_agent
 from acrlpd.models.families.gaussian import GaussianPolicyConfig
 
 KEY = jax.random.key(3)
@@ -21,7 +20,7 @@ CONFIG = make_config(
 
 @pytest.fixture(scope="module")
 def agent():
-    agent = random_like(jax.eval_shape(lambda key: create_agent(CONFIG, key), KEY))
+    agent = random_agent(CONFIG)
     return agent.replace(ema_params=jax.tree.map(jnp.copy, agent.policy_params))
 
 

@@ -11,7 +11,7 @@ from data_pipeline_helpers import MODEL, SIZE, H
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RewardConfig, RLTrainConfig
 from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.pipeline.dataset import write_norm_stats
-from acrlpd.data.pipeline.rewards import Labels
+from acrlpd.data.pipeline.labels import Labels
 from acrlpd.data.sources.source import open_source
 from acrlpd.data.tools.label import label_rule
 from acrlpd.robots.libero import Libero

@@ -8,7 +8,7 @@ import yaml
 
 from acrlpd.cli.pull import main as pull_main
 from acrlpd.cli.push import main as push_main
-from acrlpd.data.pipeline.rewards import Label, Labels, labels_path, load_labels
+from acrlpd.data.pipeline.labels import Label, Labels, labels_path, load_labels
 from acrlpd.data.sources.source import open_source
 from acrlpd.hub import HubError
 from local_hub import LocalHub

@@ -16,8 +16,8 @@ from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_
 from acrlpd.agents import MetricsTable
 from acrlpd.cli.main import main
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
+from acrlpd.data.pipeline.labels import Label, Labels
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
-from acrlpd.data.pipeline.rewards import Label, Labels
 from acrlpd.files import LOCK
 from acrlpd.monitoring.writers import Writers
 from acrlpd.runs.directory import CONFIG_FILE, run_directory, saved_steps

@@ -149,12 +149,10 @@ class Algorithm:
 def critic_loss(view: View, targets: Targets) -> tuple[jax.Array, jax.Array]:
     """Q at the logged chunk [b, E], and the TD loss of each sample [b]."""
     algorithm, critics = view.algorithm, view.networks.critics
-    features = view.context.features if critics.uses_features else None
-    if not algorithm.acrlpd.critic_gradient_to_policy:
-        features = jax.lax.stop_gradient(features)
+    context = view.context if algorithm.acrlpd.critic_gradient_to_policy else view.fixed_context
     online = critics.online_ensemble
     logged = algorithm.logged(view.batch)
-    q = online(features, view.batch.observations, logged[:, None], view.draws.dropout_keys)[:, 0]
+    q = online(context.features, view.batch.observations, logged[:, None], view.draws.dropout_keys)[:, 0]
     target = algorithm.backup.critic_targets(view, targets)
     return q, ensemble_td_loss(online, q, target, algorithm.acrlpd, algorithm.backup.error_weights)
 

@@ -52,7 +52,7 @@ class CriticNetworks(flax.struct.PyTreeNode):
         target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, self.target, self.online)
         return self.replace(target=target)
 
-    def update_average(self, decay: float | None, *, enabled: jax.Array | bool = True) -> "CriticNetworks":
+    def update_average(self, decay: float | None, *, enabled: jax.Array | bool) -> "CriticNetworks":
         """average <- d average + (1 - d) online, if the critics keep an average."""
         if decay is None or self.average is None:
             return self
@@ -93,8 +93,8 @@ class OwnNetworks(flax.struct.PyTreeNode):
     def learns(self) -> bool:
         return bool(jax.tree.leaves(self.params))
 
-    def module(self, params: nnx.State | None = None) -> nnx.Module | None:
-        """The networks as one module, at the given parameters or at their own."""
+    def module(self, params: nnx.State | None) -> nnx.Module | None:
+        """The networks as one module, at the given parameters; None: at their own."""
         if self.network is None:
             return None
         return nnx.merge(self.network, self.params if params is None else params)
@@ -114,6 +114,11 @@ class TemperatureModule(nnx.Module):
     def alpha_loss(self, entropy: jax.Array, target_entropy: float) -> jax.Array:
         """Lowers alpha while the policy is more diverse than wanted, and raises alpha in the other case."""
         return self() * jax.lax.stop_gradient(entropy - target_entropy)
+
+    def actor_loss(self, log_prob: jax.Array, value: jax.Array, target_entropy: float) -> jax.Array:
+        """Soft actor-critic: alpha log pi - Q, which does not train alpha, and the loss of alpha."""
+        alpha = jax.lax.stop_gradient(self())
+        return alpha * log_prob - value + self.alpha_loss(-log_prob, target_entropy)
 
 
 @flax.struct.dataclass
@@ -207,7 +212,7 @@ class Prepared(NamedTuple):
     """What an update needs beside the agent."""
 
     batch: Batch  # with observations as the policy wants them
-    draws: Draws  # all random numbers of the update, but for the next
+    draws: Draws  # all random numbers of the update, apart from the key below
     subset_rng: jax.Array  # the key of the critics' subset
 
     @property

@@ -116,7 +116,7 @@ def label(
         labels_file: Where to write; `<dataset>.labels.json` by default.
         overwrite: Change labels that episodes have already.
     """
-    from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
+    from acrlpd.data.pipeline.labels import Labels, labels_path, load_labels
     from acrlpd.data.sources.source import DatasetError, open_source
     from acrlpd.data.tools import label as tools
 

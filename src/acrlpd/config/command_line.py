@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import operator
 import pathlib
-import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -18,7 +17,13 @@ import tyro
 
 from acrlpd.choice import hint, kind_name, kind_names
 from acrlpd.config import command_help
-from acrlpd.config.flag_names import describe_seed_flags, flag_name, refuse_unknown_flags, replace_seed_flags
+from acrlpd.config.flag_names import (
+    describe_seed_flags,
+    field_of,
+    flag_name,
+    refuse_unknown_flags,
+    replace_seed_flags,
+)
 from acrlpd.config.overrides import ALIASES, apply_config_overrides, resolve_alias
 from acrlpd.config.registry import load_training_config
 from acrlpd.config.train_config import RLTrainConfig
@@ -210,8 +215,7 @@ def _given_fields(args: Sequence[str], parsed: RLTrainConfig) -> dict[str, Any]:
 
     A field may be written with the value that it has already. It is still given: no other field may change it.
     """
-    flags = filter(None, map(flag_name, args))
-    written = {re.sub(r"\bno_(?=\w+$)", "", flag) for flag in flags}  # --model.no-pi05 gives model.pi05
+    written = set(map(field_of, filter(None, map(flag_name, args))))
     return {name: value for name, value in flatten(to_dict(parsed)) if name in written}
 
 
@@ -272,9 +276,8 @@ def _peek(args: Sequence[str], names: Collection[str]) -> dict[str, str]:
     """The values of some flags. If a flag is given twice, the last one counts, as in the real parse."""
     found: dict[str, str] = {}
     for arg, following in itertools.zip_longest(args, args[1:], fillvalue="--"):
-        flag, equals, value = arg.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
-        if flag.startswith("--") and name in names:
+        name, (flag, equals, value) = flag_name(arg), arg.partition("=")
+        if name is not None and name in names:
             if not equals and following.startswith("--"):
                 kinds = f": {', '.join(kind_names(families()[name]))}, or module:Name" if name in families() else ""
                 raise ConfigError(f"{flag} needs a value{kinds}")

@@ -75,23 +75,25 @@ def create_agent(
         state_dim=model.state_dim,
         chunk_dim=rl_config.noise_dim or rl_config.qchunking.chunk_length * rl_config.qchunking.action_dim,
     )
-    improvement = backup = None
-    if algorithm.has_improvement:
-        own_rngs = nnx.Rngs(jax.random.fold_in(critic_rng, 1))
-        improvement = rl_config.improvement.create_networks(policy, algorithm, rl_config.critic, own_rngs)
-    if algorithm.has_critic:
-        own_rngs = nnx.Rngs(jax.random.fold_in(critic_rng, 2))
-        reader = ObservationReader(
-            rl_config.critic, feature_dim=policy.feature_dim, image_keys=model.image_keys, rngs=own_rngs
-        )
-        backup = rl_config.backup.create_networks(
-            critic=rl_config.critic,
-            qchunking=rl_config.qchunking,
-            reader=reader,
-            state_dim=model.state_dim,
-            rngs=own_rngs,
-        )
+    improvement, backup = _create_own_networks(rl_config, algorithm, policy, critic_rng)
     return _assemble_agent(rl_config, algorithm, policy, critics, improvement, backup)
+
+
+def _create_own_networks(
+    rl_config: RLTrainConfig, algorithm: Algorithm, policy: FlowPolicy, rng: jax.Array
+) -> tuple[nnx.Module | None, nnx.Module | None]:
+    """The networks that the improvement brings along, and those of the backup; None where there are none."""
+    critic, improvement, backup = rl_config.critic, None, None
+    if algorithm.has_improvement:
+        rngs = nnx.Rngs(jax.random.fold_in(rng, 1))
+        improvement = rl_config.improvement.create_networks(policy, algorithm, critic, rngs)
+    if algorithm.has_critic:
+        rngs = nnx.Rngs(jax.random.fold_in(rng, 2))
+        reader = ObservationReader(critic, feature_dim=policy.feature_dim, image_keys=policy.image_keys, rngs=rngs)
+        backup = rl_config.backup.create_networks(
+            critic=critic, qchunking=rl_config.qchunking, reader=reader, state_dim=policy.state_dim, rngs=rngs
+        )
+    return improvement, backup
 
 
 def _assemble_agent(

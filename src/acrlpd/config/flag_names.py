@@ -36,6 +36,11 @@ def flag_name(arg: str) -> str | None:
     return arg.partition("=")[0].removeprefix("--").replace("-", "_") if arg.startswith("--") else None
 
 
+def field_of(flag: str) -> str:
+    """The field that a flag sets: --model.no-pi05 sets model.pi05."""
+    return re.sub(r"\bno_(?=\w+$)", "", flag)
+
+
 def replace_seed_flags(args: Iterable[str]) -> list[str]:
     """The arguments with our own names in place of the seeds' names."""
     replaced: list[str] = []
@@ -59,11 +64,11 @@ def refuse_unknown_flags(args: Sequence[str], config: RLTrainConfig, options: It
     A flag that is like no valid flag is left to the parser, which refuses it.
     """
     known = known_flags(config, options)
-    problems = []
-    for name in filter(None, map(flag_name, args)):
-        without_no = re.sub(r"\bno_(?=\w+$)", "", name)  # --model.no-pi05 is the flag of model.pi05
-        if name not in known and without_no not in known and (nearest := _nearest(name, known)):
-            problems.append(f"unknown flag --{name}; did you mean {' or '.join(f'--{flag}' for flag in nearest)}?")
+    problems = [
+        f"unknown flag --{name}; did you mean {' or '.join(f'--{flag}' for flag in nearest)}?"
+        for name in filter(None, map(flag_name, args))
+        if name not in known and field_of(name) not in known and (nearest := _nearest(name, known))
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -1,7 +1,7 @@
 """Presets by name, and the stages in which a preset is used: production, development and debug.
 
 A preset is a file in `acrlpd.config.presets`; its docstring says what the preset is for. A file may also hold several
-presets that differ little, each with a line of its own.
+presets that differ little: its `CONFIGS` has one line about each preset, and the preset.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ def _presets() -> dict[str, _Preset]:
     for name in sorted(info.name for info in pkgutil.iter_modules(presets.__path__)):
         module = importlib.import_module(f"{presets.__name__}.{name}")
         text = (module.__doc__ or "").strip()
-        several: Mapping[str, tuple[str, RLTrainConfig]] = getattr(module, "CONFIGS", {})
-        found |= {variant: _Preset(config, line, f"{line}.\n\n{text}") for variant, (line, config) in several.items()}
+        several: Mapping[str, RLTrainConfig] = getattr(module, "CONFIGS", {})
+        found |= {config.name: _Preset(config, line, f"{line}.\n\n{text}") for line, config in several.items()}
         if hasattr(module, "CONFIG"):
             found[name] = _Preset(module.CONFIG, text.partition("\n")[0], text)
             same = _Preset(module.CONFIG, f"the same as {name}", text)

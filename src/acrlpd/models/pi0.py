@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from acrlpd.models.augmentation import AugmentationLevel
 from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.models.gemma import Gemma, LayerWeights
 from acrlpd.models.layers import weights_are_split
-from acrlpd.models.observation import Observation, preprocess_observation, to_float_image
+from acrlpd.models.observation import Observation, to_float_image
+from acrlpd.models.paligemma_config import PaliGemmaConfig
 from acrlpd.models.paligemma_sizes import BackboneConfig
 from acrlpd.models.policy import ENCODE, Context, Features, FlowPolicy
 from acrlpd.models.siglip import Siglip
@@ -26,12 +26,31 @@ class PaliGemma(nnx.Module):
         self.img = Siglip(config, rngs)
 
 
+def move_valid_tokens_first(tokens: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tokens [b, s, width] with the valid ones first, the place that each token had [b, s], and how many are valid [b].
+
+    Attention depends on positions, not on order, and fused kernels take a length instead of a mask.
+    """
+    order = jnp.argsort(~mask, axis=-1, stable=True)
+    return jnp.take_along_axis(tokens, order[..., None], axis=1), order, jnp.sum(mask, axis=-1, dtype=jnp.int32)
+
+
+def refuse_other_images(observation: Observation, config: PaliGemmaConfig) -> None:
+    """Raises an error for images of another size than the policy reads."""
+    for key in config.image_keys:
+        shape = observation.images[key].shape
+        if shape[1:] != (*config.image_resolution, 3):
+            expected = f"[b, {config.image_resolution[0]}, {config.image_resolution[1]}, 3]"
+            raise ValueError(f"image {key} must be {expected}; found {shape}. Use preprocess_observation")
+
+
 class Pi0(FlowPolicy):
     """The policy. Its parameter tree has openpi's names and shapes."""
 
+    config: Pi0Config
+
     def __init__(self, config: Pi0Config, rngs: nnx.Rngs):
         super().__init__(config)
-        self.config = config
         width, action_dim = config.action_expert.width, config.action_dim
         self.PaliGemma = PaliGemma(config, rngs)
         self.action_in_proj = nnx.Linear(action_dim, width, rngs=rngs)
@@ -44,27 +63,13 @@ class Pi0(FlowPolicy):
             self.action_time_mlp_out = nnx.Linear(width, width, rngs=rngs)
         self.action_out_proj = nnx.Linear(width, action_dim, rngs=rngs)
 
-    def preprocess(
-        self,
-        rng: jax.Array | None,
-        observation: Observation,
-        *,
-        train: bool,
-        level: AugmentationLevel = "standard",
-    ) -> Observation:
-        return preprocess_observation(rng, observation, self.config, train=train, level=level)
-
     @jax.named_scope(ENCODE)
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
         """Runs SigLIP and the first expert once, and keeps what the action tokens attend to.
 
-        Valid tokens are moved to the front: attention depends on positions, not on order, and fused kernels take a
-        length instead of a mask. pi0's state token sees only the prefix and itself, so it belongs to the context.
+        pi0's state token sees only the prefix and itself, so it belongs to the context.
         """
-        tokens, mask = self.embed_prefix(observation)
-        order = jnp.argsort(~mask, axis=-1, stable=True)
-        tokens = jnp.take_along_axis(tokens, order[..., None], axis=1)
-        length = jnp.sum(mask, axis=-1, dtype=jnp.int32)
+        tokens, _, length = move_valid_tokens_first(*self.embed_prefix(observation))
         llm = self.PaliGemma.llm
         out, cache = llm.run_prefix(tokens, length, kv_only=not features)
         if not self.config.pi05:
@@ -107,11 +112,7 @@ class Pi0(FlowPolicy):
 
     def _refuse_other_shapes(self, observation: Observation) -> None:
         config = self.config
-        for key in config.image_keys:
-            shape = observation.images[key].shape
-            if shape[1:] != (*config.image_resolution, 3):
-                expected = f"[b, {config.image_resolution[0]}, {config.image_resolution[1]}, 3]"
-                raise ValueError(f"image {key} must be {expected}; found {shape}. Use preprocess_observation")
+        refuse_other_images(observation, config)
         if observation.state.shape[-1] != config.action_dim:
             raise ValueError(f"state must be padded to action_dim {config.action_dim}; found {observation.state.shape}")
         prompt = observation.tokenized_prompt

@@ -18,8 +18,8 @@ from acrlpd.models.families.pi0_fast import Pi0FASTConfig
 from acrlpd.models.fast_decoding import decode_tokens
 from acrlpd.models.gemma import KVCache
 from acrlpd.models.layers import weights_are_split
-from acrlpd.models.observation import Observation, preprocess_observation, to_float_image
-from acrlpd.models.pi0 import PaliGemma
+from acrlpd.models.observation import Observation, to_float_image
+from acrlpd.models.pi0 import PaliGemma, move_valid_tokens_first, refuse_other_images
 from acrlpd.models.policy import DENOISE, ENCODE, Context, Features, FlowPolicy
 
 # The id at which a sequence of tokens ends, and the id that stands for no token: those of PaliGemma.
@@ -42,9 +42,10 @@ class Prefix:
 class Pi0FAST(FlowPolicy):
     """The policy. Its parameter tree has openpi's names and shapes."""
 
+    config: Pi0FASTConfig
+
     def __init__(self, config: Pi0FASTConfig, rngs: nnx.Rngs):
         super().__init__(config)
-        self.config = config
         self.PaliGemma = PaliGemma(config, rngs)
 
     def preprocess(
@@ -56,7 +57,7 @@ class Pi0FAST(FlowPolicy):
         level: AugmentationLevel = "standard",
     ) -> Observation:
         """As for pi0, but no image is masked: openpi shows this family a black image where a camera is missing."""
-        observation = preprocess_observation(rng, observation, self.config, train=train, level=level)
+        observation = super().preprocess(rng, observation, train=train, level=level)
         masks = {key: jnp.ones_like(mask, jnp.bool_) for key, mask in observation.image_masks.items()}
         return dataclasses.replace(observation, image_masks=masks)
 
@@ -64,13 +65,9 @@ class Pi0FAST(FlowPolicy):
     def encode(self, observation: Observation, *, features: bool = True) -> Context:
         """Runs SigLIP and Gemma over the prefix.
 
-        Valid tokens are moved to the front, each with the position it had: in openpi's training, what follows a masked
-        image does not move up.
+        Each token keeps the position it had: in openpi's training, what follows a masked image does not move up.
         """
-        tokens, mask = self.embed_prefix(observation)
-        order = jnp.argsort(~mask, axis=-1, stable=True)
-        tokens = jnp.take_along_axis(tokens, order[..., None], axis=1)
-        length = jnp.sum(mask, axis=-1, dtype=jnp.int32)
+        tokens, order, length = move_valid_tokens_first(*self.embed_prefix(observation))
         out, cache = self.PaliGemma.llm.run_prefix(tokens, length, positions=order)
         assert out is not None
         final = jnp.maximum(length - 1, 0)[:, None]
@@ -107,13 +104,7 @@ class Pi0FAST(FlowPolicy):
         if observation.tokenized_prompt is None or observation.tokenized_prompt.shape[-1] != config.prompt_len:
             found = None if observation.tokenized_prompt is None else observation.tokenized_prompt.shape
             raise ValueError(f"tokenized_prompt must have {config.prompt_len} tokens; found {found}")
-        for key in config.image_keys:
-            shape = observation.images[key].shape
-            if shape[1:] != (*config.image_resolution, 3):
-                raise ValueError(
-                    f"image {key} must be [b, {config.image_resolution[0]}, {config.image_resolution[1]}, 3]; found "
-                    f"{shape}. Use preprocess_observation"
-                )
+        refuse_other_images(observation, config)
 
     # -- learning
 

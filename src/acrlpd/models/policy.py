@@ -22,7 +22,7 @@ from flax import nnx
 
 from acrlpd.models.augmentation import AugmentationLevel
 from acrlpd.models.families.base import PolicyConfig
-from acrlpd.models.observation import Array, Observation
+from acrlpd.models.observation import Array, Observation, preprocess_observation
 
 # Named scopes, by which the plan tells the work of the policy from the work of the critics.
 ENCODE = "encode"
@@ -55,11 +55,14 @@ class Context:
 
 
 class FlowPolicy(nnx.Module):
-    """Base of all policies. A family implements `encode` and `velocity`, and `preprocess` if it reads images."""
+    """Base of all policies. A family implements `encode` and `velocity`."""
 
     sampling_unroll: int = 1  # denoising steps per iteration of the loop; more pays only if a step is very short
 
+    config: PolicyConfig
+
     def __init__(self, config: PolicyConfig):
+        self.config = config
         self.state_dim = config.state_dim
         self.action_dim = config.action_dim
         self.action_horizon = config.action_horizon
@@ -76,7 +79,7 @@ class FlowPolicy(nnx.Module):
         level: AugmentationLevel = "standard",
     ) -> Observation:
         """The observation as `encode` reads it, with images augmented when `train`. States arrive normalised."""
-        return observation
+        return preprocess_observation(rng, observation, self.config, train=train, level=level)
 
     @abc.abstractmethod
     def encode(self, observation: Observation, *, features: bool = True) -> Context:

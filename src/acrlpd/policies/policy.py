@@ -21,6 +21,7 @@ from acrlpd.data.pipeline.transforms import (
     RepackTransform,
     compose,
     create_policy_transforms,
+    to_observation,
 )
 from acrlpd.execution.base import Chunks, Columns
 from acrlpd.models.observation import Observation
@@ -104,18 +105,9 @@ class Policy:
         if self.observation_noise:
             data = _noisy(data, self.observation_noise, disturbances)
         data = self.model_inputs(data)
-        cameras, reads_prompt = self.rl_config.model.image_keys, self.rl_config.model.prompt_len > 0
-        if cameras and "image" not in data:
+        if self.rl_config.model.image_keys and "image" not in data:
             raise ValueError("the observation has no image")
-        return Observation(
-            images={camera: data["image"][camera] for camera in cameras},
-            image_masks={camera: data["image_mask"][camera] for camera in cameras},
-            state=np.asarray(data["state"], np.float32),
-            tokenized_prompt=data["tokenized_prompt"] if reads_prompt else None,
-            tokenized_prompt_mask=data["tokenized_prompt_mask"] if reads_prompt else None,
-            labelled_prompt=data.get("labelled_prompt"),
-            labelled_prompt_mask=data.get("labelled_prompt_mask"),
-        )
+        return to_observation(data)
 
     def noise(self, seed: int) -> np.ndarray:
         """The noise [N, T, a] of the candidates of one observation."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from acrlpd.checksums import file_checksum
-from acrlpd.data.pipeline.rewards import labels_path
+from acrlpd.data.pipeline.labels import labels_path
 from acrlpd.data.sources.source import open_source
 from acrlpd.data.tools.inspect import inspect_source
 from acrlpd.hub import HubAddress, HubError, Kind

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from acrlpd import hub
 from acrlpd.checksums import Recorded, file_problem
-from acrlpd.data.pipeline.rewards import labels_path
+from acrlpd.data.pipeline.labels import labels_path
 from acrlpd.hub import HubAddress, HubError
 from acrlpd.publishing.parcels import LABELS_FILE
 from acrlpd.runs.checkpoint_layout import EXPORT_FILE, HUB_FILE, RUN, RUN_FILE

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import itertools
 import json
 
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acrlpd.data.pipeline.dataset import chunk_rows
+from acrlpd.config import apply_config_overrides, get_config
+from acrlpd.data.pipeline.dataset import read_windows
 from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,
@@ -20,6 +22,7 @@ from acrlpd.data.pipeline.norm_stats import (
 )
 from acrlpd.data.pipeline.norm_stats_checks import check_norm_stats, near_constant_dims
 from acrlpd.data.pipeline.transforms import AbsoluteActions, DeltaActions, Normalize, Unnormalize
+from acrlpd.data.sources.source import ColumnTable
 
 ORIGIN = NormStatsOrigin(
     dataset="abc",
@@ -77,11 +80,19 @@ def test_statistics_of_windows_equal_brute_force():
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     columns = {name: rng.normal(size=(offsets[-1], 2)).astype(np.float32) for name in ("state", "action")}
 
-    def read_windows(rows):
-        actions = columns["action"][chunk_rows(offsets, rows, 6)]
-        return DeltaActions((True, False))({"state": columns["state"][rows], "actions": actions})
+    table = ColumnTable(columns, offsets, (None,), np.zeros(offsets[-1], np.int32))
+    config = apply_config_overrides(
+        get_config("debug"),
+        {
+            "model.action_horizon": 6,
+            "data.repack.state": ["state"],
+            "data.repack.actions": ["action"],
+            "data.use_delta_joint_actions": True,
+            "data.delta_action_mask": [1, -1],
+        },
+    )
 
-    stats = compute_norm_stats(int(offsets[-1]), read_windows)
+    stats = compute_norm_stats(table.num_rows, functools.partial(read_windows, table, config))
     chunks = []
     for start, end in itertools.pairwise(offsets):
         for t in range(start, end):

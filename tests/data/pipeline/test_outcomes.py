@@ -9,7 +9,7 @@ import pytest
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.data.pipeline.dataset import check_outcomes, open_dataset
-from acrlpd.data.pipeline.rewards import Labels
+from acrlpd.data.pipeline.labels import Labels
 from acrlpd.data.sources.source import DatasetError, open_source
 from acrlpd.data.tools.label import label_rule
 

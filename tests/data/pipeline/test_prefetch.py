@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from acrlpd.data.pipeline.batches import BufferPool
-from acrlpd.data.pipeline.loader import Prefetcher
+from acrlpd.data.pipeline.prefetch import BufferPool, Prefetcher
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 4])

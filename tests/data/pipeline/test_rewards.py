@@ -5,14 +5,8 @@ import numpy as np
 import pytest
 
 from acrlpd.config import RewardConfig
-from acrlpd.data.pipeline.rewards import (
-    Label,
-    Labels,
-    RewardOrigin,
-    compute_rewards,
-    environment_rewards,
-    require_success_in_time,
-)
+from acrlpd.data.pipeline.labels import Label, Labels
+from acrlpd.data.pipeline.rewards import RewardOrigin, compute_rewards, environment_rewards, require_success_in_time
 from acrlpd.data.sources.source import ColumnTable, DatasetError
 
 

@@ -7,7 +7,7 @@ import frame_codes
 import numpy as np
 import pytest
 
-from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
+from acrlpd.data.pipeline.labels import Labels, labels_path, load_labels
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
 from acrlpd.data.tools.convert import convert_to_lerobot
 from acrlpd.data.tools.inspect import validate_source

@@ -7,7 +7,7 @@ import pytest
 
 from acrlpd.cli.data import label
 from acrlpd.console import Console
-from acrlpd.data.pipeline.rewards import Label, Labels, labels_path, load_labels
+from acrlpd.data.pipeline.labels import Label, Labels, labels_path, load_labels
 from acrlpd.data.sources.source import DatasetError, open_source
 from acrlpd.data.tools.label import (
     format_indices,

@@ -11,7 +11,7 @@ import pytest
 from acrlpd.choice import kind_name
 from acrlpd.cli.main import main
 from acrlpd.config import RLTrainConfig, load_config, validate_config
-from acrlpd.data.pipeline.rewards import labels_path, load_labels
+from acrlpd.data.pipeline.labels import labels_path, load_labels
 from acrlpd.data.sources.source import Feature, open_source
 from acrlpd.data.tools.layout import find_layout
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter

@@ -10,8 +10,8 @@ import pytest
 from acrlpd.cli.data import stats
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.data.pipeline.dataset import open_dataset
+from acrlpd.data.pipeline.labels import Labels, labels_path
 from acrlpd.data.pipeline.norm_stats import NormStatsError
-from acrlpd.data.pipeline.rewards import Labels, labels_path
 from acrlpd.data.sources.source import open_source
 from acrlpd.data.tools.label import label_rule
 

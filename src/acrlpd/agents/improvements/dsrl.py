@@ -120,8 +120,8 @@ class DSRL(Improvement):
         target_entropy = hyperparams.target_entropy
         if target_entropy is None:  # noise has the dims of the policy, not those of the robot
             target_entropy = -hyperparams.target_entropy_multiplier * dims
-        alpha_loss = view.networks.own(NoiseActor).temperature.alpha_loss(-log_prob, target_entropy * rows)
-        return view.fixed.own(NoiseActor).temperature() * log_prob - values(chosen)[:, 0] + alpha_loss
+        temperature = view.networks.own(NoiseActor).temperature
+        return temperature.actor_loss(log_prob, values(chosen)[:, 0], target_entropy * rows)
 
     def actor_record(self, view: View, log_prob: jax.Array, rows: int) -> dict[str, jax.Array]:
         """What `metrics` tells about the actor, for each sample: [b] each."""

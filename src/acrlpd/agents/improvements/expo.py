@@ -99,9 +99,8 @@ class EXPO(Improvement):
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
         edited, _, log_prob = self._edit_logged(view, view.networks)
         target_entropy = view.algorithm.target_entropy * view.algorithm.qchunking.chunk_length
-        alpha_loss = view.networks.own(EditNetworks).temperature.alpha_loss(-log_prob, target_entropy)
-        alpha = view.fixed.own(EditNetworks).temperature()
-        return alpha * log_prob - _mean_values(view, edited)[:, 0] + alpha_loss
+        value = _mean_values(view, edited)[:, 0]
+        return view.networks.own(EditNetworks).temperature.actor_loss(log_prob, value, target_entropy)
 
     def metrics(self, weights: SampleWeights) -> Info:
         kept = weights.kept

@@ -55,8 +55,8 @@ class SAC(Improvement):
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
         chunk, log_prob = view.networks.policy.sample_with_log_prob(view.context, view.draws.actor_noise[:, None])
         target_entropy = view.algorithm.target_entropy * chunk.shape[2]
-        alpha_loss = view.networks.own(TemperatureModule).alpha_loss(-log_prob[:, 0], target_entropy)
-        return view.fixed.own(TemperatureModule)() * log_prob[:, 0] - view.values(chunk)[:, 0] + alpha_loss
+        value = view.values(chunk)[:, 0]
+        return view.networks.own(TemperatureModule).actor_loss(log_prob[:, 0], value, target_entropy)
 
     def metrics(self, weights: SampleWeights) -> Info:
         kept = weights.kept

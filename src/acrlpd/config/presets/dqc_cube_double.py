@@ -10,7 +10,7 @@ import dataclasses
 from acrlpd.agents.backups.decoupled import Decoupled
 from acrlpd.config.presets import q_chunking
 
-_, _QC = q_chunking.CONFIGS["qc_cube_double"]
+_QC = q_chunking.make_preset("qc", "cube-double")
 
 CONFIG = dataclasses.replace(
     _QC,

@@ -124,7 +124,7 @@ _ALOHA_SIM_DSRL = _dsrl(
     update_to_data_ratio=0.4,
 )
 
-_PRESETS = {
+CONFIGS = {
     "EXPO on the quick start's task": _expo(
         "quickstart_expo", _QUICKSTART, online_steps=2_400, update_to_data_ratio=0.5
     ),
@@ -143,6 +143,3 @@ _PRESETS = {
         _ALOHA_SIM_DSRL, DSRLSAC(noise_bound=2.0, hidden_dims=(128, 128, 128)), start_steps=8_000
     ),
 }
-
-# Name -> one line about the preset, and the preset.
-CONFIGS = {config.name: (line, config) for line, config in _PRESETS.items()}

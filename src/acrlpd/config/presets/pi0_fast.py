@@ -103,11 +103,8 @@ _DEBUG = dataclasses.replace(
     qchunking=QChunkingConfig(horizon_length=5, action_dim=3),
 )
 
-_PRESETS = {
+CONFIGS = {
     "pi0-FAST on DROID: action tokens, one arm; takes 12.6 hours and 175 GiB of disk on one H100": _DROID,
     "pi0-FAST on LIBERO: action tokens; takes 12.6 hours and 133 GiB of disk on one H100": _LIBERO,
     "a tiny pi0-FAST on random data, for a CPU": _DEBUG,
 }
-
-# Name -> one line about the preset, and the preset.
-CONFIGS = {config.name: (line, config) for line, config in _PRESETS.items()}

@@ -185,16 +185,14 @@ def _changed(config: RLTrainConfig, **sections: Mapping[str, Any]) -> RLTrainCon
     return dataclasses.replace(config, **changed)
 
 
-def _presets() -> dict[str, tuple[str, RLTrainConfig]]:
-    presets = {}
-    for method, make in METHODS.items():
-        for domain, facts in DOMAINS.items():
-            name = f"{method}_{domain.replace('-', '_')}"
-            title = method.upper().replace("_", "-").replace("-N", "-n")
-            what = f"{title} of the Q-chunking paper on OGBench's {domain} from state"
-            presets[name] = what, dataclasses.replace(make(domain, facts), name=name)
-    return presets
+def make_preset(method: str, domain: str) -> RLTrainConfig:
+    """The preset of a method and a domain, by the paper's names."""
+    return dataclasses.replace(METHODS[method](domain, DOMAINS[domain]), name=f"{method}_{domain.replace('-', '_')}")
 
 
-# Name -> one line about the preset, and the preset.
-CONFIGS = _presets()
+def _describe(method: str, domain: str) -> str:
+    title = method.upper().replace("_", "-").replace("-N", "-n")
+    return f"{title} of the Q-chunking paper on OGBench's {domain} from state"
+
+
+CONFIGS = {_describe(method, domain): make_preset(method, domain) for method in METHODS for domain in DOMAINS}

@@ -42,7 +42,7 @@ def _recap(
 _QUICKSTART = dataclasses.replace(
     quickstart_mixed.CONFIG, model=dataclasses.replace(quickstart_mixed.CONFIG.model, max_token_len=32)
 )
-_PRESETS = {
+CONFIGS = {
     "RECAP on the quick start's task": _recap(
         "quickstart_recap",
         _QUICKSTART,
@@ -54,6 +54,3 @@ _PRESETS = {
         "aloha_recap", aloha.CONFIG, RECAP(), offline_steps=30_000, warmup_steps=3_000
     ),
 }
-
-# Name -> one line about the preset, and the preset.
-CONFIGS = {config.name: (line, config) for line, config in _PRESETS.items()}

@@ -75,12 +75,11 @@ _CHANGES: list[tuple[RLTrainConfig, Mapping[str, Any]]] = [
 ]
 
 
-def _with_seeds_numbers(base: RLTrainConfig, changes: Mapping[str, Any]) -> tuple[str, RLTrainConfig]:
+def _with_seeds_numbers(base: RLTrainConfig, changes: Mapping[str, Any]) -> RLTrainConfig:
     config = apply_config_overrides(
         base, {**changes, "training.eval_frequency": 10_000, "checkpoints.keep_period": 5_000}
     )
-    return f"The seeds' original numbers for {base.name}", dataclasses.replace(config, name=f"{base.name}_seeds")
+    return dataclasses.replace(config, name=f"{base.name}_seeds")
 
 
-# Name -> one line about the preset, and the preset.
-CONFIGS = {f"{base.name}_seeds": _with_seeds_numbers(base, changes) for base, changes in _CHANGES}
+CONFIGS = {f"The seeds' original numbers for {base.name}": _with_seeds_numbers(base, made) for base, made in _CHANGES}

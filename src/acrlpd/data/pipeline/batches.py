@@ -6,9 +6,6 @@ windows and sends them through the transforms.
 """
 
 import dataclasses
-import math
-import threading
-import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -20,13 +17,12 @@ import numpy as np
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.dataset import Dataset
-from acrlpd.data.pipeline.returns import StepReturns, compute_returns
+from acrlpd.data.pipeline.prefetch import BufferPool
+from acrlpd.data.pipeline.returns import StepReturns, compute_returns, rows_ahead
 from acrlpd.data.pipeline.sampling import WindowSampler
+from acrlpd.data.pipeline.transforms import to_observation
 from acrlpd.data.sources.source import NOISE_COLUMN
 from acrlpd.models.observation import Array, Observation
-
-# JAX uses an aligned host buffer on a CPU without a copy.
-_ALIGNMENT = 64
 
 
 class RowRewards(Protocol):
@@ -61,9 +57,7 @@ def make_windows(
     or the observation at t+H was recorded. A recording that stops without a terminal gives neither near its end. Steps
     that were recorded after the terminal are not part of the task any more. `xp` is numpy, or jax.numpy on the devices.
     """
-    ahead = rows[:, None] + xp.arange(max(action_horizon, horizon_length))
-    inside = ahead <= last[:, None]
-    ahead = xp.minimum(ahead, last[:, None])
+    ahead, inside = rows_ahead(rows, last, max(action_horizon, horizon_length), xp)
     critic_rows, critic_inside = ahead[:, :horizon_length], inside[:, :horizon_length]
     terminals = table.terminals[critic_rows] & critic_inside
     after_terminal = table.after_terminal[rows]
@@ -105,7 +99,7 @@ class BatchBuilder:
         self.returns: StepReturns | None = None
         if rl_config.labels_prompts:
             table = dataset.table
-            self.returns = compute_returns(table, dataset.rewards, self.task_ids(np.arange(table.offsets[-1])))
+            self.returns = compute_returns(table, dataset.rewards, self.task_ids(np.arange(table.num_rows)))
 
     @property
     def offsets(self) -> np.ndarray:
@@ -165,17 +159,7 @@ class BatchBuilder:
         if self.dataset.prompts is not None:
             data["prompt"] = self.dataset.prompts[table.prompt_index[rows]]
         data = self._transform(data)
-        observation = Observation(
-            images=data.get("image", {}),
-            image_masks=data.get("image_mask", {}),
-            state=data["state"].astype(np.float32),
-            tokenized_prompt=data.get("tokenized_prompt"),
-            tokenized_prompt_mask=data.get("tokenized_prompt_mask"),
-            labelled_prompt=data.get("labelled_prompt"),
-            labelled_prompt_mask=data.get("labelled_prompt_mask"),
-            action_tokens=data.get("action_tokens"),
-        )
-        return observation, data["actions"].astype(np.float32)
+        return to_observation(data), data["actions"].astype(np.float32)
 
     def read_frames(self, episodes: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Camera -> uint8 [n, h, w, 3] for the cameras that the policy is given, at `rows` [n] of `episodes` [n]."""
@@ -188,46 +172,6 @@ class BatchBuilder:
             images[camera] = self.buffers.take((len(rows), frames.height, frames.width, 3))
             frames.read_into(camera, episodes, steps, images[camera])
         return images
-
-
-class BufferPool:
-    """Image buffers that go round: filled by the loader, read by the device, filled again. Recycled by shape.
-
-    A batch of images is hundreds of megabytes, and touching that much fresh memory costs as much as reading the frames.
-    A caller cannot know when a buffer is free again: a transfer may still run, and on a CPU the device array *is* the
-    buffer. So a buffer comes back when the last array that looks at it dies.
-    """
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[int, ...], list[np.ndarray]] = {}
-        self._lock = threading.Lock()
-        self.allocated_bytes = 0
-
-    def take(self, shape: tuple[int, ...]) -> np.ndarray:
-        """An array of this shape with undefined content; it goes back when the array and its views are gone."""
-        with self._lock:
-            free = self._free.setdefault(shape, [])
-            buffer = free.pop() if free else None
-            if buffer is None:
-                self.allocated_bytes += math.prod(shape)
-                raw = np.empty(math.prod(shape) + _ALIGNMENT, np.uint8)
-                start = -raw.ctypes.data % _ALIGNMENT
-                buffer = raw[start : start + math.prod(shape)].reshape(shape)
-        lease = _Lease(buffer)
-        # No lock: a loan may end at any moment, also while this thread holds the lock. Appending is atomic.
-        weakref.finalize(lease, free.append, buffer).atexit = False
-        return np.asarray(lease)
-
-
-class _Lease:
-    """All views of a lent buffer refer to the lease, so the end of the lease is the end of the loan."""
-
-    def __init__(self, buffer: np.ndarray) -> None:
-        self._buffer = buffer
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return self._buffer.__array_interface__
 
 
 class JoinedBuilder:

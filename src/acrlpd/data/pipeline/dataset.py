@@ -26,7 +26,7 @@ from acrlpd.data.pipeline.norm_stats import (
 )
 from acrlpd.data.pipeline.norm_stats_checks import check_norm_stats
 from acrlpd.data.pipeline.outcomes import OutcomeError, needs_outcomes, require_and_report_outcomes
-from acrlpd.data.pipeline.returns import INTERVENTION_COLUMNS
+from acrlpd.data.pipeline.returns import INTERVENTION_COLUMNS, rows_ahead
 from acrlpd.data.pipeline.rewards import DatasetRewards, StepRewards, read_rewards
 from acrlpd.data.pipeline.tokenizer import LABELS, add_label, create_tokenizer
 from acrlpd.data.pipeline.transforms import (
@@ -211,7 +211,7 @@ def write_norm_stats(rl_config: RLTrainConfig, *, overwrite: bool = False) -> tu
         require_replaceable(directory, origin)
     table = read_columns(source, rl_config.data, rewards=False)
     read = functools.partial(read_windows, table, rl_config)
-    norm_stats = compute_norm_stats(int(table.offsets[-1]), read, rl_config.data.normalize)
+    norm_stats = compute_norm_stats(table.num_rows, read, rl_config.data.normalize)
     require_dims(read(np.arange(1)), rl_config)
     save_norm_stats(directory, norm_stats, origin)
     return directory, norm_stats
@@ -289,7 +289,7 @@ def _check(dataset: Dataset, rl_config: RLTrainConfig, origin: NormStatsOrigin) 
 
 def sample_windows(table: ColumnTable, rl_config: RLTrainConfig) -> dict[str, Any]:
     """State [n, s] and actions [n, T, a] of windows that are spread over the table, before normalisation."""
-    rows = np.linspace(0, int(table.offsets[-1]) - 1, _CHECKED_WINDOWS).astype(np.int64)
+    rows = np.linspace(0, table.num_rows - 1, _CHECKED_WINDOWS).astype(np.int64)
     return read_windows(table, rl_config, np.unique(rows))
 
 
@@ -389,13 +389,8 @@ def read_windows(table: ColumnTable, rl_config: RLTrainConfig, rows: np.ndarray)
 
     As in openpi, a chunk that reaches past its episode repeats the last action.
     """
-    steps = chunk_rows(table.offsets, rows, rl_config.model.action_horizon)
+    last = table.offsets[table.episodes_of(rows) + 1] - 1
+    steps, _ = rows_ahead(rows, last, rl_config.model.action_horizon)
     data = {name: table.columns[name][rows] for name in rl_config.data.repack.state}
     data |= {name: table.columns[name][steps] for name in rl_config.data.repack.actions}
     return create_statistics_transform(rl_config)(data)
-
-
-def chunk_rows(offsets: np.ndarray, rows: np.ndarray, action_horizon: int) -> np.ndarray:
-    """Rows [n, T] of the action chunks that start at `rows`; past the end of an episode its last action repeats."""
-    last = offsets[np.searchsorted(offsets, rows, side="right")] - 1
-    return np.minimum(rows[:, None] + np.arange(action_horizon), last[:, None])

@@ -100,7 +100,7 @@ class DeviceRows:
         sharding: NamedSharding,
         *,
         spare_rows: int,
-        like: "DeviceRows | None" = None,
+        like: "DeviceRows | None",
     ) -> None:
         """`rows` are those of the dataset, on the host; `sharding` is that of a batch.
 
@@ -125,7 +125,7 @@ class DeviceRows:
 
     def extend(self, replay: BatchBuilder) -> None:
         """Adds the rows of the replay that are new behind those of the dataset."""
-        seen, total = self._num_rows - self._num_prior, num_rows(replay.dataset)
+        seen, total = self._num_rows - self._num_prior, replay.dataset.table.num_rows
         new = read_rows(replay, first=seen, rows_before=self._num_prior)
         if self._num_prior + total > self._capacity:
             logger.info("the replay has outgrown its place on the devices: the train step is compiled once more")
@@ -237,18 +237,14 @@ def _pad(x: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
 
 
-def num_rows(dataset: Dataset) -> int:
-    return int(dataset.table.offsets[-1])
-
-
 def read_rows(builder: BatchBuilder, *, first: int = 0, rows_before: int = 0) -> RowTable:
     """The rows of a dataset from row `first` on, on the host.
 
     `rows_before` is the number of rows of other data that come before row 0 in the whole table.
     """
-    dataset, offsets = builder.dataset, builder.dataset.table.offsets
-    rows = np.arange(first, num_rows(dataset))
-    episodes = np.searchsorted(offsets, rows, side="right") - 1
+    dataset, offsets = builder.dataset, builder.offsets
+    rows = np.arange(first, dataset.table.num_rows)
+    episodes = dataset.table.episodes_of(rows)
     observation, actions = builder.read(rows, rows[:, None], {})  # chunks of one action
     return RowTable(
         observation=observation,
@@ -271,8 +267,8 @@ def create_device_rows(
     rl_config: RLTrainConfig,
     sharding: NamedSharding,
     *,
-    num_runs: int = 1,
-    like: DeviceRows | None = None,
+    num_runs: int,
+    like: DeviceRows | None,
 ) -> DeviceRows | None:
     """The rows of a run on its devices; None if the config does not want them there, or they cannot be there.
 
@@ -314,7 +310,7 @@ def _what_prevents_rows(
         return "the policy sees images, which the host reads"
     if rl_config.model.discrete_state_input and dataset.prompts is not None:
         return "the state is written into the prompt, which the host does"
-    total = _whole_blocks(num_rows(dataset) + expected_replay_rows(rl_config), sharding)
+    total = _whole_blocks(dataset.table.num_rows + expected_replay_rows(rl_config), sharding)
     needed = num_runs * total * row_bytes(rl_config) // sharding.mesh.size
     limit = int(_MEMORY_SHARE * _device_memory(sharding))
     if needed > limit:
@@ -347,9 +343,8 @@ def _are_windows_of(table: RowTable, builder: BatchBuilder) -> bool:
     Relative actions depend on the first state of their chunk, and a user's own robot may do anything.
     """
     rows = np.unique(np.linspace(0, len(table.rewards) - 1, _CHECKED_WINDOWS).astype(np.int64))
-    offsets = builder.dataset.table.offsets
-    episodes = np.searchsorted(offsets, rows, side="right") - 1
-    expected = builder.build(episodes, rows - offsets[episodes])
+    episodes = builder.dataset.table.episodes_of(rows)
+    expected = builder.build(episodes, rows - builder.offsets[episodes])
     windows = make_windows(rows, table.last_row[rows], table, *builder.horizons)
     pairs = (
         (expected.observations, jax.tree.map(lambda x: x[rows], table.observation)),

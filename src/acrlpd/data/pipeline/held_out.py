@@ -52,7 +52,7 @@ def read_held_out_windows(dataset: Dataset, rl_config: RLTrainConfig) -> HeldOut
         return None
     builder, rewards, offsets = BatchBuilder(held_out, rl_config), held_out.rewards, held_out.table.offsets
     rows = _spread_rows(rewards)
-    episodes = np.searchsorted(offsets, rows, side="right") - 1
+    episodes = held_out.table.episodes_of(rows)
     windows = make_windows(rows, offsets[episodes + 1] - 1, rewards, *builder.horizons)
     action_rows = np.asarray(windows.action_rows)
     observations, actions = builder.read(rows, action_rows, builder.read_frames(episodes, rows))
@@ -122,7 +122,7 @@ def _spread_rows(rewards: StepRewards) -> np.ndarray:
 
 def _mean_chunk(dataset: Dataset, rl_config: RLTrainConfig) -> np.ndarray:
     """The mean of the actions of the training data [T, d], as a policy that sees nothing would predict it."""
-    num_rows = int(dataset.table.offsets[-1])
+    num_rows = dataset.table.num_rows
     rows = np.linspace(0, num_rows - 1, min(num_rows, _MEAN_WINDOWS)).round().astype(np.int64)
     # Sums of float32 are rounded, and a dim that never moves would seem to move.
     return read_windows(dataset.table, rl_config, rows)["actions"].mean(axis=0, dtype=np.float64).astype(np.float32)

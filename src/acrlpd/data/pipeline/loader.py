@@ -3,10 +3,8 @@
 import dataclasses
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
@@ -18,6 +16,7 @@ from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.batches import BatchBuilder, JoinedBuilder, Part, interleave
 from acrlpd.data.pipeline.dataset import Dataset, open_dataset
 from acrlpd.data.pipeline.device_rows import ROWS_CAPACITY, RowDraws, create_device_rows
+from acrlpd.data.pipeline.prefetch import Prefetcher
 from acrlpd.data.pipeline.sampling import WindowSampler
 
 logger = logging.getLogger(__name__)
@@ -79,21 +78,8 @@ class DataLoader:
             self._rows = create_device_rows(prior, rl_config, device_sharding, num_runs=num_runs, like=rows)
         self.capacity = self._choose_capacity()  # the largest number of updates that one feed serves
         self._prefetcher: Prefetcher | RowDraws = self._start(first_step)
-        if self._epochs_end and rl_config.training.online_steps and rl_config.online.offline_ratio is None:
-            self.close()
-            raise ConfigError(
-                f"online.offline_ratio None draws from all episodes, but data.episodes_per_memory_pool keeps "
-                f"{self._num_readable} of {len(dataset.source)} in memory; build a frame cache with `acrlpd data "
-                "cache`, or name a ratio"
-            )
         if self._epochs_end:
-            logger.warning(
-                "batches come from %d of %d episodes at a time, which other episodes replace every %d steps; build a "
-                "frame cache (`acrlpd data cache`) to draw from all episodes at any time",
-                self._num_readable,
-                len(dataset.source),
-                self.steps_per_epoch,
-            )
+            self._report_epochs()
 
     def sample_feed(self, num_updates: int) -> Feed:
         """The batches of the next steps, on the devices. Raises what went wrong while a batch was prepared."""
@@ -156,9 +142,9 @@ class DataLoader:
     @property
     def steps_per_epoch(self) -> int:
         """Steps in which as many windows are drawn as the readable episodes have steps."""
-        frames, num_steps = self.dataset.frames, int(self.dataset.table.offsets[-1])
+        frames = self.dataset.frames
         share = 1.0 if frames is None else frames.capacity / len(self.dataset.source)
-        return max(1, round(share * num_steps / self.batch_size))
+        return max(1, round(share * self.dataset.table.num_rows / self.batch_size))
 
     @property
     def _epochs_end(self) -> bool:
@@ -200,6 +186,24 @@ class DataLoader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _report_epochs(self) -> None:
+        """Warns that batches come from some episodes at a time, or refuses this where all episodes are wanted."""
+        num_episodes = len(self.dataset.source)
+        if self._rl_config.training.online_steps and self._rl_config.online.offline_ratio is None:
+            self.close()
+            raise ConfigError(
+                f"online.offline_ratio None draws from all episodes, but data.episodes_per_memory_pool keeps "
+                f"{self._num_readable} of {num_episodes} in memory; build a frame cache with `acrlpd data cache`, or "
+                "name a ratio"
+            )
+        logger.warning(
+            "batches come from %d of %d episodes at a time, which other episodes replace every %d steps; build a "
+            "frame cache (`acrlpd data cache`) to draw from all episodes at any time",
+            self._num_readable,
+            num_episodes,
+            self.steps_per_epoch,
+        )
+
     def _choose_capacity(self) -> int:
         if self._rows is not None:
             return ROWS_CAPACITY
@@ -230,7 +234,7 @@ class DataLoader:
             stride=1 if self._rl_config.noise_dim is None else qchunking.horizon_length,
         )
 
-    def _start(self, step: int) -> "Prefetcher | RowDraws":
+    def _start(self, step: int) -> Prefetcher | RowDraws:
         epoch = step // self.steps_per_epoch
         self._first_step = step
         parts = self._make_parts(epoch)
@@ -325,67 +329,3 @@ def create_data_loader(
         num_runs=num_runs,
         like=like,
     )
-
-
-class Prefetcher:
-    """Results of `build(step)` for steps from `first_step` to before `end_step`, in order, prepared ahead by threads.
-
-    At most max(depth, num_workers) results exist beyond the result in use. Without workers `get` builds each result.
-    An error of a thread is raised by `get` for the step that the error belongs to. The threads hold no reference to
-    the Prefetcher, so dropping the Prefetcher stops them.
-    """
-
-    def __init__(
-        self,
-        build: Callable[[int], Any],
-        *,
-        first_step: int,
-        end_step: float = math.inf,
-        num_workers: int,
-        depth: int,
-    ) -> None:
-        self._step = first_step
-        self._build = build
-        self._end_step = end_step
-        self._depth = max(depth, num_workers)
-        self._threads = ThreadPoolExecutor(num_workers, "acrlpd-data") if num_workers else None
-        self._ahead: deque[Future[Any]] = deque()  # from `step` on
-        self._closed = False
-        self._prepare_ahead()
-
-    @property
-    def step(self) -> int:
-        """The step that `get` returns next."""
-        if self._closed:
-            raise RuntimeError("the data loader was closed")
-        return self._step
-
-    def get(self) -> Any:
-        """The result of the next step; waits until the result is there."""
-        step = self.step
-        try:
-            result = self._ahead[0].result() if self._threads else self._build(step)
-        except Exception as error:
-            error.add_note(f"while the batch of step {step} was prepared")
-            raise
-        if self._threads:
-            self._ahead.popleft()
-        self._step = step + 1
-        self._prepare_ahead()
-        return result
-
-    def raise_depth(self, depth: int) -> None:
-        """Prepares at least so many results ahead."""
-        self._depth = max(self._depth, depth)
-        self._prepare_ahead()
-
-    def _prepare_ahead(self) -> None:
-        while self._threads and len(self._ahead) < self._depth and self.step + len(self._ahead) < self._end_step:
-            self._ahead.append(self._threads.submit(self._build, self.step + len(self._ahead)))
-
-    def close(self) -> None:
-        """Stops the threads and waits for their end; results that nobody took are dropped."""
-        self._closed = True
-        self._ahead.clear()
-        if self._threads:
-            self._threads.shutdown(cancel_futures=True)

@@ -18,6 +18,15 @@ from acrlpd.models.observation import Array
 INTERVENTION_COLUMNS = ("intervention", "complementary_info.is_intervention", "intervene_flag")
 
 
+def rows_ahead(rows: Array, last: Array, count: int, xp: ModuleType = np) -> tuple[Array, Array]:
+    """The rows [B, count] of the steps from `rows` [B] on, and whether they lie inside of episodes that end at `last`.
+
+    Past the end of an episode its last row repeats. `xp` is numpy, or jax.numpy on the devices.
+    """
+    ahead = rows[:, None] + xp.arange(count)
+    return xp.minimum(ahead, last[:, None]), ahead <= last[:, None]
+
+
 @flax.struct.dataclass
 class StepReturns:
     """The returns of all steps of a table; rewards are those of `acrlpd.batch.Returns`."""
@@ -34,9 +43,7 @@ class StepReturns:
         `horizons` are the steps H of a target and T of a chunk. `xp` is numpy, or jax.numpy on the devices.
         """
         horizon_length, action_horizon = horizons
-        ahead = rows[:, None] + xp.arange(max(horizons))
-        inside = ahead <= last[:, None]
-        ahead = xp.minimum(ahead, last[:, None])
+        ahead, inside = rows_ahead(rows, last, max(horizons), xp)
         success = (self.success[ahead] & inside)[:, :horizon_length]
         succeeds, goes_on = xp.any(success, axis=1), rows + horizon_length <= last
         steps = xp.where(succeeds, xp.argmax(success, axis=1), horizon_length).astype(np.float32)
@@ -62,7 +69,7 @@ def find_successes(table: ColumnTable, rewards: StepRewards) -> np.ndarray:
 
 def compute_returns(table: ColumnTable, rewards: StepRewards, task_ids: np.ndarray) -> StepReturns:
     """The returns of the table's steps; `task_ids` [N] are equal for steps of the same task."""
-    starts, lengths, rows = table.offsets[:-1], np.diff(table.offsets), np.arange(table.offsets[-1])
+    starts, lengths, rows = table.offsets[:-1], np.diff(table.offsets), np.arange(table.num_rows)
     last = np.repeat(table.offsets[1:] - 1, lengths)
     success = find_successes(table, rewards)
     next_success = _next_success(success, rows, starts, lengths)
@@ -95,4 +102,4 @@ def _read_interventions(table: ColumnTable) -> np.ndarray:
         if name in table.columns:
             column = table.columns[name]
             return np.asarray(column.reshape(len(column), -1).any(axis=1))
-    return np.zeros(table.offsets[-1], bool)
+    return np.zeros(table.num_rows, bool)

@@ -4,105 +4,17 @@ A success is a terminal: nothing more can be gained after that step. A failure i
 reward. The end of a recording for any other reason (a time limit, an operator who stopped) is not a terminal; the
 critic bootstraps through it or does not learn from it. Steps recorded after the success earn nothing, unless the data
 is play: then the recording goes on after a success as before.
-
-Most robot datasets do not say which episodes worked. `acrlpd data label` writes this into a JSON file next to, never
-inside, the dataset.
 """
 
 import dataclasses
 import enum
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from acrlpd.config import RewardConfig
+from acrlpd.data.pipeline.labels import Labels, Outcomes, labels_path, load_labels
 from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource
-from acrlpd.files import write_text_atomically
-
-_FORMAT = "acrlpd episode labels"
-
-
-@dataclasses.dataclass(frozen=True)
-class Label:
-    """What is known about one episode."""
-
-    success: bool
-    length: int  # steps of the episode when it was labelled; reveals labels of another dataset
-    reward: float | None = None  # of the last step; None: the reward follows from success
-
-
-class Outcomes(NamedTuple):
-    """Numbers of episodes by how they ended."""
-
-    successes: int
-    failures: int
-    neither: int  # without a label, or cut before the episode could succeed or fail
-
-    def __str__(self) -> str:
-        return f"successes: {self.successes}, failures: {self.failures}, neither: {self.neither}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Labels:
-    """The labels file of a dataset; keys are the dataset's own episode numbers."""
-
-    path: Path
-    episodes: dict[int, Label]
-
-    def outcomes(self, source: EpisodeSource) -> "Outcomes":
-        """How many of the source's episodes have which label."""
-        known = [self.episodes[index].success for index in source.indices if index in self.episodes]
-        return Outcomes(sum(known), len(known) - sum(known), len(source) - len(known))
-
-    def updated(self, episodes: dict[int, Label]) -> "Labels":
-        return dataclasses.replace(self, episodes={**self.episodes, **episodes})
-
-    def save(self) -> None:
-        entries = {
-            str(index): {k: v for k, v in dataclasses.asdict(label).items() if v is not None}
-            for index, label in sorted(self.episodes.items())
-        }
-        write_text_atomically(self.path, json.dumps({"format": _FORMAT, "episodes": entries}, indent=1) + "\n")
-
-
-def labels_path(dataset: Path) -> Path:
-    """`<dataset>.labels.json` next to the dataset."""
-    root = dataset.resolve()
-    return root.with_name(root.name + ".labels.json")
-
-
-def load_labels(path: Path, source: EpisodeSource) -> Labels | None:
-    """The labels at `path`; None if there is no file. Refuses labels of another dataset."""
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text())
-        if content.get("format") != _FORMAT:
-            raise ValueError(f"its format is {content.get('format')!r}, expected {_FORMAT!r}")
-        episodes = {int(index): _parse_label(index, entry) for index, entry in content["episodes"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DatasetError(f"{path} is not a labels file: {error}") from error
-    for index, length in zip(source.indices, source.lengths, strict=True):
-        label = episodes.get(index)
-        if label is not None and label.length != length:
-            raise DatasetError(
-                f"{path} labels an episode {index} of {label.length} steps, but in {source.root} it has "
-                f"{length}: the labels belong to another dataset. Move the file away and label again"
-            )
-    return Labels(path, episodes)
-
-
-def _parse_label(index: str, entry: Mapping[str, Any]) -> Label:
-    """A label from the file. People edit the file, and the text "false" would count as a success."""
-    label = Label(**entry)
-    if not isinstance(label.success, bool):
-        raise ValueError(f"success of episode {index} is {label.success!r}, expected true or false")
-    if label.reward is not None and (isinstance(label.reward, bool) or not isinstance(label.reward, int | float)):
-        raise ValueError(f"reward of episode {index} is {label.reward!r}, expected a number")
-    return label
 
 
 class RewardOrigin(enum.Enum):
@@ -258,7 +170,7 @@ def _from_labels(
         )
     episodes = [labels.episodes[index] for index in indices]
     last = table.offsets[1:] - 1
-    success = np.zeros(table.offsets[-1], bool)
+    success = np.zeros(table.num_rows, bool)
     success[last] = [label.success for label in episodes]
     failure = ~success[last]
     rewards = _with_failures(_sparse(success, config), table, failure, config)
@@ -335,40 +247,31 @@ def _finish(
 ) -> StepRewards:
     """Ends every episode at its first success, unless successes do not end the episodes of this data."""
     if not np.isfinite(rewards).all():
-        row = int(np.flatnonzero(~np.isfinite(rewards))[0])
-        position = int(np.searchsorted(table.offsets, row, side="right") - 1)
+        bad_rows = np.flatnonzero(~np.isfinite(rewards))
+        row, position = int(bad_rows[0]), int(table.episodes_of(bad_rows)[0])
         raise DatasetError(
             f"reward of step {row - int(table.offsets[position])} in the episode at position {position} "
             f"is {rewards[row]} ({origin.describe(config)})"
         )
     starts, lengths, rows = table.offsets[:-1], np.diff(table.offsets), np.arange(len(rewards))
     last = table.offsets[1:] - 1
-    failures = last[failure] if config.failure_reward is not None else last[:0]
-    scaled = rewards * np.float32(config.scale) + np.float32(config.bias)
-    if not config.success_ends_episode:
-        terminals = success.copy()
+    if config.success_ends_episode:
+        first_success = np.repeat(np.minimum.reduceat(np.where(success, rows, len(rows)), starts), lengths)
+        terminals, after = rows == first_success, rows > first_success
+        leads_to_success = ~after & (first_success < len(rows))
+    else:
+        terminals, after = success.copy(), np.zeros_like(success)
         terminals[last] = False  # The recording stops here, but not because of the success.
-        terminals[failures] = True
-        return StepRewards(
-            rewards=scaled.astype(np.float32),
-            terminals=terminals,
-            after_terminal=np.zeros_like(success),
-            leads_to_success=rows <= np.repeat(np.maximum.reduceat(np.where(success, rows, -1), starts), lengths),
-            success=np.logical_or.reduceat(success, starts),
-            failure=failure,
-            origin=origin,
-        )
-    first = np.minimum.reduceat(np.where(success, rows, len(rows)), starts)  # [episodes]
-    first_of_row = np.repeat(first, lengths)
-    after = rows > first_of_row
-    terminals = rows == first_of_row
-    terminals[failures] = True
+        leads_to_success = rows <= np.repeat(np.maximum.reduceat(np.where(success, rows, -1), starts), lengths)
+    if config.failure_reward is not None:
+        terminals[last[failure]] = True
+    scaled = rewards * np.float32(config.scale) + np.float32(config.bias)
     return StepRewards(
         rewards=np.where(after, np.float32(0), scaled).astype(np.float32),
         terminals=terminals,
         after_terminal=after,
-        leads_to_success=~after & np.repeat(first < len(rows), lengths),
-        success=first < len(rows),
+        leads_to_success=leads_to_success,
+        success=np.logical_or.reduceat(success, starts),
         failure=failure,
         origin=origin,
     )

@@ -100,11 +100,10 @@ class ByteTokenizer(Tokenizer):
 class PaligemmaTokenizer(Tokenizer):
     """PaliGemma's SentencePiece model, which the released pi0 and pi0.5 weights need."""
 
-    def __init__(self, max_len: int, long_prompts: LongPrompts = "cut", model_path: str | Path | None = None) -> None:
+    def __init__(self, max_len: int, long_prompts: LongPrompts, path: Path) -> None:
         super().__init__(max_len, long_prompts)
         import sentencepiece
 
-        path = Path(model_path) if model_path is not None else default_tokenizer_path()
         if not path.is_file():
             raise FileNotFoundError(
                 f"PaliGemma's tokenizer is not at {path}. Get it once with\n"
@@ -138,7 +137,8 @@ def create_tokenizer(name: str, max_len: int, long_prompts: LongPrompts = "cut")
     """ "byte", "paligemma" (from the cache directory) or the path of a SentencePiece model."""
     if name == "byte":
         return ByteTokenizer(max_len, long_prompts)
-    return PaligemmaTokenizer(max_len, long_prompts, None if name == "paligemma" else name)
+    path = default_tokenizer_path() if name == "paligemma" else Path(name)
+    return PaligemmaTokenizer(max_len, long_prompts, path)
 
 
 def default_tokenizer_path() -> Path:

@@ -21,6 +21,7 @@ from acrlpd.data.frames.store import resize_with_pad
 from acrlpd.data.pipeline.action_tokens import ReportUndecodable, TokenizeActions
 from acrlpd.data.pipeline.norm_stats import EPSILON, NormStats
 from acrlpd.data.pipeline.tokenizer import LABELS, LongPrompts, Tokenizer, add_label, create_tokenizer
+from acrlpd.models.observation import Observation
 from acrlpd.robots.base import DataDict, make_bool_mask
 
 DataTransformFn = Callable[[DataDict], DataDict]
@@ -227,6 +228,20 @@ class PadStatesAndActions:
         if missing < 0:
             raise ValueError(f"{key} has {x.shape[-1]} dims, more than the model's action_dim {self.model_action_dim}")
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+def to_observation(data: DataDict) -> Observation:
+    """What the policy reads, from data that has gone through all transforms."""
+    return Observation(
+        images=data.get("image", {}),
+        image_masks=data.get("image_mask", {}),
+        state=np.asarray(data["state"], np.float32),
+        tokenized_prompt=data.get("tokenized_prompt"),
+        tokenized_prompt_mask=data.get("tokenized_prompt_mask"),
+        labelled_prompt=data.get("labelled_prompt"),
+        labelled_prompt_mask=data.get("labelled_prompt_mask"),
+        action_tokens=data.get("action_tokens"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

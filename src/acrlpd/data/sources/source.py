@@ -36,9 +36,7 @@ class DatasetError(ValueError):
 class EpisodeError(DatasetError):
     """One episode cannot be used; with `on_bad_episode="skip"` the episode is left out and listed instead."""
 
-    def __init__(
-        self, problem: str, *, path: Path, episode: int, frame: int | None = None, camera: str | None = None
-    ) -> None:
+    def __init__(self, problem: str, *, path: Path, episode: int, frame: int | None, camera: str | None) -> None:
         where = f"{path}: episode {episode}"
         where += "" if frame is None else f", frame {frame}"
         where += "" if camera is None else f", camera {camera!r}"
@@ -114,9 +112,17 @@ class ColumnTable:
     prompts: tuple[str | None, ...]  # the distinct prompts
     prompt_index: np.ndarray  # int32 [N] into prompts: the task may change within an episode
 
+    @property
+    def num_rows(self) -> int:
+        return int(self.offsets[-1])
+
     def rows(self, i: int) -> slice:
         """The rows of the episode at position i."""
         return slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+
+    def episodes_of(self, rows: np.ndarray) -> np.ndarray:
+        """The positions of the episodes that have these rows."""
+        return np.searchsorted(self.offsets, rows, side="right") - 1
 
 
 class EpisodeSource(abc.ABC):
@@ -160,11 +166,10 @@ class EpisodeSource(abc.ABC):
         """The episode at position i; raises EpisodeError when it is broken."""
         index = self.indices[i]
         table = self._read_episode(index, None)
-        length = int(table.offsets[-1])
         return Episode(
             index=index,
-            length=length,
-            prompt=table.prompts[table.prompt_index[0]] if length else None,
+            length=table.num_rows,
+            prompt=table.prompts[table.prompt_index[0]] if table.num_rows else None,
             columns=table.columns,
             read_frames=lambda camera, ts: self.read_frames(index, camera, ts),
         )
@@ -190,7 +195,7 @@ class EpisodeSource(abc.ABC):
         table = self._read_episode(index, None)
         for camera in self.cameras:
             self._check_camera(index, camera)
-        return int(table.offsets[-1])
+        return table.num_rows
 
     def verify(self, index: int) -> None:
         """Raises EpisodeError at any damage of an episode that its format can show; reads and decodes everything."""

@@ -64,7 +64,7 @@ class VideoReader:
         """Raises when the file ends before `count` frames from `start` seconds on; decodes nothing."""
         if not len(self._entries):
             return
-        # The duration does not tell it: writers disagree about how long the last frame is shown.
+        # The duration does not say when the last frame begins: writers disagree about how long it is shown.
         last = (self._entries[len(self._entries) - 1].timestamp + self._decode_shift) * self._time_base
         if last < start + (count - 1.5) / fps:
             raise BadDataError(

@@ -6,9 +6,9 @@ from pathlib import Path
 import rich.progress
 
 from acrlpd.console import Console
-from acrlpd.data.pipeline.rewards import Labels, labels_path, load_labels
+from acrlpd.data.pipeline.labels import Labels, labels_path, load_labels
 from acrlpd.data.sources.lerobot import LeRobotSource
-from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, Feature, SkippedEpisode, step_blocks
+from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, Feature, SkippedEpisode
 from acrlpd.data.tools.lerobot_writer import ADDED, LeRobotWriter
 from acrlpd.files import only_one
 
@@ -80,9 +80,4 @@ def _copy_episode(source: EpisodeSource, i: int, writer: LeRobotWriter, columns:
     prompt = episode.prompt or task
     if prompt is None:
         raise DatasetError(f"{source.root}: episode {episode.index} has no prompt; say what the robot does with --task")
-    for ts in step_blocks(episode.length):
-        writer.add_steps(
-            {name: episode.columns[name][ts] for name in columns},
-            {camera: episode.frames(camera, ts) for camera in source.cameras},
-        )
-    writer.end_episode(prompt)
+    writer.add_episode(episode, {name: episode.columns[name] for name in columns}, source.cameras, prompt)

@@ -12,6 +12,7 @@ from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.data.pipeline.dataset import load_config_norm_stats, open_config_source, read_columns, read_windows
 from acrlpd.data.pipeline.transforms import Normalize, uses_quantiles
 from acrlpd.data.sources.source import ColumnTable
+from acrlpd.files import new_directory
 from acrlpd.models.fast_tokenizer import TOKENIZER_FILE, FASTTokenizer, fit_fast_tokenizer
 
 # Chunks from which byte pairs are merged; more of them change the tokens little.
@@ -41,7 +42,7 @@ class FitReport:
 
 
 def fit_config_tokenizer(
-    rl_config: RLTrainConfig, output: Path, *, vocab_size: int, scale: float, overwrite: bool = False
+    rl_config: RLTrainConfig, output: Path, *, vocab_size: int, scale: float, overwrite: bool
 ) -> FitReport:
     """Fits a tokenizer on the normalised chunks of all episodes, and writes its directory once it is complete."""
     model = rl_config.model
@@ -55,8 +56,7 @@ def fit_config_tokenizer(
     norm_stats = load_config_norm_stats(rl_config.data)
     normalize = Normalize(norm_stats, use_quantiles=uses_quantiles(rl_config))
     table = read_columns(open_config_source(rl_config), rl_config.data, rewards=False)
-    num_rows = int(table.offsets[-1])
-    every = -(-num_rows // _MOST_CHUNKS)
+    every = -(-table.num_rows // _MOST_CHUNKS)
     kept, largest = [], 0.0
     for first, chunks in _read_chunks(table, rl_config, normalize):
         largest = max(largest, float(np.abs(chunks).max()))
@@ -64,13 +64,11 @@ def fit_config_tokenizer(
     chunks = np.concatenate(kept)
     tokenizer = fit_fast_tokenizer(chunks, vocab_size=vocab_size, scale=scale, largest_action=largest, name=str(output))
     report = _try(tokenizer, chunks, largest)
-    partial = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    tokenizer.save(partial, action_dim=model.action_dim, time_horizon=model.action_horizon)
-    if output.exists():
-        _require_tokenizer(output)
-        shutil.rmtree(output)
-    partial.rename(output)
+    with new_directory(output) as partial:
+        tokenizer.save(partial, action_dim=model.action_dim, time_horizon=model.action_horizon)
+        if output.exists():
+            _require_tokenizer(output)
+            shutil.rmtree(output)
     return report
 
 
@@ -78,9 +76,8 @@ def _read_chunks(
     table: ColumnTable, rl_config: RLTrainConfig, normalize: Normalize
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Normalised chunks [n, T, a] of all windows in blocks, and the number of the first window of each block."""
-    num_rows = int(table.offsets[-1])
-    for first in range(0, num_rows, _BLOCK):
-        rows = np.arange(first, min(first + _BLOCK, num_rows))
+    for first in range(0, table.num_rows, _BLOCK):
+        rows = np.arange(first, min(first + _BLOCK, table.num_rows))
         yield first, normalize(read_windows(table, rl_config, rows))["actions"]
 
 

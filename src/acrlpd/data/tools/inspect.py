@@ -16,7 +16,8 @@ from rich.text import Text
 from acrlpd.config import RewardConfig
 from acrlpd.console import Console
 from acrlpd.data.frames.store import FrameCache, read_manifest, resize_with_pad
-from acrlpd.data.pipeline.rewards import Outcomes, labels_path, load_labels, read_rewards
+from acrlpd.data.pipeline.labels import Outcomes, labels_path, load_labels
+from acrlpd.data.pipeline.rewards import read_rewards
 from acrlpd.data.sources.source import DatasetError, EpisodeSource, SkippedEpisode, check_episodes
 from acrlpd.data.tools.lerobot_writer import Stats, column_stats
 

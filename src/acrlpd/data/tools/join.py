@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from acrlpd.data.pipeline.returns import INTERVENTION_COLUMNS
-from acrlpd.data.sources.source import DatasetError, EpisodeSource, Feature, step_blocks
+from acrlpd.data.sources.source import DatasetError, EpisodeSource, Feature
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.files import new_directory
 
@@ -74,9 +74,4 @@ def _copy_episode(
     marks = (episode.columns[name] for name in INTERVENTION_COLUMNS if name in episode.columns)
     human = next(marks, np.zeros(episode.length, bool))
     values = {name: episode.columns[name] for name in columns} | {SUCCESS: success, _HUMAN: human.astype(bool)}
-    for ts in step_blocks(episode.length):
-        writer.add_steps(
-            {name: column[ts] for name, column in values.items()},
-            {camera: episode.frames(camera, ts) for camera in cameras},
-        )
-    writer.end_episode(prompt)
+    writer.add_episode(episode, values, cameras, prompt)

@@ -12,7 +12,7 @@ from PIL import Image
 from rich.text import Text
 
 from acrlpd.console import Console
-from acrlpd.data.pipeline.rewards import Label, Labels
+from acrlpd.data.pipeline.labels import Label, Labels
 from acrlpd.data.sources.source import EpisodeSource
 
 _PREVIEW_WIDTH = 64  # characters per frame, where the terminal has so many

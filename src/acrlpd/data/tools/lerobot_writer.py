@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acrlpd.data.sources.source import DatasetError, Feature
-from acrlpd.data.tools.video_writer import CHUNKS_SIZE, VideoWriter
+from acrlpd.data.sources.source import DatasetError, Episode, Feature, step_blocks
+from acrlpd.data.tools.video_writer import CHUNKS_SIZE, FILE_NAME, VideoWriter, file_indices, make_file_path
 from acrlpd.files import is_plain_name, write_text_atomically
 
 DATA_FILE_MB = 100
@@ -112,6 +112,17 @@ class LeRobotWriter:
             list(threads.map(encode, frames))
         self._length += count
 
+    def add_episode(
+        self, episode: Episode, columns: Mapping[str, np.ndarray], cameras: Sequence[str], task: str
+    ) -> None:
+        """A whole episode with these columns [length, ...] and these of its cameras, a block of frames at a time."""
+        for ts in step_blocks(episode.length):
+            self.add_steps(
+                {name: values[ts] for name, values in columns.items()},
+                {camera: episode.frames(camera, ts) for camera in cameras},
+            )
+        self.end_episode(task)
+
     def end_episode(self, task: str) -> int:
         """Stores the steps since the last end as an episode; returns its index."""
         if not self._length:
@@ -174,7 +185,6 @@ class LeRobotWriter:
         meta.mkdir(parents=True, exist_ok=True)
         _write_tasks(meta / "tasks.parquet", list(self._tasks))
         write_text_atomically(meta / "stats.json", json.dumps(self._stats.to_json(), indent=1))
-        file = "chunk-{chunk_index:03d}/file-{file_index:03d}"
         features: dict[str, dict[str, Any]] = {}
         for name, feature in self._features.items():
             features[name] = {"dtype": feature.dtype, "shape": list(feature.shape or (1,)), "names": None}
@@ -191,8 +201,8 @@ class LeRobotWriter:
             "video_files_size_in_mb": VIDEO_FILE_MB,
             "fps": self.fps,
             "splits": {"train": f"0:{self._episodes}"},
-            "data_path": f"data/{file}.parquet",
-            "video_path": f"videos/{{video_key}}/{file}.mp4" if self._videos else None,
+            "data_path": f"data/{FILE_NAME}.parquet",
+            "video_path": f"videos/{{video_key}}/{FILE_NAME}.mp4" if self._videos else None,
             "features": features,
         }
         write_text_atomically(meta / "info.json", json.dumps(info, indent=1))
@@ -209,15 +219,12 @@ class _ParquetFiles:
 
     def location(self, prefix: str) -> dict[str, int]:
         """Where the next write goes."""
-        chunk, file = divmod(self._full_files, CHUNKS_SIZE)
-        return {f"{prefix}/chunk_index": chunk, f"{prefix}/file_index": file}
+        return {f"{prefix}/{name}": index for name, index in file_indices(self._full_files).items()}
 
     def write(self, table: pa.Table, max_bytes: int) -> None:
         """Writes into the file in use, which takes no further write once it has `max_bytes`."""
         if self._writer is None or self._sink is None:
-            chunk, file = divmod(self._full_files, CHUNKS_SIZE)
-            path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path = make_file_path(self._folder, self._full_files, ".parquet")
             self._sink = pa.OSFile(str(path), "wb")
             self._writer = pq.ParquetWriter(self._sink, table.schema, compression="snappy", write_page_checksum=True)
         self._writer.write_table(table)

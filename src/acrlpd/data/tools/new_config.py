@@ -16,7 +16,8 @@ from acrlpd.config.plan.plan import make_plan
 from acrlpd.config.registry import list_configs
 from acrlpd.config.run import WeightLoaderConfig
 from acrlpd.config.yaml_files import Setting, parse_config, settings_to_yaml
-from acrlpd.data.pipeline.rewards import Outcomes, read_rewards
+from acrlpd.data.pipeline.labels import Outcomes
+from acrlpd.data.pipeline.rewards import read_rewards
 from acrlpd.data.sources.source import ColumnTable, DatasetError, EpisodeSource
 from acrlpd.data.tools.label import format_indices
 from acrlpd.data.tools.layout import Layout, find_layout
@@ -107,7 +108,7 @@ def new_config(
         **rewards,
         **policy,
     }
-    facts = f"{source.format}, {len(source)} episodes, {int(table.offsets[-1])} steps at {source.fps:g} fps"
+    facts = f"{source.format}, {len(source)} episodes, {table.num_rows} steps at {source.fps:g} fps"
     text = settings_to_yaml(settings, (f"What `acrlpd configs new` found in {dataset}: {facts}.", note, _OTHER_FIELDS))
     return NewConfig(parse_config(text, "the new config"), text, note, label_command, _label_example(source.indices))
 

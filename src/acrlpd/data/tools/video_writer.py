@@ -12,12 +12,27 @@ import numpy as np
 from acrlpd.data.sources.source import DatasetError
 
 CHUNKS_SIZE = 1000
+# The place of a file below the folder of its kind, as meta/info.json describes it.
+FILE_NAME = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 # Settings of lerobot: a keyframe every second frame makes random access cheap.
 _OPTIONS = {
     "libsvtav1": {"g": "2", "crf": "30", "preset": "10"},
     "h264": {"g": "2", "crf": "23", "bf": "0", "preset": "veryfast"},
 }
 _CODEC_NAMES = {"libsvtav1": "av1", "h264": "h264"}
+
+
+def file_indices(number: int) -> dict[str, int]:
+    """The indices by which a dataset names its file with this number."""
+    chunk, file = divmod(number, CHUNKS_SIZE)
+    return {"chunk_index": chunk, "file_index": file}
+
+
+def make_file_path(folder: Path, number: int, suffix: str) -> Path:
+    """The path of a file with this number, in a directory that exists."""
+    path = folder / (FILE_NAME.format(**file_indices(number)) + suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 class VideoWriter:
@@ -67,10 +82,8 @@ class VideoWriter:
 
     def end_clip(self, max_bytes: int) -> dict[str, Any]:
         """Ends the episode's clip and says where it lies; a file of `max_bytes` takes no further clip."""
-        chunk, file = divmod(self._full_files, CHUNKS_SIZE)
         location = {
-            "chunk_index": chunk,
-            "file_index": file,
+            **file_indices(self._full_files),
             "from_timestamp": self._clip_start / self._fps,
             "to_timestamp": self._frames / self._fps,
         }
@@ -97,9 +110,7 @@ class VideoWriter:
         self._container.mux(packets)
 
     def _open(self) -> None:
-        chunk, file = divmod(self._full_files, CHUNKS_SIZE)
-        path = self._folder / f"chunk-{chunk:03d}" / f"file-{file:03d}.mp4"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = make_file_path(self._folder, self._full_files, ".mp4")
         os.environ.setdefault("SVT_LOG", "1")  # otherwise the AV1 encoder prints its settings for every file
         self._container = av.open(str(path), "w")
         rate = Fraction(self._fps).limit_denominator(1001)

@@ -1,37 +1,25 @@
 """The policy of SAC and RLPD: a Gaussian over action chunks, squashed into (-1, 1), for low-dimensional tasks."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from annotated_types import Ge, MinLen
 from flax import nnx
 
-from acrlpd.models.families.base import PolicyConfig
-from acrlpd.models.observation import Observation
-from acrlpd.models.policy import DENOISE, Context, FlowPolicy
+from acrlpd.models.policy import DENOISE, Context
 from acrlpd.models.squashed_gaussian import SquashedGaussian
+from acrlpd.models.state_policy import StatePolicy, StatePolicyConfig
 
 # Logged actions come no closer than this to -1 and 1, where the density of a squashed Gaussian is not finite.
 _MARGIN = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
-class GaussianPolicyConfig(PolicyConfig):
+class GaussianPolicyConfig(StatePolicyConfig):
     """A tanh-Gaussian over whole action chunks, for low-dimensional benchmarks. Actions must lie in [-1, 1]."""
 
     has_density: ClassVar[bool] = True
-
-    # Compute precision; parameters are float32.
-    dtype: Literal["bfloat16", "float32"] = "float32"
-    # Real state and action dims: nothing is padded here.
-    state_dim: Annotated[int, Ge(1)] = 28
-    action_dim: Annotated[int, Ge(1)] = 5
-    # Steps in one action chunk.
-    action_horizon: Annotated[int, Ge(1)] = 5
-    # Hidden layers.
-    hidden_dims: Annotated[tuple[int, ...], MinLen(1), Ge(1)] = (512, 512, 512, 512)
 
     @property
     def use_quantile_norm(self) -> bool:
@@ -43,22 +31,13 @@ class GaussianPolicyConfig(PolicyConfig):
         return GaussianPolicy(self, rngs=nnx.Rngs(rng))
 
 
-class GaussianPolicy(FlowPolicy):
-    """The chunk is tanh(mean(s) + deviation(s) * noise): a function of noise, like the chunk of a flow, in one step.
-
-    The critics see the state itself, so they get no features (`feature_dim` is 0).
-    """
+class GaussianPolicy(StatePolicy):
+    """The chunk is tanh(mean(s) + deviation(s) * noise): a function of noise, like the chunk of a flow, in one step."""
 
     def __init__(self, config: GaussianPolicyConfig, rngs: nnx.Rngs):
         super().__init__(config)
         chunk_dim = config.action_horizon * config.action_dim
         self.chunk = SquashedGaussian(config.state_dim, config.hidden_dims, chunk_dim, dtype=config.dtype, rngs=rngs)
-
-    def encode(self, observation: Observation, *, features: bool = True) -> Context:
-        state = jnp.asarray(observation.state)
-        if state.shape[-1] != self.state_dim:
-            raise ValueError(f"state must be [b, {self.state_dim}]; found {state.shape}")
-        return Context(features=None, memory=state.astype(self.dtype))
 
     @jax.named_scope(DENOISE)
     def denoise(self, context: Context, noise: jax.Array, *, num_steps: int = 10, remat: bool = False) -> jax.Array:

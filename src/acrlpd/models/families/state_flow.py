@@ -2,52 +2,37 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
-from annotated_types import Ge, MinLen
 from flax import nnx
 
-from acrlpd.models.families.base import PolicyConfig
-from acrlpd.models.observation import Observation
-from acrlpd.models.policy import Context, FlowPolicy
+from acrlpd.models.policy import Context
+from acrlpd.models.state_policy import StatePolicy, StatePolicyConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class StateFlowPolicyConfig(PolicyConfig):
+class StateFlowPolicyConfig(StatePolicyConfig):
     """An MLP vector field over state and action chunk, for low-dimensional benchmarks."""
-
-    # Compute precision; parameters are float32.
-    dtype: Literal["bfloat16", "float32"] = "float32"
-    # Real state and action dims: nothing is padded here.
-    state_dim: Annotated[int, Ge(1)] = 28
-    action_dim: Annotated[int, Ge(1)] = 5
-    # Steps in one action chunk.
-    action_horizon: Annotated[int, Ge(1)] = 5
-    # Hidden layers of the vector field.
-    hidden_dims: Annotated[tuple[int, ...], MinLen(1), Ge(1)] = (512, 512, 512, 512)
 
     def create(self, rng: jax.Array) -> "StateFlowPolicy":
         """A freshly initialised policy."""
         return StateFlowPolicy(self, rngs=nnx.Rngs(rng))
 
 
-class StateFlowPolicy(FlowPolicy):
+class StateFlowPolicy(StatePolicy):
     """Flow matching on flattened chunks, conditioned on the state.
 
     The first layer has one kernel each for state, noisy chunk and flow time, and multiplies with all three at once.
     The state's share could be computed once for all candidates, but adding it to every candidate and step costs more
     than the wider product.
-
-    The critics see the state itself, so they get no features (`feature_dim` is 0).
     """
 
+    config: StateFlowPolicyConfig
     sampling_unroll = 10  # a step takes microseconds; one iteration of a loop takes as long
 
     def __init__(self, config: StateFlowPolicyConfig, rngs: nnx.Rngs):
         super().__init__(config)
-        self.config = config
         dtype = jnp.dtype(config.dtype)
         chunk_dim = config.action_horizon * config.action_dim
         width = config.hidden_dims[0]
@@ -63,12 +48,6 @@ class StateFlowPolicy(FlowPolicy):
             for dim_in, dim_out in zip(config.hidden_dims[:-1], config.hidden_dims[1:], strict=True)
         )
         self.chunk_out = nnx.Linear(config.hidden_dims[-1], chunk_dim, kernel_init=uniform, dtype=dtype, rngs=rngs)
-
-    def encode(self, observation: Observation, *, features: bool = True) -> Context:
-        state = jnp.asarray(observation.state)
-        if state.shape[-1] != self.config.state_dim:
-            raise ValueError(f"state must be [b, {self.config.state_dim}]; found {state.shape}")
-        return Context(features=None, memory=state.astype(self.config.dtype))
 
     def velocity(self, context: Context, x_t: jax.Array, time: jax.Array) -> jax.Array:
         self.refuse_other_chunks(x_t)
