@@ -68,6 +68,7 @@ def test_the_card_says_what_was_measured_and_how_to_load_it(trained: Path, hub: 
     card = repository.files(repository.tags["best"])["README.md"].decode()
     _, header, text = card.split("---\n", 2)
     assert yaml.safe_load(header)["library_name"] == "acrlpd"
+    assert yaml.safe_load(header)["tags"] == ["robotics", "reinforcement-learning", "state_flow"]  # openpi has no such
     assert "| **this policy** | 50 | 88.0 % |" in text and "| Imitation | 30 | 44.0 % |" in text
     assert "acrlpd serve hf://lab/arm@best" in text and "acrlpd pull lab/arm@best --output THIS_DIRECTORY" in text
     assert "openpi has no policy of the family `state_flow`" in text
