@@ -56,7 +56,7 @@ def test_a_checkpoint_goes_to_the_hub_and_comes_back(trained: Path, policies: Lo
     assert pulled.returncode == 0, pulled.stderr
     assert "pulled commit 000000000000" in pulled.stdout and "3 checked" in pulled.stdout
     assert json.loads((tmp_path / "copy" / "hub.json").read_text())["left_out"] == ["train_state"]
-    with pytest.raises(CheckpointError, match="without the state of the optimizers.*push --train_state"):
+    with pytest.raises(CheckpointError, match=r"without the state of the optimizers.*push --train_state"):
         acrlpd.load_agent(tmp_path / "copy")
     assert verify(tmp_path / "copy") == 0
     assert_same_model(trained, tmp_path / "copy")
