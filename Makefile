@@ -92,7 +92,7 @@ types: $(VENV)/installed-dev
 docs: $(VENV)/installed-dev
 	@echo "==> mkdocs"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "==> build/site/index.html is ready"
+	@echo "==> build/site/index.html is ready; with the search: $(BIN)/python -m http.server --directory build/site"
 
 clean:
 	rm -rf .venv .venv-* build dist

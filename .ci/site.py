@@ -21,6 +21,8 @@ MORE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/*.md")
 CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 # A link or an image to a file: its target, and the anchor.
 LINK = re.compile(r"(\]\()([^()\s:#]+)(#[^()\s]*)?(\))")
+# Benchmarks are found after the pages that explain: they repeat the same words many times.
+BENCHMARKS_IN_SEARCH = {"boost": 0.2}
 
 
 def place_on_site(path: Path) -> str:
@@ -56,6 +58,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Turns the links of the repository into links of the site."""
     place = page.file.src_uri
     source = Path(page.file.abs_src_path)
+    if place.startswith("benchmarks/"):
+        page.meta["search"] = BENCHMARKS_IN_SEARCH
 
     def on_site(match: re.Match[str]) -> str:
         before, target, anchor, after = match.groups()

@@ -105,6 +105,11 @@ def test_updates_are_those_of_a_run_and_a_saved_agent_is_a_run(example: SimpleNa
     np.testing.assert_array_equal(*chunks)
 
 
+def test_an_agent_of_the_hub_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"found hf://lab/arm@step-50. load_policy takes the address"):
+        acrlpd.load_agent("hf://lab/arm@step-50")
+
+
 def test_the_notebook_runs(example: SimpleNamespace) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"

@@ -1,11 +1,14 @@
 """The wheel holds all that a checkout has at run time, and knows the commit that it was built from."""
 
+import datetime
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import acrlpd
 
@@ -41,8 +44,17 @@ def test_the_version_names_the_commit(wheel: Path) -> None:
     commit = head.stdout.strip() or "unknown"
     shown = found.stdout.strip().replace("-dirty)", ")")
     assert shown == f"acrlpd {acrlpd.__version__} (commit {commit})"
+
+
+def test_changelog_and_citation_have_the_version(wheel: Path) -> None:
+    """A release takes its notes from the first part of the changelog, which has a date."""
+    parts = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    version, date = parts[0].split(", ")
+    assert datetime.date.fromisoformat(date) and len(set(parts)) == len(parts)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     [metadata] = wheel.glob("*.dist-info/METADATA")
-    assert f"\nVersion: {acrlpd.__version__}\n" in metadata.read_text()
+    assert acrlpd.__version__ == version == str(citation["version"])
+    assert f"\nVersion: {version}\n" in metadata.read_text()
 
 
 def test_without_git_and_without_a_file_the_commit_is_unknown(wheel: Path) -> None:

@@ -3,9 +3,30 @@
 import importlib.metadata
 import json
 import pathlib
+import re
 import subprocess
+import sys
 
 UNKNOWN = "unknown"
+
+# Package -> the extra of acrlpd that installs it.
+OPTIONAL_PACKAGES = {
+    "mujoco": "sim",
+    "gymnasium": "sim",
+    "ogbench": "sim",
+    "gym-aloha": "sim",
+    "huggingface-hub": "hub",
+    "gcsfs": "gcs",
+    "wandb": "wandb",
+    "safetensors": "pytorch",
+    "tokenizers": "fast",
+    "tensorboardX": "tensorboard",
+    "trackio": "trackio",
+    "msgpack": "serve",
+    "prometheus-client": "serve",
+    "websockets": "serve",
+    "optuna": "tune",
+}
 
 
 def describe_version() -> str:
@@ -32,6 +53,26 @@ def install_command(extra: str) -> str:
     """The line that installs an extra: in a checkout from the checkout, otherwise from where the package came from."""
     package = f"-e '.[{extra}]'" if _is_checkout() else f"'acrlpd[{extra}]'"
     return f"pip install {package}"
+
+
+def install_command_of(module: str) -> str | None:
+    """The line that installs the package of a module; None if the package belongs to no extra."""
+    package = module.partition(".")[0].replace("_", "-")
+    return install_command(OPTIONAL_PACKAGES[package]) if package in OPTIONAL_PACKAGES else None
+
+
+def packages_left_out(extra: str) -> list[str]:
+    """What an extra leaves out because this Python is too new, for example ["ogbench==1.2.2"]."""
+    try:
+        lines = importlib.metadata.requires("acrlpd") or []
+    except importlib.metadata.PackageNotFoundError:  # runs from a checkout
+        return []
+    found = []
+    for package, _, marker in (line.partition(";") for line in lines):
+        bound = re.search(r"python_version < '3\.(\d+)'", marker)
+        if bound and sys.version_info >= (3, int(bound[1])) and f"extra == '{extra}'" in marker:
+            found.append(package.strip())
+    return found
 
 
 def _is_checkout() -> bool:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from acrlpd.agents import Agent
-from acrlpd.config import RLTrainConfig, apply_config_overrides
+from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.config import list_configs as list_configs
 from acrlpd.config.command_line import find_config
 from acrlpd.config.create_agent import run_keys
@@ -24,6 +24,7 @@ from acrlpd.config.plan.accelerators import claim_device_memory
 from acrlpd.data.pipeline import dataset as datasets
 from acrlpd.data.pipeline.dataset import Dataset
 from acrlpd.evaluation.protocol import Evaluation, EvaluationProtocol
+from acrlpd.hub import is_hub_address
 from acrlpd.policies import checkpoint as checkpoints
 from acrlpd.policies import policy as policies
 from acrlpd.policies.acting_model import acting_model
@@ -72,7 +73,15 @@ def create_agent(config: RLTrainConfig) -> Agent:
 
 
 def load_agent(checkpoint: PathLike) -> Agent:
-    """The agent of a run (its newest checkpoint) or of one checkpoint, with everything that an update needs."""
+    """The agent of a run (its newest checkpoint) or of one checkpoint, with everything that an update needs.
+
+    The checkpoint is a directory: repositories of the hub seldom have the state of the optimizers.
+    """
+    if is_hub_address(os.fspath(checkpoint)):
+        raise ConfigError(
+            f"load_agent needs a directory, because an agent has optimizers; found {checkpoint}. load_policy takes the "
+            "address, and weight_loader.path and weight_loader.critics of a config start a new agent from it"
+        )
     claim_device_memory()
     setup_process()
     agent, _ = load_checkpoint_agent(pathlib.Path(checkpoint))

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from small_checkpoints import make_agent, state_config
 
+import acrlpd
 from acrlpd.cli.pull import main as pull_main
 from acrlpd.cli.push import main as push_main
 from acrlpd.cli.runs import verify
@@ -21,6 +22,7 @@ from acrlpd.config import WeightLoaderConfig
 from acrlpd.hub import HubError
 from acrlpd.policies.checkpoint import open_checkpoint
 from acrlpd.publishing.parcels import pack
+from acrlpd.runs.checkpoint_layout import CheckpointError
 from acrlpd.serving.export import export_policy
 from acrlpd.training.initial_weights import check_initial_weights, create_initial_agent
 from acrlpd.training.sharding import create_sharding
@@ -54,6 +56,8 @@ def test_a_checkpoint_goes_to_the_hub_and_comes_back(trained: Path, policies: Lo
     assert pulled.returncode == 0, pulled.stderr
     assert "pulled commit 000000000000" in pulled.stdout and "3 checked" in pulled.stdout
     assert json.loads((tmp_path / "copy" / "hub.json").read_text())["left_out"] == ["train_state"]
+    with pytest.raises(CheckpointError, match=r"without the state of the optimizers.*push --train_state"):
+        acrlpd.load_agent(tmp_path / "copy")
     assert verify(tmp_path / "copy") == 0
     assert_same_model(trained, tmp_path / "copy")
     stats = "assets/robot/norm_stats.json"
@@ -68,6 +72,7 @@ def test_the_card_says_what_was_measured_and_how_to_load_it(trained: Path, hub: 
     card = repository.files(repository.tags["best"])["README.md"].decode()
     _, header, text = card.split("---\n", 2)
     assert yaml.safe_load(header)["library_name"] == "acrlpd"
+    assert yaml.safe_load(header)["tags"] == ["robotics", "reinforcement-learning", "state_flow"]  # openpi has no such
     assert "| **this policy** | 50 | 88.0 % |" in text and "| Imitation | 30 | 44.0 % |" in text
     assert "acrlpd serve hf://lab/arm@best" in text and "acrlpd pull lab/arm@best --output THIS_DIRECTORY" in text
     assert "openpi has no policy of the family `state_flow`" in text

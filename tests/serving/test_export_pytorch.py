@@ -48,6 +48,7 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_directory_has_openpis_layout_and_merged_weights(run: Path, exported: Path) -> None:
     names = {"model.safetensors", "config.json", "assets", "acrlpd.json", "checksums.json", "README.md"}
     assert {path.name for path in exported.iterdir()} == names
+    assert len({path.stat().st_mode for path in exported.iterdir() if path.is_file()}) == 1  # a server reads all
     arrays = load_file(exported / "model.safetensors")
     assert not [name for name in arrays if "lora" in name]
     model = open_checkpoint(run).load_model()

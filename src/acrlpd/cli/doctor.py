@@ -24,26 +24,12 @@ from acrlpd.config.plan.accelerators import claim_device_memory, usable_device_b
 from acrlpd.console import Console
 from acrlpd.data.pipeline.tokenizer import default_tokenizer_path, download_command
 from acrlpd.envs.simulators import SYSTEM_PACKAGES
-from acrlpd.installation import install_command
+from acrlpd.installation import OPTIONAL_PACKAGES, install_command
 from acrlpd.process import compile_fast
 from acrlpd.text import parse_arguments, print
 from acrlpd.units import format_bytes
 
 PACKAGES = ("acrlpd", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "av", "h5py", "tyro")
-# Package -> the extra of acrlpd that installs it.
-OPTIONAL_PACKAGES = {
-    "mujoco": "sim",
-    "ogbench": "sim",
-    "gym-aloha": "sim",
-    "huggingface-hub": "hub",
-    "gcsfs": "gcs",
-    "wandb": "wandb",
-    "safetensors": "pytorch",
-    "tensorboardX": "tensorboard",
-    "trackio": "trackio",
-    "websockets": "serve",
-    "optuna": "tune",
-}
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
@@ -91,7 +77,9 @@ def check_packages() -> Check:
     found = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
     missing = [name for name in PACKAGES if found[name] is None]
     if missing:
-        return Check("failed", f"missing: {', '.join(missing)}; run `make install`", found)
+        return Check(
+            "failed", f"missing: {', '.join(missing)}; pip install {' '.join(missing)}, or install acrlpd again", found
+        )
     summary = ", ".join(f"{name} {found[name]}" for name in ("python", "jax", "flax", "orbax-checkpoint", "numpy"))
     return Check("ok", summary, found)
 

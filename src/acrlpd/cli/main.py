@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from acrlpd.choice import hint
-from acrlpd.installation import describe_version, install_command
+from acrlpd.installation import describe_version, install_command_of
 from acrlpd.text import guard_terminal, parse_arguments, print
 
 # A wrong value, a wrong path or a missing package is the user's error. Any other exception is a bug of ours and shows
@@ -129,8 +129,8 @@ def _message(error: Exception) -> str:
     """What went wrong, and the notes of the places that the error came through. JAX adds a note about tracebacks."""
     notes = (note for note in getattr(error, "__notes__", ()) if not note.startswith("---"))
     text = "\n".join([str(error) or type(error).__name__, *notes])
-    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("acrlpd"):
-        return f"{text}. The package may belong to an extra: {install_command('sim')}, [hub], [wandb] or [serve]"
+    if isinstance(error, ModuleNotFoundError) and (fix := install_command_of(error.name or "")) and fix not in text:
+        return f"{text}: {fix}"
     return text
 
 

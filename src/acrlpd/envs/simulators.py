@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from acrlpd.envs.env import EnvError
-from acrlpd.installation import install_command
+from acrlpd.installation import install_command, packages_left_out
 
 SYSTEM_PACKAGES = "libegl1 libgl1 libegl-mesa0 libgl1-mesa-dri"
 
@@ -21,8 +21,8 @@ def require(package: str, *, env: str) -> ModuleType:
         if error.name is None or error.name.partition(".")[0] != package.partition(".")[0]:
             raise  # the package is installed, but something that the package imports is missing
         fix = install_command("sim")
-        if sys.version_info >= (3, 13):  # there the extra leaves out what asks for a package without wheels
-            fix += ", and on Python 3.13 the line of docs/installing.md that adds dm-control, gym-aloha and OGBench"
+        if left_out := packages_left_out("sim"):  # on Python 3.13 they ask for a package that has no wheel there
+            fix += f" && pip install --no-deps {' '.join(left_out)}"
         raise ModuleNotFoundError(f"environment {env!r} needs the package {package!r}: {fix}", name=package) from error
 
 

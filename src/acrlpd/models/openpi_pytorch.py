@@ -200,8 +200,11 @@ def save_pytorch_weights(params: nnx.State, file: pathlib.Path) -> None:
     shapes = {name: value.shape for name, value in flat.items()}
     arrays = {name: place.read(flat[place.parameter]) for name, place in pytorch_places(shapes).items()}
     arrays[_UNUSED_OUTPUT_LAYER] = np.zeros(pytorch_shapes(shapes)[_UNUSED_OUTPUT_LAYER], arrays[_EMBEDDING].dtype)
+    file.touch()
+    permissions = file.stat().st_mode
     # What safetensors itself notes of a PyTorch model: the kind of the file, and which of two equal arrays it left out.
     safetensors.numpy.save_file(arrays, file, metadata={"format": "pt", _EMBEDDING_AGAIN: _EMBEDDING})
+    file.chmod(permissions)  # safetensors leaves a file that its owner alone may read, and a server may be another user
 
 
 def load_pytorch_weights(file: pathlib.Path, params: nnx.State, *, missing_regex: str | None = LORA) -> nnx.State:

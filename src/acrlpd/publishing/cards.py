@@ -32,7 +32,7 @@ run: `params/` and `assets/` are in openpi's layout, `critic/` holds the critics
 _USE = """\
 ## Use it from the hub
 
-`THIS_DIRECTORY` above is a copy of this repository, which this command makes and verifies:
+This command copies the repository to `THIS_DIRECTORY` and verifies the copy:
 
 ```
 acrlpd pull {repo} --output THIS_DIRECTORY
@@ -111,10 +111,11 @@ def dataset_card(report: Report, address: HubAddress) -> str:
 
 
 def _header(rl_config: RLTrainConfig) -> str:
+    loaded_by = ["openpi"] if rl_config.model.in_openpi else []
     content: dict[str, Any] = {
         "library_name": "acrlpd",
         "pipeline_tag": "robotics",
-        "tags": ["robotics", "reinforcement-learning", "openpi", kind_name(rl_config.model)],
+        "tags": ["robotics", "reinforcement-learning", *loaded_by, kind_name(rl_config.model)],
     }
     repo_id = rl_config.data.repo_id
     if repo_id is not None and repo_id.count("/") == 1:

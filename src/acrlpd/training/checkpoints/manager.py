@@ -33,6 +33,7 @@ from acrlpd.policies.checkpoint import critic_branches
 from acrlpd.runs.checkpoint_layout import (
     ASSETS,
     CRITIC,
+    HUB_FILE,
     PARAMS,
     RUN,
     RUN_FILE,
@@ -295,6 +296,12 @@ def load_checkpoint_agent(
     config, with fewer devices for each copy of the state where not as many are here.
     """
     directory = newest_step_directory(path)
+    if (directory / HUB_FILE).exists() and not (directory / TRAIN_STATE).exists():
+        raise CheckpointError(
+            f"{directory} came from the hub without the state of the optimizers, which updates need: "
+            "`acrlpd push --train_state` uploads it. A new run can start from the policy and the critics that are "
+            f"here: `acrlpd train --load critics,policy {directory}`"
+        )
     metadata = load_checkpoint_metadata(directory)
     rl_config = rl_config or from_dict(RLTrainConfig, metadata["config"])
     if sharding is None:
