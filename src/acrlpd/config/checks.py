@@ -205,10 +205,11 @@ def check_baselines(config: RLTrainConfig) -> Iterator[Finding]:
             "remove offline_success from evaluation.baselines"
         )
     if "offline_continued" in names and not (training.online_steps and training.offline_steps):
+        flags = " ".join(["--evaluation.baselines", *(name for name in names if name != "offline_continued")])
         yield error(
             "the baseline offline_continued trains offline while the run trains online, so it needs both "
             f"training.offline_steps and training.online_steps; found {training.offline_steps} and "
-            f"{training.online_steps}. Set both, or remove offline_continued from evaluation.baselines"
+            f"{training.online_steps}. Set both, or leave the baseline out: {flags}"
         )
 
 
