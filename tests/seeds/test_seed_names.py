@@ -98,7 +98,9 @@ def test_a_training_with_the_seeds_trainer(config, agent, loader, caplog):
 
 def test_the_wrapped_step_and_the_step_of_a_run_agree(config, agent, loader):
     batch, rng = loader.sample_batch(), jax.random.key(3)
-    trainer = seeds.ACRLPDTrainer(agent, loader, seeds.ACRLPDTrainingConfig(offline_steps=2, experiment_name="wrapped"))
+    settings = seeds.ACRLPDTrainingConfig(offline_steps=2, experiment_name="wrapped")
+    trainer = seeds.ACRLPDTrainer(agent, loader, settings, lambda agent, step: {"step": step})  # the order of 004
+    assert trainer.evaluate(agent) == {"step": int(agent.step)}
     assert (trainer.rl_config.exp_name, trainer.rl_config.training.offline_steps) == ("wrapped", 2)
     wrapped, info = trainer.train_step_wrapper(agent, batch, rng)
     compiled, same = trainer.create_fsdp_train_step()(agent, batch, rng)  # uses the agent up
@@ -140,15 +142,29 @@ def test_an_agent_from_networks_that_exist(agent):
     )
     assert equal(made.policy_params, agent.policy_params) and equal(made.critics, agent.critics)
     assert (made.num_action_samples, made.discount, made.ema_params) == (3, 0.9, None)
+    trained = agent.replace(critic_opt_state=jax.tree.map(lambda leaf: leaf + 1, agent.critic_opt_state))
+    made = seeds.create_acrlpd_pi0_agent(
+        agent.pi0_model,
+        agent.critic_networks,
+        rl_config=agent.config,
+        target_update_rate=0.1,
+        critic_ema_decay=0.99,
+        critic_opt_state=trained.critic_opt_state,
+    )
+    assert equal(made.critic_opt_state, trained.critic_opt_state) and made.target_update_tau == 0.1
+    assert equal(made.critics.average, agent.critics.online) and made.algorithm.acrlpd.critic_ema_decay == 0.99
     with pytest.raises(ConfigError, match="unknown settings gamma; known: num_action_samples"):
         seeds.create_acrlpd_pi0_agent(agent.pi0_model, rl_config=agent.config, gamma=0.9)
 
 
-def test_the_loader_answers_to_the_seeds_names(loader):
+def test_the_loader_answers_to_the_seeds_names(config, loader):
     statistics = loader.get_dataset_statistics()
     assert statistics["num_episodes"] == 8 and statistics["num_steps"] > 8
     loader.refresh_memory_pool(epoch_seed=2)
     assert loader.state_dict()["step"] == 2 * loader.steps_per_epoch
+    _, places, _ = seeds.setup_jax_environment(config)
+    with seeds.create_acrlpd_data_loader(config, 4, data_sharding=places) as other:
+        assert other.sample_batch()["actions"].sharding.is_equivalent_to(places, 3)
 
 
 def test_fsdp_of_the_seeds(config, agent):

@@ -198,6 +198,11 @@ def test_what_cannot_be_resumed_is_named(
     assert "contradicts the config, whose run is" in refused("--resume", directory / "8", "--exp_name", "other")
     assert "is one run, and --seeds" in refused("--resume", directory, "--seeds", 1, 2)
     assert "seed: 42 -> 1" in refused("--resume", directory / "8", "--seed", 1)
+    # The seeds also name the preset, which has other values than the run.
+    preset = directory.parent.name
+    message = refused("--config", preset, "--resume", directory / "8", "--seed", 1)
+    assert "seed: 42 -> 1" in message and message.count(" -> ") == 1
+    assert "contradicts the config" in refused("--config", "quickstart", "--resume", directory / "8")
     assert "contradict" in refused("--resume", directory / "8", "--branch_from", directory)
     assert "the parts are policy, critics" in refused("--config", "debug", "--load", "critic", directory)
     (openpi := tmp_path / "openpi" / "params").mkdir(parents=True)

@@ -12,9 +12,10 @@ from small_checkpoints import make_agent, openpi_checkpoint, save_run, state_con
 from acrlpd.agents import Agent
 from acrlpd.checksums import ChecksumError
 from acrlpd.cli.main import main
-from acrlpd.config import LossWeights, MLPCritics, RLTrainConfig, WeightLoaderConfig, cli
+from acrlpd.config import ConfigError, LossWeights, MLPCritics, RLTrainConfig, WeightLoaderConfig, cli
 from acrlpd.runs.checkpoint_layout import CheckpointError
 from acrlpd.training.initial_weights import check_initial_weights, create_initial_agent
+from acrlpd.training.readiness import require_ready
 from acrlpd.training.sharding import create_sharding
 
 
@@ -68,8 +69,11 @@ def test_what_cannot_be_loaded_or_extracted_is_named(
         started(critics=str(tmp_path / "nowhere"))
     small = MLPCritics(num_critics=5, hidden_dims=(8,), use_pi0_features=False)
     config = state_config(critic=small, weight_loader=WeightLoaderConfig(critics=str(run)))
-    with pytest.raises(CheckpointError, match=r"does not fit this config:\n  critics/online/bias: shape \(5, 16\)"):
+    does_not_fit = r"does not fit this config:\s+critics/online/bias: shape \(5, 16\)"
+    with pytest.raises(CheckpointError, match=does_not_fit):
         create_initial_agent(config, create_sharding(config), jax.random.key(0))
+    with pytest.raises(ConfigError, match=does_not_fit):
+        require_ready([config], resume=False)  # before baselines train, which have no critics
     cloned = _cloned(state_config())
     other = save_run(tmp_path / "cloned", cloned, {10: make_agent(cloned)})
     with pytest.raises(CheckpointError, match="critics as they were initialised"):

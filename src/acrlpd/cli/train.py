@@ -9,6 +9,7 @@ from acrlpd.config.command_line import Flag, parse_config_args
 from acrlpd.config.overrides import apply_config_overrides
 from acrlpd.config.plan.accelerators import claim_device_memory
 from acrlpd.config.plan.plan import LONGEST_RUN_S, Plan, plan_here
+from acrlpd.config.registry import get_config, list_configs
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError
 from acrlpd.files import is_whole_number
@@ -58,7 +59,7 @@ _OVERRIDDEN = ("actor_lr_schedule", "critic_lr_schedule", "acrlpd.loss_weights")
 
 
 def main(args: Sequence[str]) -> int:
-    stored = _find_stored_config(args)
+    args, stored = _find_stored_config(args)
     config, options = parse_config_args(TrainOptions, args, prog="acrlpd train", rare=_RARE, stored=stored)
     if options.resume and options.overwrite:
         raise ConfigError("--resume and --overwrite contradict each other; give one")
@@ -93,18 +94,35 @@ def main(args: Sequence[str]) -> int:
         raise
 
 
-def _find_stored_config(args: Sequence[str]) -> RLTrainConfig | None:
-    """The config of the run that --resume or --branch_from names by its directory; None if there is no such run."""
+def _find_stored_config(args: Sequence[str]) -> tuple[Sequence[str], RLTrainConfig | None]:
+    """The config of the run that --resume or --branch_from names by its directory; None if there is no such run.
+
+    The first result is the arguments, for --resume without a --config that names the preset of the run.
+    """
     for arg, following in itertools.pairwise([*args, "--"]):
         flag, equals, value = arg.partition("=")
         path = value if equals else following
         if path.startswith("--"):
             continue
         if flag == "--resume" and not is_whole_number(path):
-            return find_starting_point(path, flag).config_in_place()
+            stored = find_starting_point(path, flag).config_in_place()
+            return _without_preset(args, stored.name), stored
         if flag in ("--branch_from", "--branch-from"):
-            return find_starting_point(path, flag).stored_config()
-    return None
+            return args, find_starting_point(path, flag).stored_config()
+    return args, None
+
+
+def _without_preset(args: Sequence[str], own: str) -> Sequence[str]:
+    """The arguments without a --config that names the preset `own`, or an alias: the config of a run says more."""
+    for index, arg in enumerate(args):
+        flag, equals, value = arg.partition("=")
+        if flag != "--config":
+            continue
+        after = index + 1 if equals else index + 2
+        name = value if equals else "".join(args[index + 1 : after])
+        if name in list_configs() and get_config(name).name == own:
+            return [*args[:index], *args[after:]]
+    return args
 
 
 def adapt(config: RLTrainConfig, options: TrainOptions) -> RLTrainConfig:

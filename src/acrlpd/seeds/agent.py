@@ -31,6 +31,7 @@ _SETTINGS = {
     "target_update_rate": "acrlpd.target_update_tau",
     "bc_loss_weight": "acrlpd.loss_weights.bc_weight",
     "pi0_ema_decay": "acrlpd.ema_decay",
+    "critic_ema_decay": "acrlpd.critic_ema_decay",
 }
 
 
@@ -189,10 +190,15 @@ def create_acrlpd_pi0_agent_from_rl_config(
 ) -> ACRLPDPi0Agent:
     """The agent of a run at step 0, with the weights that the config names, in its place on the devices."""
     agent = as_seed_agent(create_initial_agent(rl_config, create_sharding(rl_config), rng), rl_config)
+    return _with_opt_states(agent, pi0_opt_state, critic_opt_state, temp_opt_state)
+
+
+def _with_opt_states(agent: ACRLPDPi0Agent, pi0: Any, critic: Any, temperature: Any) -> ACRLPDPi0Agent:
+    """The agent with those states of optimizers that are given."""
     return agent.replace(
-        policy_opt_state=agent.policy_opt_state if pi0_opt_state is None else pi0_opt_state,
-        critic_opt_state=agent.critic_opt_state if critic_opt_state is None else critic_opt_state,
-        temperature_opt_state=agent.temperature_opt_state if temp_opt_state is None else temp_opt_state,
+        policy_opt_state=agent.policy_opt_state if pi0 is None else pi0,
+        critic_opt_state=agent.critic_opt_state if critic is None else critic,
+        temperature_opt_state=agent.temperature_opt_state if temperature is None else temperature,
     )
 
 
@@ -203,18 +209,26 @@ def create_acrlpd_pi0_agent(
     rl_config: RLTrainConfig,
     rng: jax.Array | None = None,
     use_ema: bool = True,
+    pi0_opt_state: optax.OptState | None = None,
+    critic_opt_state: optax.OptState | None = None,
+    temp_opt_state: optax.OptState | None = None,
     **settings: Any,
 ) -> ACRLPDPi0Agent:
     """An agent from networks that exist already. `rl_config` says how they are trained, which networks do not know.
 
     `settings` are the other arguments of the seeds' constructor, such as `discount`. Without `critic_networks` the
-    critics are those of the config, with initial weights.
+    critics are those of the config, with initial weights. A moving average of critics begins as a copy of them.
     """
     if unknown := settings.keys() - _SETTINGS:
         raise ConfigError(f"unknown settings {', '.join(sorted(unknown))}; known: {', '.join(_SETTINGS)}")
     changes = {_SETTINGS[name]: value for name, value in settings.items()}
-    rl_config = apply_config_overrides(rl_config, changes if use_ema else changes | {"acrlpd.ema_decay": None})
+    without_ema = {} if use_ema else {"acrlpd.ema_decay": None, "acrlpd.critic_ema_decay": None}
+    rl_config = apply_config_overrides(rl_config, changes | without_ema)
     rng = jax.random.key(rl_config.seed) if rng is None else rng
     agent = create_agent(rl_config, rng, policy_params=nnx.to_pure_dict(nnx.state(pi0_model)))
-    agent = agent if critic_networks is None else agent.replace(critics=critic_networks)
-    return as_seed_agent(agent, rl_config)
+    if critic_networks is not None:
+        keeps_average, average = agent.critics.average is not None, critic_networks.average
+        if keeps_average and average is None:
+            average = jax.tree.map(jax.numpy.copy, critic_networks.online)
+        agent = agent.replace(critics=critic_networks.replace(average=average if keeps_average else None))
+    return _with_opt_states(as_seed_agent(agent, rl_config), pi0_opt_state, critic_opt_state, temp_opt_state)

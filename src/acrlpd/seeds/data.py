@@ -29,11 +29,13 @@ class ACRLPDDataLoader(DataLoader):
         episodes_per_memory_pool: int | None = None,
         skip_norm_stats: bool = False,
         device_sharding: NamedSharding | None = None,
+        data_sharding: NamedSharding | None = None,
         **overrides: Any,
     ) -> None:
         """`batch_size` and `episodes_per_memory_pool` are those of the config unless given.
 
-        With `skip_norm_stats` states and actions stay as they are. `overrides` are further fields of the config.
+        With `skip_norm_stats` states and actions stay as they are. `data_sharding` is 001's other name of
+        `device_sharding`. `overrides` are further fields of the config.
         """
         if episodes_per_memory_pool is not None:
             overrides["data.episodes_per_memory_pool"] = episodes_per_memory_pool
@@ -44,7 +46,7 @@ class ACRLPDDataLoader(DataLoader):
             open_dataset(rl_config),
             rl_config,
             batch_size=batch_size,
-            device_sharding=device_sharding or create_sharding(rl_config).data,
+            device_sharding=device_sharding or data_sharding or create_sharding(rl_config).data,
         )
 
     def refresh_memory_pool(self, epoch_seed: int) -> None:

@@ -45,7 +45,7 @@ class ACRLPDTrainer:
         agent: ACRLPDPi0Agent,
         dataloader: DataLoader,
         rl_config: RLTrainConfig | ACRLPDTrainingConfig,
-        training_config: ACRLPDTrainingConfig | None = None,
+        training_config: ACRLPDTrainingConfig | EvalFn | None = None,
         eval_fn: EvalFn | None = None,
         mesh: Mesh | None = None,
         data_sharding: Sharding | None = None,
@@ -55,8 +55,11 @@ class ACRLPDTrainer:
     ) -> None:
         """`eval_fn` gets the agent and the step, and returns metrics by name.
 
-        The optimizers are the agent's own, and the shardings follow from the mesh; both arguments may be left out.
+        The fourth argument may be the `eval_fn`, as in 004. The optimizers are the agent's own, and the shardings
+        follow from the mesh; both arguments may be left out.
         """
+        if training_config is not None and not isinstance(training_config, ACRLPDTrainingConfig):
+            training_config, eval_fn = None, training_config
         settings = rl_config if isinstance(rl_config, ACRLPDTrainingConfig) else training_config
         config = agent.config if isinstance(rl_config, ACRLPDTrainingConfig) else rl_config
         self.settings = settings or ACRLPDTrainingConfig()

@@ -182,7 +182,7 @@ def _check_resume(rl_config: RLTrainConfig, directory: pathlib.Path, options: Ru
         raise ConfigError(
             f"the run {directory} and its baselines are finished and cannot be resumed with another config:\n"
             f"{describe_changes(changes)}\n"
-            "Choose another --exp_name, or --overwrite"
+            f"Choose another --exp_name, or --overwrite; --branch_from {directory} starts a new run from this one"
         )
 
 

@@ -25,17 +25,20 @@ from acrlpd.models.openpi_pytorch import WEIGHTS_FILE, find_pytorch_file, load_p
 from acrlpd.process import compile_fast
 from acrlpd.runs.checkpoint_layout import CRITIC, EXPORT_FILE, PARAMS, PARTS_FILE, RUN, RUN_FILE
 from acrlpd.runs.parts import find_critics, find_policy
-from acrlpd.training.checkpoints.critics import with_critics
+from acrlpd.training.checkpoints.critics import check_critics, with_critics
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, init_fsdp_train_state
 
 logger = logging.getLogger(__name__)
 
 
 def check_initial_weights(rl_config: RLTrainConfig) -> None:
-    """Refuses weights that are missing or cannot be verified. Called before the data is decoded, which is slow."""
+    """Refuses weights that are missing or cannot be verified, and critics that do not fit the config.
+
+    Called before the data is decoded, which is slow, and before baselines train, which have no critics.
+    """
     loader = rl_config.weight_loader
     if loader.critics is not None:
-        _find_critics(loader.critics)
+        check_critics(rl_config, _find_critics(loader.critics))
     if loader.kind == "none" or loader.path is None:
         return
     path = _find_weights(loader)

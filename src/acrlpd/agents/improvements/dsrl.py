@@ -53,7 +53,8 @@ class DSRL(Improvement):
 
     What differs from the paper besides: targets have no entropy term (the paper's code for pi0 has none either); the
     noise critics predict one value, the aggregated value of the critics, and not the value of each critic; actor, noise
-    critics and temperature learn with the critics' optimizer.
+    critics and temperature learn with the critics' optimizer. They share one state of this optimizer, so the noise
+    critics begin to learn with the actor, after a critic warm-up.
     """
 
     # Largest noise in each dim (b_w in the paper). The policy was trained with noise of standard deviation 1. Larger:
