@@ -27,8 +27,7 @@ from acrlpd.runs.starting_point import find_starting_point
 from acrlpd.training.checkpoints.items import METRICS
 from acrlpd.training.checkpoints.manager import require_fitting
 from acrlpd.training.checkpoints.metadata import EPISODE_FIELDS, HELD_OUT, RESUMED_STATE, check_assets
-from acrlpd.training.online.records import files_after_rounds
-from acrlpd.training.online.rounds import REPLAY
+from acrlpd.training.online.records import REPLAY, files_after_rounds
 from acrlpd.training.sharding import abstract_train_state, create_sharding
 from acrlpd.training.train_runs import read_assets
 

@@ -16,8 +16,7 @@ from acrlpd.runs import directory as runs
 from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.record import ANOMALIES_FILE, EVALUATIONS
 from acrlpd.runs.starting_point import find_starting_point, missing_step
-from acrlpd.training.online.records import files_after_rounds
-from acrlpd.training.online.rounds import REPLAY
+from acrlpd.training.online.records import REPLAY, files_after_rounds
 from acrlpd.training.options import RunOptions
 
 logger = logging.getLogger(__name__)

@@ -28,9 +28,8 @@ from acrlpd.envs import ChunkPolicy, EnvError, EnvPool, EnvSpec, Plan, Rollout, 
 from acrlpd.envs.create import create_execution
 from acrlpd.policies.acting_model import ActingModel, abstract_model, acting_model
 from acrlpd.policies.policy import Policy, create_policy
-from acrlpd.training.online.records import Round, episode_problems, read_round, read_rounds, write_round
+from acrlpd.training.online.records import REPLAY, Round, episode_problems, read_round, read_rounds, write_round
 
-REPLAY = "replay"
 REWARD, SUCCESS = "next.reward", "next.success"
 # This many lost episodes in a row, without one that came to its end, stop the run.
 _MAX_LOST_IN_A_ROW = 4
