@@ -31,7 +31,7 @@ from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.online.loss_weights import scheduled_weights
-from acrlpd.training.online.rounds import OnlinePhase
+from acrlpd.training.online.phase import OnlinePhase
 from acrlpd.training.progress import Clock, Progress, ProgressBars, describe_metrics, model_flops_utilization
 from acrlpd.training.sharding import abstract_train_state
 from acrlpd.training.stopping import StopRequest
