@@ -51,7 +51,7 @@ from acrlpd.training.checkpoints.items import (
     array_handler,
     create_manager,
 )
-from acrlpd.training.checkpoints.metadata import create_checkpoint_metadata
+from acrlpd.training.checkpoints.metadata import create_checkpoint_metadata, describe_rng
 from acrlpd.training.distributed import problems_elsewhere
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
 
@@ -111,8 +111,7 @@ class CheckpointWriter:
         self.wait()
         average = self._rl_config.acts_with_average
         run = create_checkpoint_metadata(self._rl_config, step, average=average, assets=self._assets)
-        key = {"impl": str(jax.random.key_impl(rng)), "data": np.asarray(jax.random.key_data(rng)).tolist()}
-        metadata = run | {"rng": key} | copy.deepcopy(dict(state))
+        metadata = run | {"rng": describe_rng(rng)} | copy.deepcopy(dict(state))
         copied = self._copy(agent)
         self._num_saves += 1
         self._running = step, self._thread.submit(self._write, step, copied, metadata, score)
