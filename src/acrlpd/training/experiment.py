@@ -52,26 +52,31 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
                 begin_branch(branch, member, directory)
             options = dataclasses.replace(options, resume=True)
         barrier("run directory")
-        while True:
-            try:
-                if rl_config.evaluation.baselines and not options.dry_run:
-                    code = run_comparison(members, directories, options)
-                else:
-                    code = train_runs(members, directories, options, eval_fn=eval_fn)
-                break
-            except OutOfMemoryError as error:
-                steps = error.next_accumulation
-                if not options.auto_batch or steps is None:
-                    raise
-                logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
-                members = [apply_config_overrides(member, gradient_accumulation_steps=steps) for member in members]
-            gc.collect()  # The next try needs the memory of this one.
+        code = _train(members, directories, options, eval_fn)
         if code == 0 and is_primary() and not options.dry_run:
             for directory in directories:
                 write_report([directory])
             if len(directories) > 1:
                 write_report(directories, directories[0].with_name(f"{joint_name(rl_config, options)}.html"))
     return code
+
+
+def _train(
+    members: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], options: RunOptions, eval_fn: EvalFn | None
+) -> int:
+    """Trains the runs. --auto_batch tries again with more micro-batches if the first step does not fit into memory."""
+    while True:
+        try:
+            if members[0].evaluation.baselines and not options.dry_run:
+                return run_comparison(members, directories, options)
+            return train_runs(members, directories, options, eval_fn=eval_fn)
+        except OutOfMemoryError as error:
+            steps = error.next_accumulation
+            if not options.auto_batch or steps is None:
+                raise
+            logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
+            members = [apply_config_overrides(member, gradient_accumulation_steps=steps) for member in members]
+        gc.collect()  # The next try needs the memory of this one.
 
 
 def write_report(directories: Sequence[pathlib.Path], output: pathlib.Path | None = None) -> None:
