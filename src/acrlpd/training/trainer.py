@@ -109,7 +109,7 @@ class Trainer:
         self.stop.allow_for(MAX_IN_FLIGHT * self._calls.most)
         self.started = time.monotonic()
         self._earlier_wall_time_s = 0.0
-        self._untimed_step: int | None = None  # the last step of a call that the train step was compiled for
+        self._untimed_step: int | None = None  # the last step of the call for which the train step was compiled last
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class Trainer:
         self.step += made.num_updates
         self._in_flight.append((self.step, made.num_updates, made.metrics))
         self.monitor.after_update(self.step, made.metrics, self.learner.programs[policy_is_updated])
-        if made.is_first:  # The time to compile is not part of the time of a step.
+        if made.has_compiled:  # The time to compile is not part of the time of a step.
             self._untimed_step = self.step
             self.clock.restart()
 

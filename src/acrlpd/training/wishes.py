@@ -24,7 +24,7 @@ class Made:
 
     num_updates: int
     metrics: MetricsTable  # of all runs in the call
-    is_first: bool  # whether the train step was compiled for this call, which then tells nothing about the time
+    has_compiled: bool  # whether the train step was compiled before the call; its time then says nothing
 
 
 @dataclasses.dataclass(frozen=True)
