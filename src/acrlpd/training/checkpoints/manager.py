@@ -216,6 +216,27 @@ class CheckpointWriter:
                 shutil.rmtree(path, ignore_errors=True)  # What is still being written goes the next time.
 
 
+def write_checkpoint(
+    directory: pathlib.Path,
+    rl_config: RLTrainConfig,
+    agent: Agent,
+    step: int,
+    *,
+    rng: jax.Array,
+    state: Mapping[str, Any],
+    assets: Mapping[str, bytes],
+) -> bool:
+    """Writes one checkpoint, as a run would; returns whether it is complete. The log says why it is not."""
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = CheckpointWriter(directory, rl_config, assets)
+    try:
+        writer.save(agent, step, rng=rng, state=state)
+        writer.wait()
+    finally:
+        writer.close()
+    return writer.newest_step == step
+
+
 def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {_DETAILS.sub('', str(error))}"
 
