@@ -35,7 +35,7 @@ from acrlpd.training.online.phase import OnlinePhase
 from acrlpd.training.progress import Clock, Progress, ProgressBars, describe_metrics, model_flops_utilization
 from acrlpd.training.sharding import abstract_train_state
 from acrlpd.training.stopping import StopRequest
-from acrlpd.training.wishes import Evaluation, Made, NextRound, Updates, Wish, Wishes
+from acrlpd.training.wishes import Made, NextEvaluation, NextRound, Updates, Wish, Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +283,7 @@ class Trainer:
         records = self.directory / EVALUATIONS if is_primary() else None
         with self.clock.measure("evaluation"):
             if self._is_evaluated:
-                metrics = dict((yield Evaluation()))
+                metrics = dict((yield NextEvaluation()))
             if self._validator is not None:
                 found_here = self._validator.judge_at_step(self.agent, self.step, records)
                 validation = numbers_of_first_process(found_here)  # by which all processes save, and stop early

@@ -28,8 +28,8 @@ class Made:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """An evaluation of the agent. The answer is its metrics."""
+class NextEvaluation:
+    """An evaluation of the agent. The answer is the metrics that it has found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,6 @@ class NextRound:
     number: int
 
 
-Wish = Updates | Evaluation | NextRound
+Wish = Updates | NextEvaluation | NextRound
 Wishes = Generator[Wish, Any, None]
 EvaluationMetrics = Mapping[str, float]
