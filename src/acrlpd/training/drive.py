@@ -65,6 +65,7 @@ class Arena:
         return {self.runs[place]: round_ for place, round_ in played.items()}
 
     def _by_place(self, of_runs: Mapping[int, Any]) -> dict[int, Any]:
+        """What belongs to some runs, by the places of these runs in `self.runs`: protocol and pool know no others."""
         return {self.runs.index(run): value for run, value in of_runs.items()}
 
 
