@@ -122,7 +122,7 @@ def test_a_file_without_a_checksum_is_refused(directory: Path) -> None:
         path.write_text(text)
         with pytest.raises(ChecksumError, match=r"d/\d+ has no checksum in .*/checksums\.json"), verified(directory):
             pytest.fail("was read")
-        assert any("d/18 has no checksum" in problem for problem in directory_problems(directory, lambda _: None))
+        assert any("d/18 has no checksum" in problem for problem in directory_problems(directory))
 
 
 def test_a_size_that_is_no_number_is_damage(directory: Path) -> None:

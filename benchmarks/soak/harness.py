@@ -35,7 +35,7 @@ from training_helpers import arrays_of, assert_equal_arrays, metrics_of
 from acrlpd.config import RLTrainConfig, save_config
 from acrlpd.files import LOCK
 from acrlpd.runs.directory import read_summary, run_directory
-from acrlpd.training.online.rounds import REPLAY
+from acrlpd.training.online.records import REPLAY
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every step that it takes.
 # The longest time that a process may take, however busy the machine is. Reaching this limit counts as hanging.

@@ -18,8 +18,7 @@ from training_helpers import arrays_of, metrics_of, online_config
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.runs.directory import read_summary
-from acrlpd.training.online.records import read_rounds
-from acrlpd.training.online.rounds import REPLAY
+from acrlpd.training.online.records import REPLAY, read_rounds
 
 OFFLINE, ONLINE, LOG_FREQUENCY = 300, 300, 7
 LAST = OFFLINE + ONLINE

@@ -164,7 +164,7 @@ def _unknown_files(directory: Path, recorded: Mapping[Path, Recorded]) -> list[s
 
 
 def directory_problems(
-    directory: Path, advance: Callable[[int], object], *, only_recorded: bool = False
+    directory: Path, advance: Callable[[int], object] = lambda _: None, *, only_recorded: bool = False
 ) -> Iterator[str]:
     """What is wrong with the files of a directory; `advance` is called with the bytes that have been checked.
 

@@ -14,10 +14,6 @@ from acrlpd.config import ConfigError, apply_config_overrides, cli, get_config, 
 from acrlpd.config.plan.plan import make_plan
 
 
-def run(*args: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "acrlpd.cli.main", *args], capture_output=True, text=True, timeout=300)
-
-
 def test_help_lists_every_command_and_does_not_import_jax():
     code = "import sys; from acrlpd.cli.main import main; main(['--help']); sys.exit('jax' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -120,10 +116,9 @@ def test_a_config_that_cannot_run_is_refused_with_all_reasons_before_any_compile
         assert part in error
 
 
-def test_debug_shows_the_traceback():
-    result = run("configs", "show", "nothing", "--debug")
-    assert result.returncode == 2
-    assert "Traceback" in result.stderr
+def test_debug_shows_the_traceback(capsys):
+    assert main(["configs", "show", "nothing", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_plan_that_does_not_fit_stops_training(capsys):
@@ -285,7 +280,8 @@ def test_doctor_looks_at_this_machine(check):
 
 @pytest.mark.slow
 def test_doctor_finds_this_machine_healthy():
-    result = run("doctor", "--train", "--json")
+    command = [sys.executable, "-m", "acrlpd.cli.main", "doctor", "--train", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     report = json.loads(result.stdout)
     assert result.returncode == 0
     assert report["healthy"]

@@ -174,12 +174,11 @@ def test_a_directory_of_runs_is_no_run(tmp_path: Path, capsys) -> None:
 # -- as a process --------------------------------------------------------------------------------------------
 
 
-def test_once_as_a_process_without_a_terminal(tmp_path: Path) -> None:
+def test_a_process_without_a_terminal_shows_the_run_once(tmp_path: Path) -> None:
     run = make_run(tmp_path / "done")
     command = [sys.executable, "-m", "acrlpd.cli.main", "watch", str(run)]
-    for extra in (["--once"], []):
-        result = subprocess.run([*command, *extra], capture_output=True, text=True, check=True)
-        assert "step 2,500 of 2,500" in result.stdout and result.stderr == ""
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "step 2,500 of 2,500" in result.stdout and result.stderr == ""
 
 
 def test_following_in_a_terminal_until_control_c(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_a_training_with_the_seeds_trainer(config, agent, loader, caplog):
     assert [line["step"] for line in lines if "total_loss" in line] == [2, 4]
     trainer.log_training_metrics(4, {"total_loss": trained.step})
     trainer.log_memory_usage(4, phase="training")
+    assert "metrics at step 4: total_loss 4" in caplog.text
     assert "training step 4: " in caplog.text
     # What the run wrote is a checkpoint like any other.
     loaded, step = seeds.load_acrlpd_checkpoint(directory)

@@ -17,8 +17,8 @@ from acrlpd.envs import EnvError
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.runs.directory import read_summary, run_directory, saved_steps
 from acrlpd.training.online.actor import LOG_FILE, publish
-from acrlpd.training.online.records import Round, read_rounds
-from acrlpd.training.online.rounds import REPLAY, episode_seed, policy_seed
+from acrlpd.training.online.records import REPLAY, Round, read_rounds
+from acrlpd.training.online.rounds import episode_seed, policy_seed
 
 OFFLINE, ONLINE = 4, 40
 

@@ -14,7 +14,8 @@ from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, lo
 from acrlpd.cores import usable_cores
 from acrlpd.runs.directory import read_summary, run_directory
 from acrlpd.runs.record import STAGES
-from acrlpd.training.experiment import baseline_config, run_comparison, run_experiment
+from acrlpd.training.baselines import baseline_config, run_comparison
+from acrlpd.training.experiment import run_experiment
 from acrlpd.training.options import RunOptions
 
 OFFLINE, ONLINE = 8, 6

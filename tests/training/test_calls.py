@@ -17,8 +17,9 @@ from acrlpd.runs.directory import run_directory
 from acrlpd.training import calls
 from acrlpd.training.calls import CALL_S, CallLengths, next_multiple
 from acrlpd.training.learner import Learner
+from acrlpd.training.online.phase import OnlinePhase
 from acrlpd.training.online.records import Round
-from acrlpd.training.online.rounds import OnlinePhase, Player
+from acrlpd.training.online.rounds import Player
 
 OFFLINE, ONLINE = 30, 25
 

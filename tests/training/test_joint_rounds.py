@@ -16,9 +16,9 @@ from acrlpd.config.create_agent import create_agent
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.data.pipeline.replay import Replay, ReplayDataset
 from acrlpd.envs import EnvPool
+from acrlpd.training.online.phase import OnlinePhase
 from acrlpd.training.online.records import Round, read_round
 from acrlpd.training.online.rounds import (
-    OnlinePhase,
     Player,
     RoundPlayer,
     SynchronousPlayer,

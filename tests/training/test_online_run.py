@@ -20,7 +20,8 @@ from training_helpers import (
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.runs.directory import read_summary, run_directory, saved_steps
-from acrlpd.training.online.rounds import REPLAY, episode_seed
+from acrlpd.training.online.records import REPLAY
+from acrlpd.training.online.rounds import episode_seed
 
 OFFLINE, ONLINE = 13, 15
 LAST = OFFLINE + ONLINE

@@ -18,9 +18,9 @@ from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.data.pipeline.replay import Replay, ReplayDataset, ReplayError
 from acrlpd.envs import Chunks, Env, EnvError, EnvPool, register_env
 from acrlpd.policies.policy import create_policy
+from acrlpd.training.online.phase import OnlinePhase
 from acrlpd.training.online.records import read_round, read_rounds, verify_rounds
 from acrlpd.training.online.rounds import (
-    OnlinePhase,
     RoundPlayer,
     SynchronousPlayer,
     create_online_policy,

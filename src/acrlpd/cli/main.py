@@ -30,9 +30,9 @@ _GARBAGE_THRESHOLD = 50_000
 # authors of XLA. JAX reads the variable when it is imported, and a value that the user sets stays.
 _XLA_LOG_LEVEL = "2"
 
-# Name -> what the command does. The module of this name in acrlpd.cli holds either a function
-# `main(args) -> exit code or None`, or a dict COMMANDS of typed functions, which become subcommands of their own. Those
-# that CONFIG_COMMANDS of the module names get their arguments as they are, as a `main` does.
+# Name -> what the command does. The module of this name in acrlpd.cli holds a function `main(args) -> exit code`, or a
+# dict COMMANDS of typed functions, which become subcommands. Subcommands whose names are in the
+# CONFIG_COMMANDS of the module read their arguments themselves, as a `main` does.
 COMMANDS = {
     "train": "train a policy: offline, then online",
     "recap": "train in rounds: RECAP on the policy's own episodes",
@@ -88,7 +88,7 @@ def _run(args: list[str], debug: bool) -> int:
     rest = args[1:] + (["--logging.debug"] if debug and name == "train" else [])
     if hasattr(module, "COMMANDS"):
         return _run_group(f"acrlpd {name}", COMMANDS[name].capitalize() + ".", module, rest)
-    return module.main(rest) or 0
+    return int(module.main(rest))
 
 
 def _run_group(prog: str, description: str, module: ModuleType, args: list[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.files import JsonLinesFile
-from acrlpd.monitoring.anomaly_kinds import KINDS, AnomalyKind, Assessment, Component, UsualValues
+from acrlpd.monitoring.anomaly_kinds import KINDS, MUCH_CLIPPED, AnomalyKind, Assessment, Component, UsualValues
 from acrlpd.runs.record import Anomaly
 
 logger = logging.getLogger(__name__)
@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 _HEALTHY = 0.5
 # Healthy lines in a row that end an episode: trouble that comes and goes is one episode.
 _LINES_TO_RECOVER = 5
-# The advice mentions clipping when a gradient is this many times its clipping threshold.
-_MUCH_CLIPPED = 10.0
 
 
 class AnomalyDetector:
@@ -113,6 +111,6 @@ def suggest_lr_adjustment(rl_config: RLTrainConfig, component: Component, line: 
     }[learner]
     text = f"Half the {learner} learning rate is {flag} {schedule.peak_lr / 2:g}."
     norm, clip = line.get(f"{component}_grad_norm"), optimizer.clip_gradient_norm
-    if norm is not None and norm > _MUCH_CLIPPED * clip:
+    if norm is not None and norm > MUCH_CLIPPED * clip:
         text += f" Its gradient norm {norm:.4g} is clipped to {clip:g}, so a lower rate does more than harder clipping."
     return text

@@ -28,6 +28,9 @@ TEMPERATURE_RANGE = (0.01, 100.0)  # of the spread of the candidates' values
 DEAD_CANDIDATE_SPREAD = 1e-3  # of normalised actions
 DATA_WAIT_SHARE = 0.25
 SLOWDOWN_FACTOR = 2.0
+# Advice about a learning rate mentions clipping if the gradient is this many times its clipping threshold. Clipping
+# alone is no reason for advice: most gradients of critics are clipped, and Adam's steps do not depend on their size.
+MUCH_CLIPPED = 10.0
 
 # Lines after which a usual value is known.
 _LINES_TO_LEARN = 5

@@ -18,7 +18,8 @@ _MOST_BLOCKS = 40
 _SIGNIFICANT = 2.58
 # Changes below this share of the curve's level are not worth a word.
 _LEAST_CHANGE = 0.02
-_TO_SIGMA = 1.4826  # of a normal distribution, from the median distance to the median
+# The standard deviation of a normal distribution is this many times the median distance of its values to their median.
+_TO_SIGMA = 1.4826
 
 
 @dataclasses.dataclass(frozen=True)

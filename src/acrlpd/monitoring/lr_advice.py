@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from acrlpd.monitoring.anomaly_kinds import MUCH_CLIPPED
 from acrlpd.monitoring.curve_trends import (
     SPIKE,
     find_trend,
@@ -21,9 +22,6 @@ _FEWEST_SPIKES, _SPIKE_SHARE = 3, 0.01
 _MORE_SWINGS, _LINES_FOR_SWINGS = 3.0, 80
 # An error that rises, or a loss that falls, by this share over the second half of a phase gives a reason.
 _MUCH = 0.2
-# A reason mentions clipping if the gradient is this many times its clipping threshold. Alone this is no reason: most
-# gradients of critics are clipped, and Adam's steps do not depend on the size of a gradient.
-_MUCH_CLIPPED = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +77,7 @@ def _describe_clipping(record: RunRecord, learner: _Learner, phase: Phase) -> st
     if norms is None or clip is None:
         return ""
     norm = float(np.median(second_half(norms).values))
-    if norm <= _MUCH_CLIPPED * clip:
+    if norm <= MUCH_CLIPPED * clip:
         return ""
     return f"; its gradient norm {norm:.3g} is clipped to {clip:g}, so harder clipping would not help"
 

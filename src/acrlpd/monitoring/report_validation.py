@@ -19,7 +19,7 @@ BLIND = 0.95
 _RANKS, _RANKS_SUCCESS = 0.1, 0.6
 # Below this correlation critics rank weakly.
 _RANKS_CLEARLY = 0.4
-# With fewer held-out episodes whether critics rank is chance: the windows of one episode are much alike.
+# With fewer held-out episodes, the ranking of the critics is mostly chance: windows of one episode are much alike.
 _MIN_EPISODES = 3
 # Lines of metrics whose mean is the training loss at a step.
 _LINES = 10

@@ -9,6 +9,7 @@ from acrlpd.choice import kind_name
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.tools.inspect import Report
 from acrlpd.hub import HubAddress
+from acrlpd.models.openpi_pytorch import WEIGHTS_FILE
 from acrlpd.monitoring.report_facts import final_stages
 from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.policies.levels import describe_steps
@@ -83,7 +84,7 @@ def export_card(
     readme: str, rl_config: RLTrainConfig, step: int | None, record: RunRecord | None, address: HubAddress
 ) -> str:
     """The card of an export: the README of the export, and what the hub adds to it."""
-    is_for_pytorch = "model.safetensors" in readme
+    is_for_pytorch = WEIGHTS_FILE in readme
     return "\n".join([_header(rl_config), readme, *_results(record, step), _use(address, directly=not is_for_pytorch)])
 
 

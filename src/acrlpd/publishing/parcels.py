@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from acrlpd.checksums import file_checksum
+from acrlpd.checksums import CHECKSUMS_FILE, file_checksum
 from acrlpd.data.pipeline.labels import labels_path
 from acrlpd.data.sources.source import open_source
 from acrlpd.data.tools.inspect import inspect_source
@@ -94,7 +94,7 @@ def _pack_checkpoint(directory: Path, train_state: bool) -> Parcel:
 def _pack_export(directory: Path) -> Parcel:
     content, rl_config = load_export_metadata(directory), load_described_config(directory)
     files = dict(_files(directory, [PARAMS, CRITIC, ASSETS]))
-    for name in (EXPORT_FILE, "checksums.json", WEIGHTS_FILE, "config.json"):
+    for name in (EXPORT_FILE, CHECKSUMS_FILE, WEIGHTS_FILE, "config.json"):
         if (directory / name).is_file():
             files[name] = directory / name
     readme = (directory / README).read_text() if (directory / README).is_file() else ""

@@ -11,12 +11,13 @@ from acrlpd import hub
 from acrlpd.checksums import Recorded, file_problem
 from acrlpd.data.pipeline.labels import labels_path
 from acrlpd.hub import HubAddress, HubError
+from acrlpd.models.openpi_pytorch import WEIGHTS_FILE
 from acrlpd.publishing.parcels import LABELS_FILE
 from acrlpd.runs.checkpoint_layout import EXPORT_FILE, HUB_FILE, RUN, RUN_FILE
 from acrlpd.training.verification import parts_to_verify
 
 # A repository that has none of these holds nothing of acrlpd, openpi or LeRobot.
-_KNOWN = (HUB_FILE, EXPORT_FILE, f"{RUN}/{RUN_FILE}", "params/_METADATA", "model.safetensors", "meta/info.json")
+_KNOWN = (HUB_FILE, EXPORT_FILE, f"{RUN}/{RUN_FILE}", "params/_METADATA", WEIGHTS_FILE, "meta/info.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -8,19 +8,22 @@ from importlib.metadata import version
 from pathlib import Path
 
 from acrlpd import hub
+from acrlpd.checksums import CHECKSUMS_FILE
 from acrlpd.hub import HubAddress, HubError
+from acrlpd.models.openpi_pytorch import WEIGHTS_FILE
 from acrlpd.monitoring.report import generate_training_report
 from acrlpd.publishing.cards import REPORT_FILE
 from acrlpd.publishing.parcels import LABELS_FILE, README, Parcel, pack
-from acrlpd.runs.checkpoint_layout import HUB_FILE, TRAIN_STATE
+from acrlpd.runs.checkpoint_layout import EXPORT_FILE, HUB_FILE, TRAIN_STATE
+from acrlpd.runs.directory import CONFIG_FILE
 from acrlpd.training.verification import parts_to_verify
 
 # Files that the hub itself puts into a new repository.
 _OF_THE_HUB = (".gitattributes", README)
 # What an upload replaces: everything that acrlpd puts into a repository.
 _REPLACED = (
-    *("params/*", "critic/*", "assets/*", "run/*", "train_state/*", "config.yaml", "config.json", "acrlpd.json"),
-    *("checksums.json", "model.safetensors", "report.*", "meta/*", "data/*", "videos/*", "images/*", LABELS_FILE),
+    *("params/*", "critic/*", "assets/*", "run/*", "train_state/*", CONFIG_FILE, "config.json", EXPORT_FILE),
+    *(CHECKSUMS_FILE, WEIGHTS_FILE, "report.*", "meta/*", "data/*", "videos/*", "images/*", LABELS_FILE),
 )
 
 

@@ -38,7 +38,7 @@ _EXTREMES = {"_min": np.min, "_max": np.max}
 
 
 def describe_validation(latest: Callable[[str], float | None]) -> list[str]:
-    """What a validation says, as far as it says anything; `latest` gives a metric by its name without the prefix."""
+    """The known numbers of a validation, in words; `latest` gives a metric by its name without the prefix."""
     found = ((latest(name), form) for name, form in _VALIDATION_FACTS.items())
     return [form(value) for value, form in found if value is not None]
 

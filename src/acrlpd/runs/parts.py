@@ -44,7 +44,7 @@ def extract_parts(path: pathlib.Path, parts: Sequence[str], output: pathlib.Path
         for name in (name for part in parts for name in PART_DIRECTORIES[part]):
             if (checkpoint / name).is_dir():  # fake data has no assets
                 shutil.copytree(checkpoint / name, partial / name)
-            for problem in directory_problems(partial / name, lambda _: None) if name != ASSETS else ():
+            for problem in directory_problems(partial / name) if name != ASSETS else ():
                 raise CheckpointError(f"{problem}; the copy of {checkpoint / name} is not what was saved")
         (partial / PARTS_FILE).write_text(json.dumps(kept) + "\n")
         write_checksums(partial, [partial / PARTS_FILE])

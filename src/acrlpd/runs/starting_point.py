@@ -23,12 +23,11 @@ class StartingPoint:
 
     directory: pathlib.Path  # of the run
     step: int | None  # that the path names; None: the path names the run
-    newest: int | None  # the newest step of the run
 
     @property
     def checkpoint(self) -> pathlib.Path | None:
         """The step directory: that of the path, or else the newest one."""
-        step = self.newest if self.step is None else self.step
+        step = max(saved_steps(self.directory), default=None) if self.step is None else self.step
         return None if step is None else self.directory / str(step)
 
     def stored_config(self) -> RLTrainConfig:
@@ -60,11 +59,11 @@ def find_starting_point(path: str | pathlib.Path, flag: str) -> StartingPoint:
         )
     given = pathlib.Path(path).expanduser().absolute()
     if (given / RUN / RUN_FILE).is_file() and is_whole_number(given.name):
-        return StartingPoint(given.parent, int(given.name), _newest(given.parent))
+        return StartingPoint(given.parent, int(given.name))
     if (problem := _other_kind(given)) is not None:
         raise ConfigError(f"{flag}: {given} {problem}")
     if (given / CONFIG_FILE).is_file() or saved_steps(given):
-        return StartingPoint(given, None, _newest(given))
+        return StartingPoint(given, None)
     if is_whole_number(given.name) and (given.parent / CONFIG_FILE).is_file():
         raise ConfigError(f"{flag}: {missing_step(given.parent, int(given.name))}")
     what = "is neither a run nor one of its checkpoints" if given.exists() else "does not exist"
@@ -75,10 +74,6 @@ def missing_step(directory: pathlib.Path, step: int) -> str:
     """That a run has no checkpoint of a step, and which checkpoints the run has."""
     steps = ", ".join(map(str, saved_steps(directory))) or "none"
     return f"{directory} has no checkpoint of step {step}; the steps of its checkpoints: {steps}"
-
-
-def _newest(directory: pathlib.Path) -> int | None:
-    return max(saved_steps(directory), default=None)
 
 
 def _other_kind(directory: pathlib.Path) -> str | None:

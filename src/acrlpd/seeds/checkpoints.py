@@ -15,7 +15,7 @@ from acrlpd.runs.checkpoint_layout import PARAMS, CheckpointError, load_describe
 from acrlpd.seeds.agent import ACRLPDPi0Agent, as_seed_agent
 from acrlpd.serving.export import export_policy
 from acrlpd.training.checkpoints import metadata
-from acrlpd.training.checkpoints.manager import CheckpointWriter, load_checkpoint_agent
+from acrlpd.training.checkpoints.manager import load_checkpoint_agent, write_checkpoint
 from acrlpd.training.train_runs import read_assets
 
 logger = logging.getLogger(__name__)
@@ -40,14 +40,8 @@ def save_acrlpd_checkpoint(
             raise ConfigError("nothing to save: save_openpi and save_full are both off")
         return {"openpi_checkpoint": save_openpi_pi0_checkpoint(agent, directory / f"pi0_openpi_step_{step}")}
     directory /= f"acrlpd_full_step_{step}"  # A directory of its own: a run would remove its older checkpoints.
-    directory.mkdir(parents=True, exist_ok=True)
-    writer = CheckpointWriter(directory, agent.config, read_assets(agent.config))
-    try:
-        writer.save(agent, step, rng=jax.random.key(agent.config.seed), state={})
-        writer.wait()
-    finally:
-        writer.close()
-    if writer.newest_step != step:
+    rng, assets = jax.random.key(agent.config.seed), read_assets(agent.config)
+    if not write_checkpoint(directory, agent.config, agent, step, rng=rng, state={}, assets=assets):
         raise CheckpointError(f"{directory / str(step)} could not be written; the log says why")
     paths = {"full_checkpoint": str(directory)}
     return paths | ({"openpi_checkpoint": str(directory / str(step) / PARAMS)} if save_openpi else {})

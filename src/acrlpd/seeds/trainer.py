@@ -25,7 +25,6 @@ from acrlpd.seeds.fsdp import TrainStep, create_fsdp_train_step_fn, setup_fsdp_s
 from acrlpd.training.checkpoints.metadata import check_resume
 from acrlpd.training.drive import Arena, EvalFn, drive, train
 from acrlpd.training.learner import Learner
-from acrlpd.training.progress import describe_metrics
 from acrlpd.training.sharding import FSDPSharding, create_sharding
 from acrlpd.training.train_runs import end_status, read_assets
 from acrlpd.training.trainer import Trainer
@@ -182,7 +181,8 @@ class ACRLPDTrainer:
 
     def log_training_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Logs metrics of the caller; a run writes its own to metrics.jsonl."""
-        logger.info("%s", describe_metrics(step, "train/", {name: float(value) for name, value in metrics.items()}))
+        shown = ", ".join(f"{name} {float(value):.4g}" for name, value in metrics.items())
+        logger.info("metrics at step %d: %s", step, shown)
 
     def log_memory_usage(self, step: int, phase: str = "training") -> None:
         """Logs what the devices hold; a run writes this with every line of metrics."""

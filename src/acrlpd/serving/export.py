@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from acrlpd.agents.critics.base import keep_members
@@ -143,24 +144,14 @@ def _write(
     if critics == "none" or not checkpoint.has_critics:
         serving = dataclasses.replace(serving, best_of_n=1, num_critics=0)
     else:
-        assert model.critics is not None
         wanted = rl_config.critic.num_critics if critics == "all" else serving.num_critics
         members = _choose_members(model, rl_config, wanted)
         serving = dataclasses.replace(serving, num_critics=len(members))
-        chosen = keep_members(model.critics.online, members)
-        with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
-            arrays = critic_arrays(model.critics.replace(online=chosen), rl_config.acrlpd)
-            checkpointer.save(directory / CRITIC, unflatten_dict(arrays))
-        write_checksums(directory / CRITIC)
+        _write_critics(model, rl_config, directory, members)
         # The config describes what the directory holds; random subsets of critics are for training.
         critic_config = dataclasses.replace(rl_config.critic, num_critics=len(members), target_subset_size=None)
         rl_config = dataclasses.replace(rl_config, critic=critic_config)
-    params = model.params
-    if merge_adapters:
-        policy_config, params = rl_config.model.merge_adapters(params)
-        rl_config = dataclasses.replace(rl_config, model=policy_config)
-    if dtype is not None:
-        params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
+    rl_config, params = convert_policy(rl_config, model.params, merge_adapters=merge_adapters, dtype=dtype)
     save_openpi_pi0_checkpoint(params, directory)
     write_checksums(directory / PARAMS)
     content = {
@@ -178,6 +169,28 @@ def _write(
         problems = verify_openpi_checkpoint_compatibility(directory, rl_config.model)
         if problems:
             raise CheckpointError("openpi would not load the export:\n  " + "\n  ".join(problems))
+
+
+def _write_critics(model: ActingModel, rl_config: RLTrainConfig, directory: pathlib.Path, members: np.ndarray) -> None:
+    """Writes these members of the ensemble, and the other arrays by which a policy chooses."""
+    assert model.critics is not None
+    chosen = keep_members(model.critics.online, members)
+    with ocp.PyTreeCheckpointer(use_ocdbt=True, use_zarr3=False) as checkpointer:
+        arrays = critic_arrays(model.critics.replace(online=chosen), rl_config.acrlpd)
+        checkpointer.save(directory / CRITIC, unflatten_dict(arrays))
+    write_checksums(directory / CRITIC)
+
+
+def convert_policy(
+    rl_config: RLTrainConfig, params: nnx.State, *, merge_adapters: bool, dtype: DType | None
+) -> tuple[RLTrainConfig, nnx.State]:
+    """The policy as it is exported, and its config: with its adapters merged, and in another dtype, if asked for."""
+    if merge_adapters:
+        policy_config, params = rl_config.model.merge_adapters(params)
+        rl_config = dataclasses.replace(rl_config, model=policy_config)
+    if dtype is not None:
+        params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
+    return rl_config, params
 
 
 def describe_export(checkpoint: Checkpoint, directory: pathlib.Path, content: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from acrlpd.checksums import write_checksums
@@ -20,6 +19,7 @@ from acrlpd.runs.checkpoint_layout import EXPORT_FILE, CheckpointError
 from acrlpd.serving.export import (
     Verification,
     compare_actions,
+    convert_policy,
     describe_export,
     exported_directory,
     open_trained,
@@ -65,13 +65,9 @@ def export_for_pytorch(
 
 def _write(checkpoint: Checkpoint, directory: pathlib.Path, dtype: DType | None) -> RLTrainConfig:
     """Writes everything, and returns the config of the policy without adapters."""
-    params, rl_config = checkpoint.load_model().params, checkpoint.rl_config
+    params = checkpoint.load_model().params
     merged_adapters = has_adapters(params)
-    if merged_adapters:
-        policy_config, params = rl_config.model.merge_adapters(params)
-        rl_config = dataclasses.replace(rl_config, model=policy_config)
-    if dtype is not None:
-        params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
+    rl_config, params = convert_policy(checkpoint.rl_config, params, merge_adapters=merged_adapters, dtype=dtype)
     save_pytorch_weights(params, directory / WEIGHTS_FILE)
     fields = to_dict(rl_config.model)
     config = {name: fields[name] for name in _FIELDS} | {"precision": dtype or "float32"}

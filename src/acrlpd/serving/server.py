@@ -84,13 +84,13 @@ class ServerOptions:
 class PolicyServer:
     """Serves its `policy`, which can be replaced while clients are connected: requests under way keep the old one."""
 
-    def __init__(self, policy: ServingPolicy, options: ServerOptions | None = None) -> None:
+    def __init__(self, policy: ServingPolicy, options: ServerOptions) -> None:
         self.policy = policy
         self.metrics = ServerMetrics()
-        self.options = options or ServerOptions()
+        self.options = options
         self._connections = Connections(
-            max_clients=self.options.max_clients,
-            max_clients_per_address=self.options.max_clients_per_address,
+            max_clients=options.max_clients,
+            max_clients_per_address=options.max_clients_per_address,
             metrics=self.metrics,
         )
         self._idle: set[ServerConnection] = set()

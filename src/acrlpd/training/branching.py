@@ -12,9 +12,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import numpy as np
-
 from acrlpd.checksums import write_checksums
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.create_agent import run_keys
@@ -26,9 +23,8 @@ from acrlpd.runs.record import ANOMALIES_FILE
 from acrlpd.runs.starting_point import find_starting_point
 from acrlpd.training.checkpoints.items import METRICS
 from acrlpd.training.checkpoints.manager import require_fitting
-from acrlpd.training.checkpoints.metadata import EPISODE_FIELDS, HELD_OUT, RESUMED_STATE, check_assets
-from acrlpd.training.online.records import files_after_rounds
-from acrlpd.training.online.rounds import REPLAY
+from acrlpd.training.checkpoints.metadata import EPISODE_FIELDS, HELD_OUT, RESUMED_STATE, check_assets, describe_rng
+from acrlpd.training.online.records import REPLAY, files_after_rounds
 from acrlpd.training.sharding import abstract_train_state, create_sharding
 from acrlpd.training.train_runs import read_assets
 
@@ -104,8 +100,7 @@ def _branched(metadata: Mapping[str, Any], rl_config: RLTrainConfig, checkpoint:
         "wall_time_s": 0.0,
     }
     if "seed" in changes:  # With the key of the other run, branches with several seeds would draw the same noise.
-        key = run_keys(rl_config).updates
-        changed["rng"] = {"impl": str(jax.random.key_impl(key)), "data": np.asarray(jax.random.key_data(key)).tolist()}
+        changed["rng"] = describe_rng(run_keys(rl_config).updates)
     if any(name in changes for name in EPISODE_FIELDS):
         changed[HELD_OUT] = None
     return {**metadata, **changed}

@@ -65,6 +65,7 @@ class Arena:
         return {self.runs[place]: round_ for place, round_ in played.items()}
 
     def _by_place(self, of_runs: Mapping[int, Any]) -> dict[int, Any]:
+        """What belongs to some runs, by the places of these runs in `self.runs`: protocol and pool know no others."""
         return {self.runs.index(run): value for run, value in of_runs.items()}
 
 
@@ -185,7 +186,7 @@ class _Driver:
         if is_first:
             waited = time.monotonic() - self.trainers[0].started
             logger.info("first step %.1f s after the run was started; %s", waited, device_memory())
-        return {run: Made(num_updates, metrics, is_first=compiles) for run in chosen}
+        return {run: Made(num_updates, metrics, has_compiled=compiles) for run in chosen}
 
     def _catch_up(self, trainers: dict[int, Trainer], num_updates: int) -> tuple[dict[int, Trainer], int]:
         """The runs that may share a call: of runs with one leader, those that are furthest behind.

@@ -49,8 +49,8 @@ class EvaluationHistory:
     def best_rank(self, step: int) -> float | None:
         """A number for `step` if it is the best step so far, else None; the number of every later best step is higher.
 
-        Orbax keeps the checkpoint with the highest number, whatever the evaluations were judged by. In runs from before
-        there were ranks the number was the success, which is at most 1, the rank of the first best step.
+        Orbax keeps the checkpoint with the highest number, whatever the evaluations were judged by. Runs from before
+        there were ranks stored success rates, which are at most 1. Their next best step has rank 2.
         """
         return float(self._best.rank) if self.best is not None and self.best["step"] == step else None
 

@@ -16,8 +16,7 @@ from acrlpd.runs import directory as runs
 from acrlpd.runs.checkpoint_layout import load_checkpoint_metadata
 from acrlpd.runs.record import ANOMALIES_FILE, EVALUATIONS
 from acrlpd.runs.starting_point import find_starting_point, missing_step
-from acrlpd.training.online.records import files_after_rounds
-from acrlpd.training.online.rounds import REPLAY
+from acrlpd.training.online.records import REPLAY, files_after_rounds
 from acrlpd.training.options import RunOptions
 
 logger = logging.getLogger(__name__)
@@ -57,15 +56,14 @@ def find_resumed_checkpoint(directory: pathlib.Path, options: RunOptions) -> pat
     return directory / str(steps[-1] if options.resume_step is None else options.resume_step)
 
 
-def set_aside_newer(directory: pathlib.Path, step: int) -> pathlib.Path | None:
-    """Moves what a run has done after `step` to a folder in its directory; returns the folder.
+def set_aside_newer(directory: pathlib.Path, step: int) -> None:
+    """Moves what a run has done after `step` to a folder in its directory. This process holds the lock of the run.
 
-    None if the checkpoint of this step is the newest one: then the run goes on as after a kill. This process holds the
-    lock of the run.
+    Nothing is moved if the checkpoint of this step is the newest one: then the run goes on as after a kill.
     """
     newer = [other for other in runs.saved_steps(directory) if other > step]
     if not newer:
-        return None
+        return
     online = load_checkpoint_metadata(directory / str(step)).get("online") or {}
     folder = _new_folder(directory, step)
     for name in (runs.METRICS_FILE, ANOMALIES_FILE):  # The run goes on with the lines up to the step.
@@ -79,7 +77,6 @@ def set_aside_newer(directory: pathlib.Path, step: int) -> pathlib.Path | None:
         link_directory(directory / REPLAY, folder / REPLAY)
     steps = ", ".join(map(str, newer))
     logger.warning("going back to step %d: the newer checkpoints (%s) are set aside in %s", step, steps, folder)
-    return folder
 
 
 def _paths_after(directory: pathlib.Path, step: int, newer: Sequence[int], num_rounds: int) -> Iterator[pathlib.Path]:

@@ -88,7 +88,7 @@ def _find_critics(path: str) -> pathlib.Path:
 def _verify_pytorch_file(file: pathlib.Path) -> None:
     """Refuses a file of an export of acrlpd that has changed; openpi and lerobot write no checksums."""
     if (file.parent / CHECKSUMS_FILE).is_file():
-        for problem in directory_problems(file.parent, lambda _: None, only_recorded=True):
+        for problem in directory_problems(file.parent, only_recorded=True):
             raise ChecksumError(f"{problem}. Copy the directory again from a place where it is intact")
 
 

@@ -88,7 +88,7 @@ def _copy(agent: Agent) -> Agent:
 
 
 def _have_one_policy(one: Agent, other: Agent) -> bool:
-    """Whether two policies are equal. Nothing is known of policies at different steps: then they may become equal."""
+    """Whether two policies are equal. Policies at different steps cannot be compared, and count as equal."""
     if int(one.step) != int(other.step):
         return True
     pairs = zip(jax.tree.leaves(one.policy_params), jax.tree.leaves(other.policy_params), strict=True)

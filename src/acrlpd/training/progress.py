@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -100,9 +100,9 @@ def describe_outcome(result: Mapping[str, Any] | None) -> list[str]:
     """What the last evaluation of a run found, in a few words; empty if there was no evaluation."""
     if result is None:
         return []
-    success, interval = result.get("success_rate"), result.get("interval")
+    success = result.get("success_rate")
     if success is not None:
-        return [f"success {format_percent(success)}" + (f" ({format_interval(interval)})" if interval else "")]
+        return [_describe_success(success, result.get("interval"))]
     ratio = result.get(f"{VALIDATION}relative_action_error")
     return [] if ratio is None else [f"held-out action error {format_percent(ratio)} of the mean action's"]
 
@@ -116,7 +116,7 @@ def _facts(kind: str, metrics: Mapping[str, float]) -> Iterator[str]:
             interval = metrics["success_rate_low"], metrics["success_rate_high"]
         elif kind == ONLINE and episodes:
             interval = wilson_interval(round(success * episodes), round(episodes))
-        yield f"success {format_percent(success)}" + (f" ({format_interval(interval)})" if interval else "")
+        yield _describe_success(success, interval)
     if episodes is not None:
         yield f"{episodes:.0f} episodes"
     if lost := metrics.get("lost_episodes"):
@@ -125,6 +125,10 @@ def _facts(kind: str, metrics: Mapping[str, float]) -> Iterator[str]:
         yield f"{metrics['env_steps']:,.0f} environment steps in {metrics['total_episodes']:,.0f} episodes so far"
     if kind == VALIDATION:
         yield from describe_validation(metrics.get)
+
+
+def _describe_success(rate: float, interval: Sequence[float] | None) -> str:
+    return f"success {format_percent(rate)}" + (f" ({format_interval(interval)})" if interval else "")
 
 
 class Clock:

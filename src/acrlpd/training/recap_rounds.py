@@ -29,8 +29,8 @@ from acrlpd.files import LOCK, only_one, write_text_atomically
 from acrlpd.policies.checkpoint import load_policy, open_checkpoint
 from acrlpd.runs import directory as runs
 from acrlpd.training.experiment import run_experiment
-from acrlpd.training.online.records import read_round, read_rounds
-from acrlpd.training.online.rounds import REPLAY, RoundPlayer, open_replay, replay_features
+from acrlpd.training.online.records import REPLAY, read_round, read_rounds
+from acrlpd.training.online.rounds import RoundPlayer, open_replay, replay_features
 from acrlpd.training.options import RunOptions
 from acrlpd.units import format_interval, format_percent
 

@@ -128,7 +128,7 @@ def compile_train_steps(
 
     The result is called as (agents, calls, num_updates); the buffers of the agents that are passed in are used up. The
     result is compiled ahead of time: arrays of other shapes or in other places are an error, never a second compile.
-    A later run of this process with the same program, such as a baseline, gets the program that is there.
+    A later run of this process that needs the same program, such as a baseline, does not compile it again.
     """
     feeds = [call.feed for call in calls]
     arrays = [(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(feeds)]

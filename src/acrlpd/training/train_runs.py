@@ -34,7 +34,8 @@ from acrlpd.training.going_back import find_resumed_checkpoint
 from acrlpd.training.initial_weights import check_initial_weights
 from acrlpd.training.learner import Learner
 from acrlpd.training.online.actor import ActorProcess
-from acrlpd.training.online.rounds import OnlinePhase, Player, RoundPlayer, SynchronousPlayer, open_replay
+from acrlpd.training.online.phase import OnlinePhase
+from acrlpd.training.online.rounds import Player, RoundPlayer, SynchronousPlayer, open_replay
 from acrlpd.training.options import RunOptions
 from acrlpd.training.out_of_memory import OutOfMemoryError
 from acrlpd.training.progress import ProgressBars, describe_outcome, planned_costs

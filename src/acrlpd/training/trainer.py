@@ -31,11 +31,11 @@ from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.online.loss_weights import scheduled_weights
-from acrlpd.training.online.rounds import OnlinePhase
+from acrlpd.training.online.phase import OnlinePhase
 from acrlpd.training.progress import Clock, Progress, ProgressBars, describe_metrics, model_flops_utilization
 from acrlpd.training.sharding import abstract_train_state
 from acrlpd.training.stopping import StopRequest
-from acrlpd.training.wishes import Evaluation, Made, NextRound, Updates, Wish, Wishes
+from acrlpd.training.wishes import Made, NextEvaluation, NextRound, Updates, Wish, Wishes
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Trainer:
         self.stop.allow_for(MAX_IN_FLIGHT * self._calls.most)
         self.started = time.monotonic()
         self._earlier_wall_time_s = 0.0
-        self._untimed_step: int | None = None  # the last step of a call that the train step was compiled for
+        self._untimed_step: int | None = None  # the last step of the call for which the train step was compiled last
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Trainer:
         records = self.directory / EVALUATIONS if is_primary() else None
         with self.clock.measure("evaluation"):
             if self._is_evaluated:
-                metrics = dict((yield Evaluation()))
+                metrics = dict((yield NextEvaluation()))
             if self._validator is not None:
                 found_here = self._validator.judge_at_step(self.agent, self.step, records)
                 validation = numbers_of_first_process(found_here)  # by which all processes save, and stop early
@@ -331,7 +331,7 @@ class Trainer:
         self.step += made.num_updates
         self._in_flight.append((self.step, made.num_updates, made.metrics))
         self.monitor.after_update(self.step, made.metrics, self.learner.programs[policy_is_updated])
-        if made.is_first:  # The time to compile is not part of the time of a step.
+        if made.has_compiled:  # The time to compile is not part of the time of a step.
             self._untimed_step = self.step
             self.clock.restart()
 

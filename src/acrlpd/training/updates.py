@@ -14,7 +14,7 @@ from acrlpd.config.create_agent import run_keys
 from acrlpd.data.pipeline.dataset import Dataset
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.runs import directory as runs
-from acrlpd.training.checkpoints.manager import CheckpointWriter
+from acrlpd.training.checkpoints.manager import write_checkpoint
 from acrlpd.training.checkpoints.metadata import HELD_OUT, check_resume
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.learner import Learner
@@ -78,14 +78,9 @@ def save_agent(
     place.mkdir(parents=True, exist_ok=True)
     with runs.only_trainer(place):
         runs.write_run_config(place, config)
-        writer = CheckpointWriter(place, config, assets)
-        try:
-            writer.prepare(agent)
-            writer.save(agent, step, rng=run_keys(config).updates, state=_state(config, dataset, step))
-            writer.wait()
-        finally:
-            writer.close()
-    if writer.newest_step != step:
+        state, rng = _state(config, dataset, step), run_keys(config).updates
+        is_written = write_checkpoint(place, config, agent, step, rng=rng, state=state, assets=assets)
+    if not is_written:
         raise OSError(f"the checkpoint {place / str(step)} could not be written; the message before this one says why")
     return place / str(step)
 

@@ -28,8 +28,7 @@ from acrlpd.runs.checkpoint_layout import (
 from acrlpd.runs.directory import CONFIG_FILE, saved_steps
 from acrlpd.runs.parts import PART_DIRECTORIES
 from acrlpd.runs.record import BASELINES, RunReader
-from acrlpd.training.online.records import verify_rounds
-from acrlpd.training.online.rounds import REPLAY
+from acrlpd.training.online.records import REPLAY, verify_rounds
 
 Advance = Callable[[int], object]  # is called with the number of bytes that have been checked
 

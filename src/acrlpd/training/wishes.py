@@ -24,12 +24,12 @@ class Made:
 
     num_updates: int
     metrics: MetricsTable  # of all runs in the call
-    is_first: bool  # whether the train step was compiled for this call, which then tells nothing about the time
+    has_compiled: bool  # whether the train step was compiled before the call; its time then says nothing
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """An evaluation of the agent. The answer is its metrics."""
+class NextEvaluation:
+    """An evaluation of the agent. The answer is the metrics that it has found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,6 @@ class NextRound:
     number: int
 
 
-Wish = Updates | Evaluation | NextRound
+Wish = Updates | NextEvaluation | NextRound
 Wishes = Generator[Wish, Any, None]
 EvaluationMetrics = Mapping[str, float]

@@ -29,7 +29,7 @@ FEWEST_RESULTS = 6
 _TRIALS_BEFORE_PRUNING = 4
 # Times that a trial is repeated whose process was killed from outside.
 _MOST_REPEATS = 1
-# Draws of values that were tried, after which a stage has nothing new to try.
+# A stage ends if this many draws in a row give values that were tried before.
 _MOST_DRAWS = 20
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 

@@ -82,12 +82,12 @@ const charts = (() => {
   // -- a chart: one or more panels above each other with one time axis ---------------------------------
 
   class Chart {
-    // spec: {panels: [{height, lines, zero, unit}], extent: [first, last], spans, boundaries, strip, xLabel}
+    // spec: {label, panels: [{title, height, lines, zero, plain, unit}], extent: [first, last], spans, boundaries, strip}
     // line: {x, y, low, high, color, dash, name, kind: "line" | "points" | "steps" | "mean" | "thin"}
     constructor(host, spec, shared) {
       this.host = host;
       this.spec = spec;
-      this.shared = shared; // {range, smoothing, log} and `charts`, which are drawn together
+      this.shared = shared; // {name, range, smoothing, log} and `charts`, which are drawn together
       shared.charts.push(this);
       this.svg = svgNode(host, "svg", { class: "chart", role: "img", "aria-label": spec.label });
       this.svg.addEventListener("pointermove", (event) => this.move(event));

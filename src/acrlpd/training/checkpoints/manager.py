@@ -52,7 +52,7 @@ from acrlpd.training.checkpoints.items import (
     array_handler,
     create_manager,
 )
-from acrlpd.training.checkpoints.metadata import create_checkpoint_metadata
+from acrlpd.training.checkpoints.metadata import create_checkpoint_metadata, describe_rng
 from acrlpd.training.distributed import problems_elsewhere
 from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
 
@@ -112,8 +112,7 @@ class CheckpointWriter:
         self.wait()
         average = self._rl_config.acts_with_average
         run = create_checkpoint_metadata(self._rl_config, step, average=average, assets=self._assets)
-        key = {"impl": str(jax.random.key_impl(rng)), "data": np.asarray(jax.random.key_data(rng)).tolist()}
-        metadata = run | {"rng": key} | copy.deepcopy(dict(state))
+        metadata = run | {"rng": describe_rng(rng)} | copy.deepcopy(dict(state))
         copied = self._copy(agent)
         self._num_saves += 1
         self._running = step, self._thread.submit(self._write, step, copied, metadata, score)
@@ -216,6 +215,27 @@ class CheckpointWriter:
         if jax.process_index() == 0:
             for path in self.directory.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path, ignore_errors=True)  # What is still being written goes the next time.
+
+
+def write_checkpoint(
+    directory: pathlib.Path,
+    rl_config: RLTrainConfig,
+    agent: Agent,
+    step: int,
+    *,
+    rng: jax.Array,
+    state: Mapping[str, Any],
+    assets: Mapping[str, bytes],
+) -> bool:
+    """Writes one checkpoint, as a run would; returns whether it is complete. The log says why it is not."""
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = CheckpointWriter(directory, rl_config, assets)
+    try:
+        writer.save(agent, step, rng=rng, state=state)
+        writer.wait()
+    finally:
+        writer.close()
+    return writer.newest_step == step
 
 
 def _reason(error: BaseException) -> str:

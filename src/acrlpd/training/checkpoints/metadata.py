@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.data import NORM_STATS_FILE
@@ -78,6 +79,11 @@ def create_checkpoint_metadata(
         "versions": {name: importlib.metadata.version(name) for name in ("acrlpd", "jax", "flax", "orbax-checkpoint")},
         "devices": jax.device_count(),
     }
+
+
+def describe_rng(rng: jax.Array) -> dict[str, Any]:
+    """A random key as run.json holds it."""
+    return {"impl": str(jax.random.key_impl(rng)), "data": np.asarray(jax.random.key_data(rng)).tolist()}
 
 
 def restore_rng(metadata: Mapping[str, Any]) -> jax.Array:

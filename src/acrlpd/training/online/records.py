@@ -10,6 +10,8 @@ import numpy as np
 from acrlpd.checksums import is_intact, read_json_with_checksum, stored_checksum, write_json_with_checksum
 from acrlpd.data.pipeline.replay import RESTORE, ReplayError, episode_number, shard_name
 
+REPLAY = "replay"  # the directory of the replay in the directory of a run
+
 
 @dataclasses.dataclass(frozen=True)
 class Round:
