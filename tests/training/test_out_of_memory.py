@@ -48,6 +48,15 @@ def test_the_answer_names_the_smallest_change(tmp_path: pathlib.Path, strategy: 
     message = str(error.value)
     assert "the first step does not fit into memory: RESOURCE_EXHAUSTED" in message
     assert f"by the plan: {change}; --auto_batch" in message
+    assert "JAX finds no GPU or TPU here" in message  # Most often a policy for a GPU has met a CPU.
+
+
+def test_a_cpu_that_runs_out_of_memory_inside_a_program(tmp_path: pathlib.Path) -> None:
+    """What JAX said for a full pi0 on a CPU of 24 GiB; it says so only while other programs run."""
+    said = "INTERNAL: Error dispatching computation: Out of memory allocating 30932346436 bytes."
+    with pytest.raises(OutOfMemoryError, match="the first step does not fit into memory: INTERNAL"):
+        with answer_out_of_memory(hungry_config(tmp_path), is_first_step=True):
+            raise jax.errors.JaxRuntimeError(said)
 
 
 def test_a_later_step_and_other_errors_are_left_alone(tmp_path: pathlib.Path) -> None:
