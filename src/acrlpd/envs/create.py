@@ -17,8 +17,8 @@ def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None,
     config = rl_config.env
     if config.id is None:
         raise EnvError(
-            "there is no environment: set env.id, or give --env to `acrlpd eval`. Without an environment, the report of "
-            "a run (`acrlpd report`) judges the policy by held-out episodes"
+            "there is no environment: set env.id, or give --env to `acrlpd eval`. Without an environment, the report "
+            "of a run (`acrlpd report`) judges the policy by held-out episodes"
         )
     return EnvPool(
         config.id,

@@ -113,14 +113,18 @@ def _make_run_directory(directory: pathlib.Path, *, overwrite: bool) -> None:
 
 
 def _is_failed_start(directory: pathlib.Path) -> bool:
-    """Whether the directory holds nothing but configs and empty logs: no update of the run was ever finished.
-
-    Such a run does not keep its name.
-    """
+    """Whether the directory holds nothing but configs: a run that failed before it began does not keep its name."""
     if (directory / UNFINISHED_BRANCH).exists() and not saved_steps(directory):
         return True  # A branch that has not begun holds links and copies alone.
     leaves = (path for path in directory.rglob("*") if path.is_file() or not any(path.iterdir()))
-    return all(path.name in (CONFIG_FILE, LOCK) or (path.is_file() and path.stat().st_size == 0) for path in leaves)
+    return all(path.name in (CONFIG_FILE, LOCK) for path in leaves)
+
+
+def remove_empty_logs(directory: pathlib.Path) -> None:
+    """Removes the logs of a run that made no update, which then counts as a start that failed."""
+    for path in directory.rglob("*.jsonl"):
+        if path.stat().st_size == 0:
+            path.unlink()
 
 
 def _remove_failed_start(directory: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ from acrlpd.config.plan.plan import NO_ACCELERATOR, as_flags, larger_accumulatio
 
 # A change is worth a try if it brings the predicted peak below this share of the present peak.
 _NOTICEABLE = 0.9
-# GPUs and TPUs say RESOURCE_EXHAUSTED. A CPU says this, too, or INTERNAL if a program that runs already asks for memory.
+# GPUs and TPUs say RESOURCE_EXHAUSTED. A CPU says this, too, or INTERNAL if a running program asks for memory.
 _SAYS_OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|Out of memory")
 
 

@@ -19,8 +19,8 @@ GIB = 2**30
 LONGEST_RUN_S = 7 * 24 * 3600.0
 # What to say where a run does not fit into the memory of a CPU: most often the policy is one for a GPU.
 NO_ACCELERATOR = (
-    "JAX finds no GPU or TPU here, and a CPU is for small policies. If this machine has a GPU, `acrlpd doctor` says what "
-    "is missing; `acrlpd plan --accelerator NAME` plans the run for another machine; `acrlpd configs new DATASET "
+    "JAX finds no GPU or TPU here, and a CPU is for small policies. If this machine has a GPU, `acrlpd doctor` says "
+    "what is missing; `acrlpd plan --accelerator NAME` plans the run for another machine; `acrlpd configs new DATASET "
     "--accelerator cpu` writes a config with a policy for a CPU"
 )
 
