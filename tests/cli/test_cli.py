@@ -67,6 +67,7 @@ def test_version_and_no_arguments(capsys):
         (["trian"], "unknown command 'trian'; did you mean 'train'?"),
         (["configs", "lits"], "unknown command 'lits'; did you mean 'list'?"),
         (["train"], "--config is missing"),
+        (["train", "--confg", "debug"], "--config is missing (found --confg)"),
         (["train", "--help", "critics"], "unknown topic of help 'critics'; did you mean 'critic'?"),
         (["train", "--config", "alhoa"], "unknown config 'alhoa'; did you mean 'aloha'?"),
         (["train", "--config", "missing.yaml"], "config file missing.yaml cannot be read: [Errno 2] No such file"),

@@ -10,6 +10,9 @@ from training_helpers import Processes, state_config
 from acrlpd.config import RLTrainConfig, apply_config_overrides, load_config
 from acrlpd.config.plan.plan import larger_accumulations
 from acrlpd.runs.directory import run_directory, saved_steps
+from acrlpd.training.experiment import run_experiment
+from acrlpd.training.learner import Learner
+from acrlpd.training.options import RunOptions
 from acrlpd.training.out_of_memory import OutOfMemoryError, answer_out_of_memory
 
 # The first step wants nearly 1 GiB; with two micro-batches it is less than 0.75 GiB.
@@ -48,6 +51,15 @@ def test_the_answer_names_the_smallest_change(tmp_path: pathlib.Path, strategy: 
     message = str(error.value)
     assert "the first step does not fit into memory: RESOURCE_EXHAUSTED" in message
     assert f"by the plan: {change}; --auto_batch" in message
+    assert "JAX finds no GPU or TPU here" in message  # Most often a policy for a GPU has met a CPU.
+
+
+def test_a_cpu_that_runs_out_of_memory_inside_a_program(tmp_path: pathlib.Path) -> None:
+    """What JAX said for a full pi0 on a CPU of 24 GiB; it says so only while other programs run."""
+    said = "INTERNAL: Error dispatching computation: Out of memory allocating 30932346436 bytes."
+    expected = pytest.raises(OutOfMemoryError, match="the first step does not fit into memory: INTERNAL")
+    with expected, answer_out_of_memory(hungry_config(tmp_path), is_first_step=True):
+        raise jax.errors.JaxRuntimeError(said)
 
 
 def test_a_later_step_and_other_errors_are_left_alone(tmp_path: pathlib.Path) -> None:
@@ -56,6 +68,19 @@ def test_a_later_step_and_other_errors_are_left_alone(tmp_path: pathlib.Path) ->
         jnp.zeros(2**50)
     with pytest.raises(ZeroDivisionError), answer_out_of_memory(config, is_first_step=True):
         1 // 0
+
+
+def test_a_run_without_memory_leaves_no_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = state_config(tmp_path, offline_steps=1)
+
+    def fail(self: Learner, *_: object, **__: object) -> None:
+        assert (run_directory(config) / "metrics.jsonl").is_file()
+        jnp.zeros(2**50)
+
+    monkeypatch.setattr(Learner, "update", fail)
+    with pytest.raises(OutOfMemoryError):
+        run_experiment(config, RunOptions())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_auto_batch_keeps_the_batch_and_raises_accumulation(processes: Processes, tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,12 +99,15 @@ def new(dataset: Dataset, output: Path | None = None, accelerator: str | None = 
     from acrlpd.data.tools.new_config import new_config
 
     devices = _find_devices(accelerator)
-    made = new_config(open_source(dataset, on_bad_episode="skip"), dataset, devices, output.stem if output else None)
+    source = open_source(dataset, on_bad_episode="skip")
+    made = new_config(source, dataset, devices, output.stem if output else None)
     file = output or Path(f"{made.config.name}.yaml")
     if file.exists() and not overwrite:
         raise ConfigError(f"{file} exists: replace it with --overwrite, or name another file with --output")
     validate_config(made.config, num_devices=devices.num_devices if devices else None).raise_for_errors()
     write_text_atomically(file, made.text)
+    if (warning := source.describe_skipped()) is not None:
+        print(f"warning: {warning}", file=sys.stderr)
     _print_next(made, file, accelerator)
 
 

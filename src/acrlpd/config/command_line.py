@@ -6,6 +6,7 @@ documents are other names (`flag_names.py`).
 """
 
 import dataclasses
+import difflib
 import itertools
 import operator
 import pathlib
@@ -126,7 +127,9 @@ def parse_config_args(
             raise ConfigError("--environment is for presets: give --config as well")
         base, args = stored, [*args, "--config", stored.name]  # The real parse wants the flag.
     elif topic is None:
-        raise ConfigError("--config is missing: give a preset (`acrlpd configs list`) or a YAML file")
+        given = difflib.get_close_matches("--config", [arg.partition("=")[0] for arg in args], n=1)
+        misspelt = f" (found {given[0]})" if given else ""
+        raise ConfigError(f"--config is missing{misspelt}: give a preset (`acrlpd configs list`) or a YAML file")
     else:
         base = RLTrainConfig(name="")
     base = apply_config_overrides(base, first)

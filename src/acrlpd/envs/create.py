@@ -16,7 +16,10 @@ def create_env_pool(rl_config: RLTrainConfig, *, num_workers: int | None = None,
     """The environments of a config, for `num_runs` runs together, with the cameras that its policy looks at."""
     config = rl_config.env
     if config.id is None:
-        raise EnvError("there is no environment: set env.id, or give --env to `acrlpd eval`")
+        raise EnvError(
+            "there is no environment: set env.id, or give --env to `acrlpd eval`. Without an environment, the report "
+            "of a run (`acrlpd report`) judges the policy by held-out episodes"
+        )
     return EnvPool(
         config.id,
         num_runs * config.num_envs,

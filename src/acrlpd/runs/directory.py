@@ -120,6 +120,13 @@ def _is_failed_start(directory: pathlib.Path) -> bool:
     return all(path.name in (CONFIG_FILE, LOCK) for path in leaves)
 
 
+def remove_empty_logs(directory: pathlib.Path) -> None:
+    """Removes the logs of a run that made no update, which then counts as a start that failed."""
+    for path in directory.rglob("*.jsonl"):
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
 def _remove_failed_start(directory: pathlib.Path) -> None:
     """Empties the directory of a run that failed before it began. This process holds the lock of the directory.
 

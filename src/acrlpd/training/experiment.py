@@ -73,6 +73,8 @@ def _train(
         except OutOfMemoryError as error:
             steps = error.next_accumulation
             if not options.auto_batch or steps is None:
+                for directory in directories if is_primary() else ():
+                    runs.remove_empty_logs(directory)
                 raise
             logger.warning("%s\n--auto_batch: trying gradient_accumulation_steps=%d", error, steps)
             members = [apply_config_overrides(member, gradient_accumulation_steps=steps) for member in members]

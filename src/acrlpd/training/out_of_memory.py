@@ -1,16 +1,20 @@
 """When the first step does not fit into memory: an error that says what would fit."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 import jax
 
 from acrlpd.config import RLTrainConfig
+from acrlpd.config.plan.accelerators import is_on_cpu
 from acrlpd.config.plan.memory import estimate_memory
-from acrlpd.config.plan.plan import as_flags, larger_accumulations, smallest_change
+from acrlpd.config.plan.plan import NO_ACCELERATOR, as_flags, larger_accumulations, smallest_change
 
 # A change is worth a try if it brings the predicted peak below this share of the present peak.
 _NOTICEABLE = 0.9
+# GPUs and TPUs say RESOURCE_EXHAUSTED. A CPU says this, too, or INTERNAL if a running program asks for memory.
+_SAYS_OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED|Out of memory")
 
 
 class OutOfMemoryError(ValueError):
@@ -30,16 +34,18 @@ def answer_out_of_memory(rl_config: RLTrainConfig, is_first_step: bool) -> Itera
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if not is_first_step or "RESOURCE_EXHAUSTED" not in str(error):
+        reason = str(error).partition("\n")[0]
+        if not is_first_step or not _SAYS_OUT_OF_MEMORY.search(reason):
             raise
-        num_devices = jax.device_count()
-        peak = estimate_memory(rl_config, num_devices).peak
-        changes = smallest_change(rl_config, num_devices, _NOTICEABLE * peak)
+        num_devices, on_cpu = jax.device_count(), is_on_cpu()
+        peak = estimate_memory(rl_config, num_devices, on_cpu=on_cpu).peak
+        changes = smallest_change(rl_config, num_devices, _NOTICEABLE * peak, on_cpu=on_cpu)
         advice = "No change of layout saves much memory: use more or larger devices"
         if changes is not None:
             advice = f"Smallest change that helps, by the plan: {as_flags(changes)}"
         steps = next(larger_accumulations(rl_config, num_devices), None)
         if steps is not None:
             advice += "; --auto_batch raises gradient_accumulation_steps by itself"
-        reason = str(error).partition("\n")[0]
+        if on_cpu:
+            advice += f"\n{NO_ACCELERATOR}"
         raise OutOfMemoryError(f"the first step does not fit into memory: {reason}\n{advice}", steps) from error

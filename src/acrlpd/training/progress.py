@@ -10,7 +10,7 @@ import jax
 import rich.progress
 
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.plan.accelerators import find_accelerator
+from acrlpd.config.plan.accelerators import find_accelerator, is_on_cpu
 from acrlpd.config.plan.cost import predict_step_seconds
 from acrlpd.config.plan.flops import step_flops
 from acrlpd.config.plan.memory import estimate_memory
@@ -184,7 +184,8 @@ class Clock:
 def planned_costs(rl_config: RLTrainConfig) -> dict[str, float | None]:
     """What the plan predicts for an update on these devices, to compare with what is measured."""
     accelerator = find_accelerator()
-    devices, memory = jax.device_count(), estimate_memory(rl_config, jax.device_count())
+    devices = jax.device_count()
+    memory = estimate_memory(rl_config, devices, on_cpu=is_on_cpu())
     step_s = None
     if accelerator is not None:
         step_s = predict_step_seconds(rl_config, memory, step_flops(rl_config), accelerator, devices)

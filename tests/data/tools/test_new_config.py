@@ -11,6 +11,7 @@ import pytest
 from acrlpd.choice import kind_name
 from acrlpd.cli.main import main
 from acrlpd.config import RLTrainConfig, load_config, validate_config
+from acrlpd.data.pipeline.dataset import open_dataset
 from acrlpd.data.pipeline.labels import labels_path, load_labels
 from acrlpd.data.sources.source import Feature, open_source
 from acrlpd.data.tools.layout import find_layout
@@ -155,6 +156,24 @@ def test_the_file_is_kept_unless_told_otherwise(datasets: Path, capsys: pytest.C
     assert main([*command, "--overwrite"]) == 0
     config = load_config("mine.yaml")
     assert (config.name, config.data.norm_stats_path) == ("mine", Path("assets/droid_like/norm_stats.json"))
+
+
+def test_episodes_that_are_left_out_are_named(
+    copy_dataset, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the config is written, and when the data of a run is opened."""
+    root = copy_dataset("droid_like")
+    damaged = min(root.rglob("trajectory.h5"))
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    expected = (
+        f"1 of 3 episodes are broken and left out (`acrlpd data validate` lists them), the first because: {damaged}"
+    )
+    assert main(["configs", "new", str(root), "--accelerator", "cpu"]) == 0
+    assert f"warning: {expected}" in capsys.readouterr().err
+    assert main(["data", "stats", "--config", "droid_like.yaml"]) == 0
+    with caplog.at_level("WARNING", "acrlpd"), open_dataset(load_config("droid_like.yaml")) as dataset:
+        assert len(dataset.source) == 2
+    assert expected in caplog.text
 
 
 def test_what_released_weights_need_is_fetched_if_it_is_missing(

@@ -37,6 +37,7 @@ ACCELERATORS = {
         Accelerator("RTX-4090", 24, 165, 1_008, 32),
         Accelerator("RTX-5090", 32, 209, 1_792, 64),
         Accelerator("A10", 22.5, 125, 600, 32),
+        Accelerator("A10G", 22.5, 70, 600, 32),
         Accelerator("L4", 22.5, 121, 300, 32),
         Accelerator("L40S", 45, 362, 864, 32),
         Accelerator("A6000", 48, 155, 768, 32),
@@ -72,6 +73,11 @@ def accelerator(name: str) -> Accelerator:
 def find_accelerator() -> Accelerator | None:
     """The accelerator of this process by JAX's name for it; None on a CPU, or if its numbers are unknown."""
     return _by_name(jax.devices()[0].device_kind)
+
+
+def is_on_cpu() -> bool:
+    """Whether this process has no accelerator, known or unknown."""
+    return jax.default_backend() == "cpu"
 
 
 def _by_name(name: str) -> Accelerator | None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from acrlpd.agents.agent import Agent
 from acrlpd.agents.best_of_n import group_size
@@ -50,8 +51,11 @@ class Memory:
 
 
 @functools.lru_cache(maxsize=32)
-def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
-    """Bytes per device of one update of this config."""
+def estimate_memory(config: RLTrainConfig, num_devices: int = 1, *, on_cpu: bool = False) -> Memory:
+    """Bytes per device of one update of this config.
+
+    CPUs have no bfloat16 arithmetic. There XLA keeps activations, and copies of all bfloat16 weights, in float32.
+    """
     agent = _trace_agent(config)
 
     def num_bytes(tree: Any) -> int:
@@ -62,7 +66,9 @@ def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
     learned_with_critics = (agent.critics.online, agent.improvement.params, agent.backup.params)
     accumulation = config.training.gradient_accumulation_steps
     samples = config.batch_size / num_devices / accumulation
-    working = config.model.working_memory(freeze_pi0_backbone=config.freeze_pi0_backbone)
+    model = dataclasses.replace(config.model, dtype="float32") if on_cpu else config.model
+    working = model.working_memory(freeze_pi0_backbone=config.freeze_pi0_backbone)
+    weight_copies = working.weight_copies + (_float32_copies(agent.frozen_params) if on_cpu else 0)
     num_candidates = config.acrlpd.num_action_samples
     at_once = group_size(config.acrlpd.best_of_n, num_candidates, working.candidate * samples)
     judging = _judging_bytes(agent.critics.online_ensemble) * (num_candidates + 1)
@@ -79,10 +85,15 @@ def estimate_memory(config: RLTrainConfig, num_devices: int = 1) -> Memory:
         optimizer=optimizer,
         ema=ema,
         critics=num_bytes(agent) - parameters - optimizer - ema + num_bytes(learned_with_critics),
-        activations=math.ceil(samples * backward) + working.weight_copies + gathered,
-        candidates=math.ceil(samples * candidates) + working.weight_copies,
+        activations=math.ceil(samples * backward) + weight_copies + gathered,
+        candidates=math.ceil(samples * candidates) + weight_copies,
         batch=math.ceil(config.batch_size / num_devices * _batch_bytes(config)),
     )
+
+
+def _float32_copies(params: Any) -> int:
+    """Bytes of the bfloat16 arrays in float32."""
+    return sum(array.size * _FLOAT32 for array in jax.tree.leaves(params) if array.dtype == jnp.bfloat16)
 
 
 def checkpoint_bytes(config: RLTrainConfig) -> int:

@@ -17,6 +17,12 @@ from acrlpd.units import format_bytes, format_duration, format_seconds
 GIB = 2**30
 # A run that takes longer by the plan is refused, unless it is allowed: most often its length is a mistake.
 LONGEST_RUN_S = 7 * 24 * 3600.0
+# What to say where a run does not fit into the memory of a CPU: most often the policy is one for a GPU.
+NO_ACCELERATOR = (
+    "JAX finds no GPU or TPU here, and a CPU is for small policies. If this machine has a GPU, `acrlpd doctor` says "
+    "what is missing; `acrlpd plan --accelerator NAME` plans the run for another machine; `acrlpd configs new DATASET "
+    "--accelerator cpu` writes a config with a policy for a CPU"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Plan:
     accelerator: Accelerator | None  # None: an unknown accelerator, for which no time is predicted
     device_memory_gib: float
     memory: Memory
+    on_cpu: bool
     # Changes, by dotted name, with which the update fits; empty if the update fits as it is, None if no change helps.
     suggestion: dict[str, Any] | None
 
@@ -73,6 +80,8 @@ class Plan:
         """The devices in words."""
         if self.accelerator is not None:
             return f"{self.num_devices} x {self.accelerator.name}"
+        if self.on_cpu:
+            return f"{self.num_devices} x CPU"
         return f"{self.num_devices} device{'s' if self.num_devices > 1 else ''}"
 
     @property
@@ -92,8 +101,10 @@ class Plan:
         if self.fits:
             return f"fits: {needed}"
         if self.suggestion is None:
-            return f"does not fit: {needed}, and no change of layout helps; use more or larger devices"
-        return f"does not fit: {needed}. Smallest change that does: {as_flags(self.suggestion)}"
+            text = f"does not fit: {needed}, and no change of layout helps; use more or larger devices"
+        else:
+            text = f"does not fit: {needed}. Smallest change that does: {as_flags(self.suggestion)}"
+        return f"{text}\n{NO_ACCELERATOR}" if self.on_cpu else text
 
 
 def make_plan(
@@ -102,8 +113,9 @@ def make_plan(
     num_devices: int = 1,
     device_memory_gib: float | None = None,
     accelerator: str | None = None,
+    on_cpu: bool = False,
 ) -> Plan:
-    """Plans a run of `config` on `num_devices` accelerators.
+    """Plans a run of `config` on `num_devices` accelerators, or on a CPU.
 
     The memory is that of the named accelerator unless it is given; without a name no time is predicted.
     """
@@ -117,27 +129,37 @@ def make_plan(
         num_devices=num_devices,
         accelerator=named,
         device_memory_gib=device_memory_gib,
-        memory=estimate_memory(config, num_devices),
+        memory=estimate_memory(config, num_devices, on_cpu=on_cpu),
+        on_cpu=on_cpu,
         suggestion={},
     )
     if plan.fits:
         return plan
-    return dataclasses.replace(plan, suggestion=smallest_change(config, num_devices, plan.usable_bytes))
+    suggestion = smallest_change(config, num_devices, plan.usable_bytes, on_cpu=on_cpu)
+    return dataclasses.replace(plan, suggestion=suggestion)
 
 
 def plan_here(config: RLTrainConfig, num_devices: int, *, num_runs: int = 1) -> Plan:
     """Plans a run of `config` on devices like those of this process, whose memory `num_runs` runs share."""
     found, memory_gib = accelerators.find_accelerator(), accelerators.find_device_memory() / num_runs
     name = None if found is None else found.name
-    return make_plan(config, num_devices=num_devices, device_memory_gib=memory_gib, accelerator=name)
+    return make_plan(
+        config,
+        num_devices=num_devices,
+        device_memory_gib=memory_gib,
+        accelerator=name,
+        on_cpu=accelerators.is_on_cpu(),
+    )
 
 
-def smallest_change(config: RLTrainConfig, num_devices: int, usable_bytes: float) -> dict[str, Any] | None:
+def smallest_change(
+    config: RLTrainConfig, num_devices: int, usable_bytes: float, *, on_cpu: bool = False
+) -> dict[str, Any] | None:
     """The first change, from harmless to drastic, with which the peak fits. Every setting in it is needed."""
 
     def fits(changes: dict[str, Any]) -> bool:
         changed = apply_config_overrides(config, changes)
-        return estimate_memory(changed, num_devices).peak <= usable_bytes
+        return estimate_memory(changed, num_devices, on_cpu=on_cpu).peak <= usable_bytes
 
     for changes in _changes(config, num_devices):
         if fits(changes):

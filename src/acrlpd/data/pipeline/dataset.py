@@ -98,6 +98,8 @@ def open_dataset(rl_config: RLTrainConfig, kept: frozenset[int] | None = None) -
     config = rl_config.data
     transforms = create_policy_transforms(rl_config)
     source = open_config_source(rl_config)
+    if (warning := source.describe_skipped()) is not None:
+        logger.warning("%s", warning)
     require_cameras(source, transforms.cameras, rl_config.model)
     origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
     rewards = read_all_rewards(source, config)

@@ -220,6 +220,16 @@ class EpisodeSource(abc.ABC):
             why = f"; {count} were left out, the first because: {self.skipped[0].reason}" if count else ""
             raise DatasetError(f"{self.root} has no usable episodes{why}")
 
+    def describe_skipped(self) -> str | None:
+        """A warning about the episodes that were left out; None if there are none."""
+        if not self.skipped:
+            return None
+        first, total = self.skipped[0], len(self.skipped) + len(self)
+        return (
+            f"{len(self.skipped)} of {total} episodes are broken and left out (`acrlpd data validate` lists them), the "
+            f"first because: {first.reason}"
+        )
+
     def close(self) -> None:  # noqa: B027 - most formats hold nothing open
         """Closes file handles and decoders; the source may be used again and reopens them."""
 
