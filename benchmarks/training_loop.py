@@ -40,7 +40,7 @@ from acrlpd.config.plan.accelerators import MEMORY_FRACTION
 from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.process import setup_logging
-from acrlpd.training.checkpoints.manager import restore_agent
+from acrlpd.training.checkpoints.reader import restore_agent
 from acrlpd.training.drive import drive
 from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import (

@@ -33,7 +33,7 @@ from acrlpd.process import setup_logging, setup_process
 from acrlpd.runs.directory import run_directory
 from acrlpd.serving.export import export_policy as export_policy
 from acrlpd.text import print
-from acrlpd.training.checkpoints.manager import load_checkpoint_agent
+from acrlpd.training.checkpoints.reader import load_checkpoint_agent
 from acrlpd.training.demonstrations import collect_missing_demonstrations
 from acrlpd.training.experiment import run_experiment
 from acrlpd.training.initial_weights import create_initial_agent

@@ -23,7 +23,7 @@ from acrlpd.envs import Env, register_env
 from acrlpd.evaluation import protocol
 from acrlpd.evaluation.protocol import EvaluationProtocol
 from acrlpd.policies.checkpoint import open_checkpoints
-from acrlpd.training.checkpoints.manager import CheckpointWriter
+from acrlpd.training.checkpoints.writer import CheckpointWriter
 
 # The data of this run had no rewards of its own, so the environment's are not what the critics know.
 REWARD_ORIGIN = RewardOrigin.SUCCESS_COLUMN

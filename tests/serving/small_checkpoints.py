@@ -19,7 +19,7 @@ from acrlpd.models.families.pi0 import Pi0Config
 from acrlpd.policies.acting_model import ActingModel, acting_model
 from acrlpd.policies.policy import create_policy
 from acrlpd.serving.serving_policy import ServingPolicy, create_serving_policy
-from acrlpd.training.checkpoints.manager import CheckpointWriter
+from acrlpd.training.checkpoints.writer import CheckpointWriter
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 

@@ -9,7 +9,7 @@ from small_checkpoints import make_agent, save_run, state_config
 from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.policies.checkpoint import open_checkpoint
 from acrlpd.serving.export import export_policy
-from acrlpd.training.checkpoints.manager import load_checkpoint_agent
+from acrlpd.training.checkpoints.reader import load_checkpoint_agent
 
 
 def averaging_config() -> RLTrainConfig:

@@ -16,7 +16,7 @@ from training_helpers import metrics_of, sharded_config
 
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.training import drive
-from acrlpd.training.checkpoints.manager import load_checkpoint_agent
+from acrlpd.training.checkpoints.reader import load_checkpoint_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import (
     FSDPSharding,

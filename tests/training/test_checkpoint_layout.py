@@ -19,14 +19,10 @@ from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibili
 from acrlpd.runs.checkpoint_layout import CheckpointError, load_checkpoint_metadata
 from acrlpd.runs.directory import saved_steps
 from acrlpd.training.checkpoints import items as checkpoint_items
-from acrlpd.training.checkpoints import manager as checkpoint_manager
-from acrlpd.training.checkpoints.manager import (
-    CheckpointWriter,
-    SaveFailedError,
-    agent_from_items,
-    agent_items,
-    load_checkpoint_agent,
-)
+from acrlpd.training.checkpoints import writer as checkpoint_writer
+from acrlpd.training.checkpoints.agent_items import agent_from_items, agent_items
+from acrlpd.training.checkpoints.reader import load_checkpoint_agent
+from acrlpd.training.checkpoints.writer import CheckpointWriter, SaveFailedError
 from acrlpd.training.sharding import abstract_train_state, create_sharding
 from openpi_params import read_openpi_params
 
@@ -64,7 +60,7 @@ def save(config: RLTrainConfig, agent: Agent, directory: pathlib.Path, *steps: i
 def test_waiting_long_for_a_save_is_not_silent(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(checkpoint_manager, "SLOW_SAVE_S", 0.001)
+    monkeypatch.setattr(checkpoint_writer, "SLOW_SAVE_S", 0.001)
     config = state_config(tmp_path)
     with caplog.at_level("WARNING"):
         save(config, make_agent(config), tmp_path / "run", 1)

@@ -12,7 +12,7 @@ from training_helpers import arrays_of, assert_equal_arrays, metrics_of, online_
 
 from acrlpd.config import apply_config_overrides, validate_config
 from acrlpd.runs.directory import run_directory, saved_steps
-from acrlpd.training.checkpoints.manager import load_checkpoint_agent
+from acrlpd.training.checkpoints.reader import load_checkpoint_agent
 
 ONE_CANDIDATE = {"acrlpd__num_action_samples": 1, "acrlpd__loss_weights__actor_weight": 1.0}
 QC_FQL = ONE_CANDIDATE | {"improvement": "distillation", "improvement__hidden_dims": [16], "offline_steps": 4}

@@ -18,7 +18,7 @@ from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.monitoring.run_monitor import MEMORY
 from acrlpd.runs.directory import prepare_run_directories, run_directory
 from acrlpd.runs.metrics_log import TIMING
-from acrlpd.training.checkpoints.manager import load_checkpoint_agent
+from acrlpd.training.checkpoints.reader import load_checkpoint_agent
 from acrlpd.training.drive import EvalFn
 from acrlpd.training.options import RunOptions
 from acrlpd.training.train_runs import train_runs

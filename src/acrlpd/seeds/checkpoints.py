@@ -15,7 +15,8 @@ from acrlpd.runs.checkpoint_layout import PARAMS, CheckpointError, load_describe
 from acrlpd.seeds.agent import ACRLPDPi0Agent, as_seed_agent
 from acrlpd.serving.export import export_policy
 from acrlpd.training.checkpoints import metadata
-from acrlpd.training.checkpoints.manager import load_checkpoint_agent, write_checkpoint
+from acrlpd.training.checkpoints.reader import load_checkpoint_agent
+from acrlpd.training.checkpoints.writer import write_checkpoint
 from acrlpd.training.train_runs import read_assets
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,9 @@ from acrlpd.runs.directory import METRICS_FILE
 from acrlpd.runs.metrics_log import MetricsLog
 from acrlpd.runs.record import EVALUATIONS
 from acrlpd.training.calls import create_call_lengths, next_multiple
-from acrlpd.training.checkpoints.manager import CheckpointWriter, restore_agent
 from acrlpd.training.checkpoints.metadata import HELD_OUT, RESUMED_STATE, restore_rng
+from acrlpd.training.checkpoints.reader import restore_agent
+from acrlpd.training.checkpoints.writer import CheckpointWriter
 from acrlpd.training.distributed import is_primary, numbers_of_first_process
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.initial_weights import create_initial_agent

@@ -13,7 +13,7 @@ from acrlpd.config.create_agent import create_agent
 from acrlpd.models.openpi_checkpoint import restore_arrays
 from acrlpd.policies.checkpoint import critic_branches
 from acrlpd.runs.checkpoint_layout import load_described_config
-from acrlpd.training.checkpoints.manager import Names, require_equal_shapes
+from acrlpd.training.checkpoints.reader import Names, require_equal_shapes
 
 
 def check_critics(rl_config: RLTrainConfig, directory: pathlib.Path) -> None:

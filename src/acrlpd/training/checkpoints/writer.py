@@ -1,4 +1,4 @@
-"""Checkpoints: written while training goes on, complete or absent, and read onto any number of devices.
+"""Checkpoints are written while training goes on, and each one is complete or absent.
 
 A save takes a copy of the state on the devices, because the next step overwrites the original, and hands the
 copy to a thread that moves it to the host and to disk. The step directory gets its name only when everything is
@@ -10,7 +10,6 @@ import contextlib
 import copy
 import json
 import logging
-import math
 import pathlib
 import re
 import shutil
@@ -21,46 +20,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from flax import traverse_util
 from jax.experimental import multihost_utils
 
 from acrlpd.agents import Agent
-from acrlpd.checksums import verified
 from acrlpd.config import RLTrainConfig
-from acrlpd.config.tree import from_dict
-from acrlpd.models.openpi_checkpoint import shape_differences, verify_openpi_checkpoint_compatibility
-from acrlpd.policies.checkpoint import critic_branches
+from acrlpd.models.openpi_checkpoint import verify_openpi_checkpoint_compatibility
 from acrlpd.runs.checkpoint_layout import (
     ASSETS,
-    CRITIC,
-    HUB_FILE,
-    PARAMS,
     RUN,
     RUN_FILE,
-    TRAIN_STATE,
     CheckpointError,
-    load_checkpoint_metadata,
-    newest_step_directory,
 )
 from acrlpd.runs.directory import saved_steps
+from acrlpd.training.checkpoints.agent_items import agent_items
 from acrlpd.training.checkpoints.items import (
     PIECE_BYTES,
     SCORE,
-    RestoreArrays,
     SaveArrays,
     SaveFiles,
-    array_handler,
     create_manager,
 )
 from acrlpd.training.checkpoints.metadata import create_checkpoint_metadata, describe_rng
 from acrlpd.training.distributed import problems_elsewhere
-from acrlpd.training.sharding import FSDPSharding, abstract_train_state, create_fsdp_mesh
 
 logger = logging.getLogger(__name__)
 
 # What tensorstore adds to the message of an error, pages of it.
 _DETAILS = re.compile(r" \[(os_error_code|tensorstore_spec|source locations)=.*", re.DOTALL)
-Names = tuple[str, ...]  # from the root of an item to an array
 # Seconds of waiting for a save after which a warning says so, again and again.
 SLOW_SAVE_S = 120.0
 
@@ -269,132 +255,3 @@ def _fits_beside_a_step(tree: Any) -> bool:
     shards = (x.addressable_shards for x in jax.tree.leaves(tree))
     needed = sum(shard.data.nbytes for leaf in shards for shard in leaf if shard.device == device)
     return stats["bytes_limit"] - stats["peak_bytes_in_use"] > needed
-
-
-def agent_items(agent: Agent, *, average: bool) -> dict[str, Any]:
-    """The arrays of an agent (or their shapes) as the items params/, critic/ and train_state/: nested dicts by name.
-
-    With `average`, params/ holds the moving average of the policy.
-    """
-    return traverse_util.unflatten_dict(_stored_leaves(agent, average))
-
-
-def agent_from_items(template: Agent, items: Mapping[str, Any], *, average: bool) -> Agent:
-    """The agent with the structure of `template` and the arrays of a checkpoint."""
-    arrays = traverse_util.flatten_dict(items)
-    leaves = [arrays[name] for name in _stored_leaves(template, average)]
-    return jax.tree.unflatten(jax.tree.structure(template), leaves)
-
-
-def _stored_leaves(agent: Agent, average: bool) -> dict[tuple[str, ...], Any]:
-    """Every leaf of an agent by its item and its names within the item, in the order of the agent's leaves.
-
-    No array is stored twice. What is neither of the policy nor needed to choose among candidates lies in train_state/,
-    under the names of the agent's fields, so a new field of the agent is stored without a change here.
-    """
-    policy_fields = ("ema_params" if average else "policy_params", "frozen_params")
-    branches = critic_branches(agent.algorithm.acrlpd).values()
-    stored: dict[tuple[str, ...], Any] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(agent)[0]:
-        name = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-        if name[0] in policy_fields:
-            stored[PARAMS, "params", *name[1:]] = leaf  # openpi's tree, in which each array is called "value"
-            continue
-        item = CRITIC if any(name[: len(branch)] == branch for branch in branches) else TRAIN_STATE
-        stored[item, *(name[:-1] if name[-1] == "value" else name)] = leaf
-    return stored
-
-
-def load_checkpoint_agent(
-    path: str | pathlib.Path,
-    rl_config: RLTrainConfig | None = None,
-    sharding: FSDPSharding | None = None,
-) -> tuple[Agent, int]:
-    """The agent and the step of a checkpoint: a step directory, or the newest of a run directory.
-
-    The default config is the one that the checkpoint was written with. The default sharding is that of the
-    config, with fewer devices for each copy of the state where not as many are here.
-    """
-    directory = newest_step_directory(path)
-    if (directory / HUB_FILE).exists() and not (directory / TRAIN_STATE).exists():
-        raise CheckpointError(
-            f"{directory} came from the hub without the state of the optimizers, which updates need: "
-            "`acrlpd push --train_state` uploads it. A new run can start from the policy and the critics that are "
-            f"here: `acrlpd train --load critics,policy {directory}`"
-        )
-    metadata = load_checkpoint_metadata(directory)
-    rl_config = rl_config or from_dict(RLTrainConfig, metadata["config"])
-    if sharding is None:
-        mesh = create_fsdp_mesh(math.gcd(rl_config.fsdp.fsdp_devices, jax.device_count()))
-        sharding = FSDPSharding(mesh, rl_config.fsdp.min_size_mib)
-    return restore_agent(directory, abstract_train_state(rl_config, sharding)), metadata["step"]
-
-
-def restore_agent(step_directory: pathlib.Path, abstract_agent: Agent) -> Agent:
-    """Reads the arrays of a checkpoint straight into the places of `abstract_agent`, on any devices."""
-    average, wanted = _wanted_items(step_directory, abstract_agent)
-    with verified(*(step_directory / name for name in wanted), share=(jax.process_index(), jax.process_count())):
-        items = {name: _restore_item(step_directory / name, tree) for name, tree in wanted.items()}
-    return agent_from_items(abstract_agent, items, average=average)
-
-
-def require_fitting(step_directory: pathlib.Path, abstract_agent: Agent) -> None:
-    """Refuses a checkpoint whose arrays have other names or shapes than those of the agent; reads no array."""
-    _, wanted = _wanted_items(step_directory, abstract_agent)
-    for name, tree in sorted(wanted.items()):
-        with _reading(step_directory / name) as checkpointer:
-            _check_shapes(step_directory / name, checkpointer, traverse_util.flatten_dict(tree))
-
-
-def require_equal_shapes(directory: pathlib.Path, wanted: Mapping[Names, Any], within: Names) -> None:
-    """Refuses an item of a checkpoint whose branch `within` has other names or shapes than `wanted`."""
-    with _reading(directory) as checkpointer:
-        _check_shapes(directory, checkpointer, wanted, within)
-
-
-def _wanted_items(step_directory: pathlib.Path, abstract_agent: Agent) -> tuple[bool, dict[str, Any]]:
-    """Whether params/ holds the moving average, and the arrays of the agent by their places in the checkpoint."""
-    average = load_checkpoint_metadata(step_directory)["params_hold_average"]
-    if average and abstract_agent.ema_params is None:
-        raise CheckpointError(
-            f"{step_directory} holds a moving average of the policy, for which this config has no place: set "
-            f"acrlpd.ema_decay"
-        )
-    return average, agent_items(abstract_agent, average=average)
-
-
-@contextlib.contextmanager
-def _reading(directory: pathlib.Path) -> Iterator[ocp.Checkpointer]:
-    """Reads an item of a checkpoint, and says in plain words what is wrong with it."""
-    with ocp.Checkpointer(array_handler()) as checkpointer:
-        try:
-            yield checkpointer
-        except (CheckpointError, jax.errors.JaxRuntimeError):  # The arrays do not fit the config, or the devices.
-            raise
-        except Exception as error:  # Orbax raises plain Exception around the errors of tensorstore.
-            reason = str(error).splitlines()[0].partition(". See full")[0]
-            raise CheckpointError(
-                f"{directory} is damaged or incomplete: {reason}. Without {directory.parent} "
-                "the run goes on from the checkpoint before it"
-            ) from error
-
-
-def _restore_item(directory: pathlib.Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    with _reading(directory) as checkpointer:
-        _check_shapes(directory, checkpointer, traverse_util.flatten_dict(wanted))
-        restore_args = jax.tree.map(lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding, dtype=x.dtype), wanted)
-        return checkpointer.restore(directory, RestoreArrays(wanted, restore_args))
-
-
-def _check_shapes(
-    directory: pathlib.Path, checkpointer: ocp.Checkpointer, wanted: Mapping[Names, Any], within: Names = ()
-) -> None:
-    metadata = checkpointer.metadata(directory).item_metadata
-    if metadata is None:
-        raise CheckpointError(f"{directory} is damaged or incomplete: it does not say which arrays it holds")
-    found = traverse_util.flatten_dict(metadata.tree)
-    stored = {"/".join(name): leaf.shape for name, leaf in found.items() if name[: len(within)] == within}
-    problems = shape_differences(stored, {"/".join(name): wanted[name] for name in sorted(wanted)})
-    if problems:
-        shown = problems[:10] + ([f"... and {len(problems) - 10} more"] if len(problems) > 10 else [])
-        raise CheckpointError(f"{directory} does not fit this config:\n  " + "\n  ".join(shown))
