@@ -200,8 +200,9 @@ def test_what_cannot_be_resumed_is_named(
     assert "seed: 42 -> 1" in refused("--resume", directory / "8", "--seed", 1)
     # The seeds also name the preset, which has other values than the run.
     preset = directory.parent.name
-    message = refused("--config", preset, "--resume", directory / "8", "--seed", 1)
-    assert "seed: 42 -> 1" in message and message.count(" -> ") == 1
+    for stage in ((), ("--environment", "development")):  # of the preset, as the run was started
+        message = refused("--config", preset, *stage, "--resume", directory / "8", "--seed", 1)
+        assert "seed: 42 -> 1" in message and message.count(" -> ") == 1
     assert "contradicts the config" in refused("--config", "quickstart", "--resume", directory / "8")
     assert "contradict" in refused("--resume", directory / "8", "--branch_from", directory)
     assert "the parts are policy, critics" in refused("--config", "debug", "--load", "critic", directory)

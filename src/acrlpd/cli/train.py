@@ -113,16 +113,24 @@ def _find_stored_config(args: Sequence[str]) -> tuple[Sequence[str], RLTrainConf
 
 
 def _without_preset(args: Sequence[str], own: str) -> Sequence[str]:
-    """The arguments without a --config that names the preset `own`, or an alias: the config of a run says more."""
-    for index, arg in enumerate(args):
-        flag, equals, value = arg.partition("=")
-        if flag != "--config":
-            continue
-        after = index + 1 if equals else index + 2
-        name = value if equals else "".join(args[index + 1 : after])
-        if name in list_configs() and get_config(name).name == own:
-            return [*args[:index], *args[after:]]
+    """The arguments without a --config that names the preset `own`, or an alias: the config of a run says more.
+
+    The --environment goes as well, because it chooses among the stages of a preset.
+    """
+    name, rest = _take_out("--config", args)
+    if name in list_configs() and get_config(name).name == own:
+        return _take_out("--environment", rest)[1]
     return args
+
+
+def _take_out(flag: str, args: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The value of a flag, which is empty where the flag is not given, and the arguments without the flag."""
+    for index, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if name == flag:
+            after = index + 1 if equals else index + 2
+            return value or "".join(args[index + 1 : after]), [*args[:index], *args[after:]]
+    return "", args
 
 
 def adapt(config: RLTrainConfig, options: TrainOptions) -> RLTrainConfig:
