@@ -276,7 +276,7 @@ class Trainer:
             self.save_checkpoint()
 
     def evaluate(self) -> Wishes:
-        """Judges the agent in its environment and by held-out episodes, as far as the run has them."""
+        """Judges the agent in its environment and by held-out episodes, if there are any. Process 0 decides for all."""
         if not self._is_evaluated and self._validator is None:
             return
         self._collect(leave=0)
@@ -284,10 +284,10 @@ class Trainer:
         records = self.directory / EVALUATIONS if is_primary() else None
         with self.clock.measure("evaluation"):
             if self._is_evaluated:
-                metrics = dict((yield NextEvaluation()))
+                metrics = numbers_of_first_process((yield NextEvaluation()))
             if self._validator is not None:
                 found_here = self._validator.judge_at_step(self.agent, self.step, records)
-                validation = numbers_of_first_process(found_here)  # by which all processes save, and stop early
+                validation = numbers_of_first_process(found_here)
         for kind, found in ((metrics_log.EVALUATION, metrics), (metrics_log.VALIDATION, validation)):
             if found:
                 self._write_event(self.step, kind, found)
