@@ -107,10 +107,10 @@ def test_the_space_on_the_page_about_tuning_is_one_of_the_quick_start():
 
 def test_the_end_of_a_schedule_moves_with_its_peak():
     """Otherwise a peak below the end would be no schedule, and the shape would change with the rate."""
-    changed = with_values(CONFIG, {"pi0_lr": 2e-4, "critic.num_critics": 4})
-    assert changed.actor_lr_schedule.peak_lr == 2e-4
-    assert changed.actor_lr_schedule.decay_lr == pytest.approx(5e-5)
-    assert changed.critic.num_critics == 4
+    before, changed = CONFIG.actor_lr_schedule, with_values(CONFIG, {"pi0_lr": 2e-4, "critic.num_critics": 3})
+    assert changed.actor_lr_schedule.peak_lr == 2e-4 != before.peak_lr
+    assert changed.actor_lr_schedule.decay_lr == pytest.approx(2e-4 * before.decay_lr / before.peak_lr)
+    assert changed.critic.num_critics == 3 != CONFIG.critic.num_critics
     assert validate_config(changed).errors == validate_config(CONFIG).errors
 
 
@@ -125,7 +125,7 @@ def test_a_preset_has_a_default_space_around_its_own_values(name):
 
 
 def test_values_of_the_config_are_read_by_short_names_and_for_kinds():
-    assert read_value(CONFIG, "pi0_lr") == 2e-3
+    assert read_value(CONFIG, "pi0_lr") == 1.5e-2
     assert read_value(CONFIG, "backup") == "implicit_value"
     changed = apply_config_overrides(CONFIG, {"backup": "best_of_n"})
     assert read_value(changed, "backup.type") == "best_of_n"
