@@ -18,7 +18,7 @@ HEADER = """\
 # Which GPU for which preset
 
 Made by `python benchmarks/hardware.py` from [the plan](configuration.md#the-plan); `acrlpd plan --config NAME
---accelerator GPU --devices N` says the same for your own config, for 19 accelerators.
+--accelerator GPU --devices N` says the same for your own config, for 24 accelerators.
 
 Memory is the peak on one device. Hours are those of all updates; playing and evaluations come on top. Disk is what
 checkpoints and replay take when they take the most. A flag in the last column is the smallest change with which the

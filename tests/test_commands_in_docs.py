@@ -41,7 +41,7 @@ def only_parsing() -> Iterator[None]:
                 patch.setattr(module, "parse_arguments", ending_with_parsed(module.parse_arguments))
             if hasattr(module, "parse_config_args"):
                 patch.setattr(module, "parse_config_args", ending_with_parsed(check_config_args))
-        patch.setattr(cli_train, "_find_stored_config", lambda args: None)  # The runs of the pages do not exist here.
+        patch.setattr(cli_train, "_find_stored_config", lambda args: (args, None))  # The runs do not exist.
         yield
 
 

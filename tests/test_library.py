@@ -105,6 +105,19 @@ def test_updates_are_those_of_a_run_and_a_saved_agent_is_a_run(example: SimpleNa
     np.testing.assert_array_equal(*chunks)
 
 
+def test_every_way_to_a_model_keeps_compiled_programs(example: SimpleNamespace) -> None:
+    """A program of one's own compiles as often as the commands do: once."""
+    run = example.directory / "checkpoints" / "corridor" / "default"
+    for function, argument in (
+        (acrlpd.create_agent, example.config),
+        (acrlpd.load_agent, run),
+        (acrlpd.load_policy, run),
+    ):
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 12345)
+        function(argument)
+        assert jax.config.jax_persistent_cache_min_entry_size_bytes == 0  # type: ignore[attr-defined]
+
+
 def test_an_agent_of_the_hub_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"found hf://lab/arm@step-50. load_policy takes the address"):
         acrlpd.load_agent("hf://lab/arm@step-50")

@@ -128,8 +128,9 @@ def test_a_plan_that_does_not_fit_stops_training(capsys):
     model = [part for name, size in sizes.items() for part in (f"--model.{name}", size)]
     args = ["train", "--config", "debug", *model, "--model.image_resolution", "224", "224", "--batch_size", "4096"]
     assert main(args) == 2
-    error = capsys.readouterr().err
-    assert "does not fit" in error
+    table, error = capsys.readouterr()
+    assert "activations" in table
+    assert (table + error).count("does not fit") == 1
     assert "--ignore_plan" in error
 
 
@@ -155,7 +156,11 @@ def test_a_run_of_more_than_a_week_is_refused_unless_it_is_allowed():
     refuse(plan, TrainOptions(allow_long=True))
     shorter = apply_config_overrides(config, {"offline_steps": int(most)})
     refuse(make_plan(shorter, accelerator="H100"), TrainOptions())
-    refuse(make_plan(config, device_memory_gib=80), TrainOptions())  # an unknown accelerator has no time
+    unknown = make_plan(config, device_memory_gib=80, device_kind="NVIDIA A800")  # has no time
+    refuse(unknown, TrainOptions())
+    assert "debug on 1 x NVIDIA A800: " in unknown.summary
+    assert "it predicts no time, and no run is too long for it; `acrlpd plan --accelerator NAME`" in unknown.summary
+    assert "no time" not in plan.summary
 
 
 def test_seed_flags_end_up_in_the_config():

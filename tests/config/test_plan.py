@@ -184,7 +184,7 @@ def test_without_an_accelerator_there_is_no_time():
     console = Console(width=100, file=io.StringIO())
     print_plan(plan, console)
     text = console.file.getvalue()
-    assert "peak" in text and plan.verdict in text and "FLOP" not in text  # without a time, they say nothing
+    assert "peak" in text and "FLOP" not in text  # without a time, they say nothing
     assert dataclasses.replace(plan, device_memory_gib=10).fits is False
     with pytest.raises(ValueError, match="device_memory_gib"):
         make_plan(FULL)
@@ -205,6 +205,9 @@ def test_without_an_accelerator_there_is_no_time():
         *(("NVIDIA A100-SXM4-40GB", "A100-40GB"), ("NVIDIA GeForce RTX 3090", "RTX-3090"), ("NVIDIA B200", "B200")),
         *(("NVIDIA GeForce RTX 5090", "RTX-5090"), ("NVIDIA L40S", "L40S"), ("NVIDIA RTX A6000", "A6000")),
         *(("NVIDIA A10", "A10"), ("NVIDIA A10G", "A10G"), ("TPU v5p", "TPU-v5p"), ("TPU v6 lite", "TPU-v6e")),
+        *(("NVIDIA H100 NVL", "H100-NVL"), ("NVIDIA GH200 480GB", "GH200"), ("GH200 96GB", "GH200")),
+        *(("NVIDIA L40", "L40"), ("NVIDIA A40", "A40"), ("NVIDIA GeForce RTX 3090 Ti", "RTX-3090-Ti")),
+        *(("3090ti", "RTX-3090-Ti"), ("l4 24gb", "L4"), ("B200 192GB", "B200")),
     ],
 )
 def test_accelerators_by_their_usual_names(given: str, name: str) -> None:
@@ -213,7 +216,11 @@ def test_accelerators_by_their_usual_names(given: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["h20", "cpu", "NVIDIA H1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "24GB"],
+    [
+        *("h20", "cpu", "24GB", "NVIDIA H1000", "NVIDIA GeForce RTX 4090 Laptop GPU"),
+        *("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "H200 NVL"),
+        *("NVIDIA H100 96GB HBM3", "NVIDIA GH200 144G HBM3e", "GH200 144GB", "Tesla V100-SXM2-32GB"),
+    ],
 )
 def test_other_devices_are_not_taken_for_known_ones(given: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown accelerator '{given}'"):

@@ -379,8 +379,9 @@ def test_what_a_user_of_droid_must_know_stands_before_the_command(tmp_path: Path
     config = get_config("droid")
     data = dataclasses.replace(config.data, use_delta_joint_actions=True)
     readme = readme_of(dataclasses.replace(config, data=data), tmp_path)
-    before = readme[: readme.index("TrainConfig(")]
-    assert "executes the first 7 action dims as joint velocities" in before
+    before_any_command, before = (readme[: readme.index(part)] for part in ("```", "TrainConfig("))
+    assert readme.count("executes the first 7 action dims as joint velocities") == 1
+    assert "executes the first 7 action dims as joint velocities" in before_any_command
     assert f"needs `DeltaActions` and `AbsoluteActions` with the mask {(True,) * 7 + (False,)}" in before
     assert "rounds all weights" not in readme
 
@@ -389,7 +390,10 @@ def test_the_readme_says_that_openpi_rounds_a_float32_model(tmp_path: Path) -> N
     config = get_config("aloha")
     exact = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="float32"))
     readme = readme_of(exact, tmp_path)
-    assert "openpi rounds all weights to bfloat16" in readme[: readme.index("TrainConfig(")]
+    before = readme[: readme.index("TrainConfig(")]
+    assert "openpi rounds all weights to bfloat16" in before
+    assert "`acrlpd export --dtype bfloat16` rounds them for both" in before
+    assert "Read this before a robot moves" not in readme  # ALOHA's clients do what the policy has learned
 
 
 def test_the_readme_says_where_the_arms_start(tmp_path: Path) -> None:

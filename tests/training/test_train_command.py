@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -19,12 +20,14 @@ DATASETS = pathlib.Path(__file__).parents[1] / "datasets"
 
 
 def acrlpd(processes: Processes, cwd: pathlib.Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    environment = processes.environment(devices=1)
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)  # the command itself keeps XLA quiet
     return subprocess.run(
         [sys.executable, "-m", "acrlpd.cli.main", *args],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env=processes.environment(devices=1),
+        env=environment,
         check=False,
     )
 
@@ -62,12 +65,17 @@ def test_a_run_on_a_dataset(
         assert main(["data", "label", dataset, "--success", "0-1"]) == 0
     assert main(["data", "stats", "--config", "experiment.yaml"]) == 0
     if dataset == "aloha_v30":
-        assert main([*run, "--dry_run"]) == 0
-        assert "no step was made" in capsys.readouterr().err
+        capsys.readouterr()
+        assert main([*run, "--dry_run", "--show_plan"]) == 0
+        said = capsys.readouterr()
+        assert "no step was made" in said.err and "activations" in said.out
         assert not directory.exists()
 
     trained = acrlpd(processes, tmp_path, *run)
     assert trained.returncode == 0, trained.stderr
+    [plan] = re.findall(r"^plan: (.*)", trained.stdout, re.MULTILINE)  # one line, where nobody asks for the table
+    assert re.fullmatch(rf"{config.name} on 1 x CPU: \S+ \w+ of \S+ \w+ per device, \S+ \w+ of disk", plan)
+    assert "activations" not in trained.stdout
     assert load_config(directory / "config.yaml") == config
     lines = metrics_of(directory)
     assert [line["step"] for line in lines if "phase" in line] == [2, 4, 6]
@@ -120,6 +128,11 @@ def test_quickstart(
     summary = json.loads((directory / "summary.json").read_text())
     assert {phase: found["episodes"] for phase, found in summary["evaluation"].items()} == {"offline": 2, "online": 2}
     assert summary["online"]["env_steps"] >= 20
+    said = trained.stderr
+    assert re.search(r"^evaluation at step 2: success 0 % \(0 to \d+ %\), 2 episodes$", said, re.MULTILINE)
+    assert re.search(r"^episodes before step \d: success .*, \d+ environment steps in \d+ episodes", said, re.MULTILINE)
+    assert re.search(r"^finished at step 4; success 0 % \(0 to \d+ %\); .*checkpoint ", said, re.MULTILINE)
+    assert not re.search(r"^[IWEF]\d{4} |^(INFO|WARNING|ERROR):", said, re.MULTILINE)  # as XLA and absl speak
 
 
 CACHE = """

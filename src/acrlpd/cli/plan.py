@@ -57,12 +57,14 @@ def main(args: Sequence[str]) -> int:
         print(json.dumps(plan_to_dict(plan), indent=2))
         return 0
     print_plan(plan)
+    print(f"\n{plan.verdict}")
     if not plan.fits:
         print("`acrlpd train` refuses a run that does not fit, unless --ignore_plan")
     if plan.is_too_long:
         print("`acrlpd train` refuses a run of more than a week, unless --allow_long")
     if plan.accelerator is None:
-        why = "this machine has no accelerator that the plan knows" if here else "--device-memory names no accelerator"
+        unknown = f"this machine has no accelerator that the plan knows ({plan.devices})"
+        why = unknown if here else "--device-memory names no accelerator"
         print(f"\nno time, because {why}; --accelerator NAME gives one: {', '.join(ACCELERATORS)}")
     return 0
 
@@ -107,13 +109,13 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Memory, arithmetic, time, disk and the verdict.
+    """Memory, arithmetic, time and disk.
 
     Without a known accelerator, as in training on a CPU, arithmetic predicts no time. The plan then leaves it out,
     because counting takes as long as tracing the update once more.
     """
     work: list[Table | str] = [] if plan.accelerator is None else [_work_table(plan), ""]
-    parts = Group(_memory_table(plan), "", *work, _run_table(plan), "", plan.verdict)
+    parts = Group(_memory_table(plan), "", *work, _run_table(plan))
     (console or Console()).print(parts, highlight=False)
 
 

@@ -163,14 +163,13 @@ def check(members: Sequence[RLTrainConfig], options: TrainOptions) -> None:
     for warning in warnings if is_primary() else ():
         print(f"warning: {warning}", file=sys.stderr)
     plan = plan_here(members[0], jax.device_count(), num_runs=len(members))
+    if is_primary() and len(members) > 1:
+        print(f"{len(members)} runs train together; the plan is that of one run, with its share of the memory")
+    if is_primary() and (options.show_plan or not plan.fits):
+        print_plan(plan)
+    refuse(plan, options, num_runs=len(members))  # The error says what the lines below would say.
     if is_primary():
-        if len(members) > 1:
-            print(f"{len(members)} runs train together; the plan is that of one run, with its share of the memory")
-        if plan.fits and not options.show_plan:
-            print(f"plan: {plan.summary}")
-        else:
-            print_plan(plan)
-    refuse(plan, options, num_runs=len(members))
+        print(f"plan: {plan.summary}" if plan.fits else plan.verdict)
 
 
 def refuse(plan: Plan, options: PlanLimits, *, num_runs: int = 1) -> None:

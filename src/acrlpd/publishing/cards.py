@@ -14,7 +14,7 @@ from acrlpd.monitoring.report_facts import final_stages
 from acrlpd.policies.checkpoint import Checkpoint
 from acrlpd.policies.levels import describe_steps
 from acrlpd.runs.record import Outcome, RunRecord, read_outcome
-from acrlpd.serving.export_readme import OPENPI_STEPS, openpi_section
+from acrlpd.serving.export_readme import OPENPI_STEPS, client_warning, openpi_section
 from acrlpd.text import escape_markdown, markdown_table
 from acrlpd.units import format_interval, format_percent
 
@@ -25,7 +25,7 @@ _POLICY = """\
 
 A `{policy}` policy for the robot `{robot}`, trained with acrlpd (`{improvement}`). The directory is a checkpoint of a \
 run: `params/` and `assets/` are in openpi's layout, `critic/` holds the critics that choose among candidates.
-
+{warning}
 ## Serve with openpi (one sample, {openpi_steps}, no critics)
 
 {openpi}
@@ -74,6 +74,7 @@ def checkpoint_card(checkpoint: Checkpoint, record: RunRecord | None, address: H
         policy=kind_name(config.model),
         robot=kind_name(config.data.robot),
         improvement=kind_name(config.improvement),
+        warning=client_warning(config),
         openpi=openpi_section(checkpoint),
         openpi_steps=describe_steps(config.model, OPENPI_STEPS),
     )

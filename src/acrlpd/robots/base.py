@@ -80,6 +80,8 @@ class Robot(Choice, abc.ABC):
     standard_level: ClassVar[ServingLevel | None] = None
     # What a server of a policy of this robot takes on, unless its command line says otherwise.
     serving_limits: ClassVar[ServingLimits] = ServingLimits()
+    # What whoever connects this robot must know about its usual client, because the robot may do harm otherwise.
+    client_warning: ClassVar[str | None] = None
     # openpi's class that makes the transforms of this robot; None: openpi does not know this robot.
     openpi_data_config: ClassVar[str | None] = None
     # The argument of openpi's class that makes actions relative; None: the class has no such argument.

@@ -1,7 +1,7 @@
 """DROID: seven joints and a gripper, 8 dims of state and actions, one exterior and one wrist camera."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from acrlpd.robots.base import Robot, ServingLevel, ServingLimits, make_bool_mask
@@ -34,10 +34,8 @@ class Droid(Robot):
     serving_limits = ServingLimits(max_concurrent_requests=4, request_timeout_s=30.0)
     openpi_data_config = "LeRobotDROIDDataConfig"
 
-    def openpi_differences(self, *, action_dim: int) -> Iterator[str]:
-        yield from super().openpi_differences(action_dim=action_dim)
-        yield (
-            "openpi's DROID client executes the first 7 action dims as joint velocities "
-            "(`RobotEnv(action_space='joint_velocity')`). A policy that has learned joint positions needs a client "
-            "with `action_space='joint_position'`: positions that are executed as velocities can do harm."
-        )
+    client_warning = (
+        "openpi's DROID client executes the first 7 action dims as joint velocities "
+        "(`RobotEnv(action_space='joint_velocity')`). A policy that has learned joint positions needs a client "
+        "with `action_space='joint_position'`: positions that are executed as velocities can do harm."
+    )

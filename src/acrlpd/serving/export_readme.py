@@ -19,7 +19,7 @@ _README = """\
 # {name}, step {step}
 
 A policy trained with acrlpd, exported at level `{level}`: {steps}, {critics}.
-
+{warning}
 {files}
 
 ## Serve with acrlpd
@@ -53,7 +53,7 @@ _PYTORCH_README = """\
 # {name}, step {step}, for PyTorch
 
 A policy trained with acrlpd, in the layout of openpi's PyTorch models. Critics are not part of this layout.
-
+{warning}
 {files}
 
 ## Serve with openpi's PyTorch server (one sample in 10 denoising steps)
@@ -145,6 +145,7 @@ def write_readme(
         critics=f"{serving.num_critics} critics, best of {serving.best_of_n}"
         if checkpoint.has_critics
         else "no critics",
+        warning=client_warning(checkpoint.rl_config),
         files="\n".join(f"- `{file}`: {content}" for file, content in files.items()),
         label=_LABEL.format(label=LABELS[POSITIVE]) if checkpoint.rl_config.labels_prompts else "",
         openpi=openpi_section(checkpoint, merged_adapters),
@@ -168,6 +169,7 @@ def write_pytorch_readme(directory: pathlib.Path, checkpoint: Checkpoint, *, mer
     text = _PYTORCH_README.format(
         name=escape_markdown(rl_config.name),
         step=checkpoint.step,
+        warning=client_warning(rl_config),
         files="\n".join(f"- `{file}`: {content}" for file, content in files.items()),
         openpi=openpi_section(checkpoint, merged_adapters, pytorch=True),
         lerobot=_LEROBOT.format(
@@ -182,6 +184,12 @@ def write_pytorch_readme(directory: pathlib.Path, checkpoint: Checkpoint, *, mer
         delta="" if delta_action_mask(rl_config.data) is None else ", actions relative to the state",
     )
     (directory / "README.md").write_text(text)
+
+
+def client_warning(rl_config: RLTrainConfig) -> str:
+    """What whoever connects a robot must know, whichever server the robot talks to; it stands before all commands."""
+    warning = rl_config.data.robot.client_warning
+    return "" if warning is None else f"\n**Read this before a robot moves:** {warning}\n"
 
 
 def openpi_section(checkpoint: Checkpoint, merged_adapters: bool = False, *, pytorch: bool = False) -> str:

@@ -1,6 +1,8 @@
 """`acrlpd data stats`: whose statistics are written where, and what is never replaced."""
 
+import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import numpy as np
 import pytest
 
 from acrlpd.cli.data import stats
+from acrlpd.cli.train import TrainOptions
+from acrlpd.cli.train import main as train
 from acrlpd.config import apply_config_overrides, get_config
 from acrlpd.data.pipeline.dataset import open_dataset
 from acrlpd.data.pipeline.labels import Labels, labels_path
@@ -46,6 +50,18 @@ def test_every_flag_of_the_dataset_that_train_takes_is_taken(datasets: Path, tmp
     origin = json.loads((tmp_path / "elsewhere" / "mine" / "norm_stats_origin.json").read_text())
     assert origin["transforms"]["delta_action_mask"] is None
     assert origin["path"] == str((datasets / "aloha_v30").resolve())
+
+
+def test_only_flags_that_are_no_fields_of_a_config_are_those_of_train_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for command in (train, stats):
+        with pytest.raises(SystemExit):
+            command(["--config", "debug", "--help", "all"])
+        shown.append(set(re.findall(r"^\W+--([\w.-]+)", capsys.readouterr().out, re.MULTILINE)))
+    own = {field.name.replace("_", "-") for field in dataclasses.fields(TrainOptions)} - {"overwrite"}
+    of_train, of_stats = shown
+    assert of_train - of_stats == own and of_stats <= of_train
+    assert {"data-dir", "lerobot-repo-id", "data.asset-id", "data.repack.state", "model.action-horizon"} <= of_stats
 
 
 @pytest.mark.parametrize("asset_id", ["../outside", "a/../../outside", "/tmp/outside"])

@@ -34,11 +34,14 @@ ACCELERATORS = {
     accelerator.name: accelerator
     for accelerator in (
         Accelerator("RTX-3090", 24, 71, 936, 32),
+        Accelerator("RTX-3090-Ti", 24, 80, 1_008, 32, also=("3090Ti",)),
         Accelerator("RTX-4090", 24, 165, 1_008, 32),
         Accelerator("RTX-5090", 32, 209, 1_792, 64),
         Accelerator("A10", 22.5, 125, 600, 32),
         Accelerator("A10G", 22.5, 70, 600, 32),
         Accelerator("L4", 22.5, 121, 300, 32),
+        Accelerator("A40", 45, 149.7, 696, 32),
+        Accelerator("L40", 45, 181, 864, 32),
         Accelerator("L40S", 45, 362, 864, 32),
         Accelerator("A6000", 48, 155, 768, 32),
         Accelerator("RTX-6000-Ada", 48, 364, 960, 32),
@@ -46,6 +49,9 @@ ACCELERATORS = {
         Accelerator("A100-80GB", 80, 312, 2_039, 300),
         Accelerator("H100", 80, 989, 3_350, 450),
         Accelerator("H100-PCIe", 80, 756, 2_000, 64),
+        Accelerator("H100-NVL", 93.5, 835, 3_900, 64),
+        # The driver names this one after the memory of its processor; a later one has other memory, and is not known.
+        Accelerator("GH200", 95.5, 989, 4_000, 450, also=("GH200 480GB",)),
         Accelerator("H200", 140, 989, 4_800, 450),
         Accelerator("B200", 179, 2_250, 8_000, 900),
         Accelerator("TPU-v4", 32, 275, 1_228, 300),
@@ -57,7 +63,9 @@ ACCELERATORS = {
 # Words that may stand in a name, also without a space, and distinguish nothing. A word that is not here and not in the
 # name, such as "Laptop" or "MIG", is another device.
 _COMMON = re.compile(r"NVIDIA|GEFORCE|RTX|TPU|GENERATION|SXM\d?|HBM\d\w?|(?<=\d)(?=ADA)")
-_OPTIONAL = re.compile(r"PCIE|\d+GB")
+_SIZE = re.compile(r"(\d+)GB")
+# Drivers report less memory than the name says: ECC and the firmware take up to this share of it.
+_RESERVED = 0.1
 
 
 def accelerator(name: str) -> Accelerator:
@@ -72,7 +80,12 @@ def accelerator(name: str) -> Accelerator:
 
 def find_accelerator() -> Accelerator | None:
     """The accelerator of this process by JAX's name for it; None on a CPU, or if its numbers are unknown."""
-    return _by_name(jax.devices()[0].device_kind)
+    return _by_name(device_kind())
+
+
+def device_kind() -> str:
+    """What JAX calls the devices of this process, whether or not their numbers are known."""
+    return jax.devices()[0].device_kind
 
 
 def is_on_cpu() -> bool:
@@ -87,9 +100,17 @@ def _by_name(name: str) -> Accelerator | None:
         (len(expected), known)
         for known in ACCELERATORS.values()
         for expected in map(_words, (known.name, *known.also))
-        if expected <= words and all(map(_OPTIONAL.fullmatch, words - expected))
+        if expected <= words and all(_is_optional(word, known) for word in words - expected)
     ]
     return max(fitting, key=lambda fit: fit[0], default=(0, None))[1]
+
+
+def _is_optional(word: str, known: Accelerator) -> bool:
+    """Whether a word may follow the name of a known accelerator: its bus, or its own size of memory."""
+    size = _SIZE.fullmatch(word)
+    if size is None:
+        return word == "PCIE"
+    return (1 - _RESERVED) * int(size.group(1)) <= known.memory_gib <= int(size.group(1))
 
 
 def _words(name: str) -> set[str]:

@@ -23,6 +23,11 @@ NO_ACCELERATOR = (
     "what is missing; `acrlpd plan --accelerator NAME` plans the run for another machine; `acrlpd configs new DATASET "
     "--accelerator cpu` writes a config with a policy for a CPU"
 )
+# What to say of a GPU or TPU whose numbers are unknown: a run that never ends is not refused there.
+NO_TIME = (
+    "The plan does not know this accelerator, so it predicts no time, and no run is too long for it; "
+    "`acrlpd plan --accelerator NAME` says the time on one that it knows"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Plan:
     device_memory_gib: float
     memory: Memory
     on_cpu: bool
+    # What JAX calls devices that are unknown; None where it was not asked.
+    device_kind: str | None
     # Changes, by dotted name, with which the update fits; empty if the update fits as it is, None if no change helps.
     suggestion: dict[str, Any] | None
 
@@ -82,6 +89,8 @@ class Plan:
             return f"{self.num_devices} x {self.accelerator.name}"
         if self.on_cpu:
             return f"{self.num_devices} x CPU"
+        if self.device_kind is not None:
+            return f"{self.num_devices} x {self.device_kind}"
         return f"{self.num_devices} device{'s' if self.num_devices > 1 else ''}"
 
     @property
@@ -92,7 +101,8 @@ class Plan:
             parts.append(f"{format_seconds(self.step_seconds)} an update")
             parts.append(f"{format_duration(self.run_seconds)} for {self.config.num_train_steps:,} updates")
         parts.append(f"{format_bytes(self.disk.total)} of disk")
-        return f"{self.config.name} on {self.devices}: {', '.join(parts)}"
+        summary = f"{self.config.name} on {self.devices}: {', '.join(parts)}"
+        return summary if self.accelerator is not None or self.on_cpu else f"{summary}. {NO_TIME}"
 
     @property
     def verdict(self) -> str:
@@ -114,10 +124,12 @@ def make_plan(
     device_memory_gib: float | None = None,
     accelerator: str | None = None,
     on_cpu: bool = False,
+    device_kind: str | None = None,
 ) -> Plan:
     """Plans a run of `config` on `num_devices` accelerators, or on a CPU.
 
-    The memory is that of the named accelerator unless it is given; without a name no time is predicted.
+    The memory is that of the named accelerator unless it is given; without a name no time is predicted, and
+    `device_kind` is what JAX calls the devices.
     """
     named = None if accelerator is None else accelerators.accelerator(accelerator)
     if device_memory_gib is None:
@@ -131,6 +143,7 @@ def make_plan(
         device_memory_gib=device_memory_gib,
         memory=estimate_memory(config, num_devices, on_cpu=on_cpu),
         on_cpu=on_cpu,
+        device_kind=device_kind,
         suggestion={},
     )
     if plan.fits:
@@ -149,6 +162,7 @@ def plan_here(config: RLTrainConfig, num_devices: int, *, num_runs: int = 1) -> 
         device_memory_gib=memory_gib,
         accelerator=name,
         on_cpu=accelerators.is_on_cpu(),
+        device_kind=accelerators.device_kind(),
     )
 
 

@@ -178,6 +178,6 @@ class Pi0Config(PaliGemmaConfig):
             yield "This policy reads the state in its prompt, which openpi writes there for pi0.5 only."
         if self.dtype == "float32":
             yield (
-                "openpi rounds all weights to bfloat16 when it loads them; `acrlpd serve` keeps the float32 weights of "
-                "this policy, so the actions differ a little."
+                "openpi rounds all weights to bfloat16 when it loads them. `acrlpd serve` keeps the float32 weights of "
+                "this policy, so the actions differ a little; `acrlpd export --dtype bfloat16` rounds them for both."
             )
