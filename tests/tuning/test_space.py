@@ -22,7 +22,7 @@ def test_a_space_has_stages_in_their_order_with_typed_distributions():
     space = parse(
         "stages:\n"
         "  rates:\n"
-        "    pi0_lr: {low: 1e-4, high: 1e-2, log: true}\n"
+        "    pi0_lr: {low: 1e-4, high: 2e-2, log: true}\n"
         "    critic: {num_critics: {low: 2, high: 8}}\n"  # nested, as in a config file
         "  rest:\n"
         "    improvement: [awr, best_of_n]\n"
@@ -31,7 +31,7 @@ def test_a_space_has_stages_in_their_order_with_typed_distributions():
     )
     assert [stage.name for stage in space.stages] == ["rates", "rest"]
     rates, rest = (stage.distributions for stage in space.stages)
-    assert rates == {"pi0_lr": Range(1e-4, 1e-2, log=True), "critic.num_critics": Range(2, 8)}
+    assert rates == {"pi0_lr": Range(1e-4, 2e-2, log=True), "critic.num_critics": Range(2, 8)}
     assert [type(one.low) for one in rates.values()] == [float, int]
     assert rest["critic.hidden_dims"] == Choices(([256, 256, 256], [512, 512]))
     assert rest["qchunking.success_ratio"].values == (None, 0.5)
@@ -56,7 +56,7 @@ def test_all_mistakes_are_reported_together_with_line_and_nearest_name():
             "    acrlpd.policy_data: [success, succes]\n"
             "    acrlpd.target_update_tau: {low: 0.001, high: 2.0}\n"
             "    model.action_horizon: [5]\n"
-            "    evaluation.best_of_n: [8, 16]\n"
+            "    evaluation.best_of_n: [8, 32]\n"
             "    training.offline_steps: [10, 20]\n"
             "    acrlpd.ema_decay: {low: 0.0, high: 0.999, log: true}\n"
             "    backup.kappa: 0.9\n"
@@ -71,7 +71,7 @@ def test_all_mistakes_are_reported_together_with_line_and_nearest_name():
         8: "did you mean 'success'?",
         9: "acrlpd.target_update_tau must lie in (0, 1]; found 2.0",
         10: "at least two choices; found [5]",
-        11: "the config's own value 32 is not among [8, 16]",
+        11: "the config's own value 16 is not among [8, 32]",
         12: "training.offline_steps is not searched",
         13: "log needs a low above 0; found 0.0",
         14: "found 'kappa'",
