@@ -104,7 +104,7 @@ _DEBUG = dataclasses.replace(
 )
 
 CONFIGS = {
-    "pi0-FAST on DROID: action tokens, one arm; takes 12.6 hours and 175 GiB of disk on one H100": _DROID,
-    "pi0-FAST on LIBERO: action tokens; takes 12.6 hours and 133 GiB of disk on one H100": _LIBERO,
+    "pi0-FAST on DROID: action tokens, one arm; takes 10.5 hours and 175 GiB of disk on one H100": _DROID,
+    "pi0-FAST on LIBERO: action tokens; takes 10.5 hours and 133 GiB of disk on one H100": _LIBERO,
     "a tiny pi0-FAST on random data, for a CPU": _DEBUG,
 }
