@@ -21,6 +21,10 @@ from acrlpd.serving.secrets import create_tls_context
 from acrlpd.serving.serving_policy import ServingPolicy
 
 HALF_A_HANDSHAKE = b"GET / HTTP/1.1\r\nHost: here\r\n"
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: MTIzNDU2Nzg5MDEyMzQ1Ng==\r\n\r\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,18 @@ def test_connections_without_a_handshake_have_a_share_too(policy: ServingPolicy)
         wait_for(lambda: server.scrape()['acrlpd_refused_connections_total{reason="handshakes"}'] >= 1)
 
 
+def test_a_connection_that_ends_with_its_handshake_takes_no_place(policy: ServingPolicy) -> None:
+    """The flood of frames in the packet of the handshake ends the connection before the handshake is answered."""
+    with RunningServer(policy, max_clients=2) as server:
+        for _ in range(4):
+            flooding = open_socket(server)
+            flooding.sendall(HANDSHAKE + 200 * b"\x89\x80\0\0\0\0")
+            assert is_closed(flooding)
+        assert server.scrape()["acrlpd_clients"] == 0
+        with server.connect() as first, server.connect() as second:
+            assert "actions" in ask(first, state_observation()) and "actions" in ask(second, state_observation())
+
+
 @pytest.mark.parametrize(
     ("first", "frame"),
     [(b"", b"\x89\x80\0\0\0\0"), (b"\x02\x80\0\0\0\0", b"\x00\x80\0\0\0\0"), (b"", b"\x82\x80\0\0\0\0")],
@@ -148,10 +164,7 @@ def client_that_receives_nothing(server: RunningServer, unsent: int) -> socket.s
     deaf.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)  # the system keeps little, so few pings are enough
     deaf.connect(("127.0.0.1", server.server.port))
-    deaf.sendall(
-        b"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        b"Sec-WebSocket-Key: MTIzNDU2Nzg5MDEyMzQ1Ng==\r\n\r\n"
-    )
+    deaf.sendall(HANDSHAKE)
     wait_for(lambda: server.scrape()["acrlpd_clients"] == 1)
     [client] = server.server._connections.clients
     # The library's own pings would end the connection sooner or later.

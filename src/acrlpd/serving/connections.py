@@ -36,12 +36,14 @@ class Connections:
 
     def admit(self, connection: ServerConnection) -> Response | None:
         """Gives a connection the place of a client, or a response that says why there is no place."""
+        address = self._addresses.get(connection)
+        if address is None:  # The connection ended before its handshake was read, and nobody would free its place.
+            return connection.respond(http.HTTPStatus.BAD_REQUEST, "the connection has ended\n")
         if len(self.clients) >= self._max_clients:
             self._metrics.refused_connections.labels("full").inc()
             text = f"the server has {len(self.clients)} clients, the most that it takes (--max_clients)\n"
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
-        address = self._addresses.get(connection)
-        if sum(self._addresses.get(client) == address for client in self.clients) >= self._max_per_address:
+        if sum(self._addresses[client] == address for client in self.clients) >= self._max_per_address:
             self._metrics.refused_connections.labels("address_full").inc()
             text = (
                 f"your address has {self._max_per_address} clients, the most that one address may have "
