@@ -4,7 +4,8 @@ import asyncio
 import concurrent.futures
 import http.client
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -108,3 +109,10 @@ def ask(connection: Connection, message: Any) -> Any:
     connection.send(message if isinstance(message, (bytes, str)) else packb(message))
     reply = connection.recv(timeout=120)
     return reply if isinstance(reply, str) else unpackb(reply)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)

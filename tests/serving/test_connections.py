@@ -5,14 +5,11 @@ import http.client
 import logging
 import socket
 import ssl
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from certificates import Certificates, make_certificates
-from serving_helpers import RunningServer, ask, state_observation
+from serving_helpers import RunningServer, ask, state_observation, wait_for
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -35,13 +32,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def open_socket(server: RunningServer, address: str = "127.0.0.1") -> socket.socket:
     """A connection from an address of this machine; all of 127.0.0.0/8 is this machine."""
     return socket.create_connection(("127.0.0.1", server.server.port), timeout=60, source_address=(address, 0))
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 def is_closed(connection: socket.socket) -> bool:

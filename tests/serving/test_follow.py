@@ -2,13 +2,12 @@
 
 import dataclasses
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from serving_helpers import RunningServer, ask, state_observation
+from serving_helpers import RunningServer, ask, state_observation, wait_for
 from small_checkpoints import make_agent, save_run, state_config
 
 from acrlpd.policies.acting_model import choose_actions
@@ -162,11 +161,3 @@ def test_a_search_that_ends_by_an_error_says_so_and_begins_again(
         follower.cancel()
     assert f"following {run} ended by an error; it begins again in 0.2 s" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-
-
-def wait_for(condition: object, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        if time.monotonic() > deadline:
-            pytest.fail("waited too long")
-        time.sleep(0.02)

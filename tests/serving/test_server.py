@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving_helpers import RunningServer, ask, state_observation
+from serving_helpers import RunningServer, ask, state_observation, wait_for
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -227,15 +227,40 @@ def test_of_requests_at_once_as_many_as_the_number_pass(policy: ServingPolicy) -
     assert passed >= 2 and values['acrlpd_requests_total{result="ok"}'] == passed
 
 
-def test_requests_above_the_number_are_refused_at_once(policy: ServingPolicy) -> None:
-    begun, released = threading.Event(), threading.Event()
+def held(policy: ServingPolicy, begun: threading.Event, released: threading.Event) -> ServingPolicy:
+    """The same policy, whose first call says that it has begun and ends when it is released."""
 
     def outputs(data: dict[str, Any]) -> dict[str, Any]:
         begun.set()
         assert released.wait(120)
         return policy.policy.outputs(data)
 
-    with RunningServer(with_transforms(policy, outputs=outputs), max_concurrent_requests=1) as server:
+    return with_transforms(policy, outputs=outputs)
+
+
+def test_the_requests_of_clients_that_have_gone_do_not_stay(policy: ServingPolicy) -> None:
+    """A robot that loses its connection again and again must not fill the queue that the others wait in."""
+    begun, released = threading.Event(), threading.Event()
+    with RunningServer(held(policy, begun, released), max_concurrent_requests=2) as server:
+        patient = server.connect()
+        patient.send(packb(state_observation()))
+        assert begun.wait(120)
+        for _ in range(3):
+            gone = server.connect()
+            gone.send(packb(state_observation()))
+            wait_for(lambda: server.scrape()["acrlpd_waiting_requests"] == 1)
+            gone.close()
+            wait_for(lambda: server.scrape()["acrlpd_waiting_requests"] == 0)
+        released.set()
+        assert "actions" in unpackb(patient.recv(timeout=120))
+        assert "actions" in ask(server.connect(), state_observation())
+        values = server.scrape()
+    assert (values['acrlpd_requests_total{result="busy"}'], values["acrlpd_infer_seconds_count"]) == (0, 2)
+
+
+def test_requests_above_the_number_are_refused_at_once(policy: ServingPolicy) -> None:
+    begun, released = threading.Event(), threading.Event()
+    with RunningServer(held(policy, begun, released), max_concurrent_requests=1) as server:
         first, second = server.connect(), server.connect()
         first.send(packb(state_observation()))
         assert begun.wait(120)

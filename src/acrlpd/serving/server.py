@@ -171,13 +171,12 @@ class PolicyServer:
                 if message is None:
                     return
                 start = time.perf_counter()
-                if self._is_busy:  # asked before the request is counted, so that of many at once the first ones pass
-                    reply: bytes | str = self._refuse_busy()
-                else:
-                    answer = asyncio.create_task(self._answer(message, total_ms))
-                    self._answers.add(answer)
-                    answer.add_done_callback(self._answers.discard)
-                    reply = await answer
+                # Asked before the request is counted, so that of many at once the first ones pass.
+                reply = (
+                    self._refuse_busy() if self._is_busy else await self._answer_unless_gone(client, message, total_ms)
+                )
+                if reply is None:
+                    return
                 await asyncio.wait_for(client.send(reply), self.options.request_timeout_s)
                 total_ms = 1000 * (time.perf_counter() - start)
                 if isinstance(reply, str):
@@ -220,6 +219,25 @@ class PolicyServer:
         """How many requests may arrive together."""
         clients, limit = len(self._connections.clients), self.options.max_concurrent_requests
         return clients if limit is None else min(clients, limit)
+
+    async def _answer_unless_gone(
+        self, client: ServerConnection, message: str | bytes, previous_ms: float | None
+    ) -> bytes | str | None:
+        """The answer to a message; None if the client goes meanwhile.
+
+        The request of a client that has gone must not stay: the client may connect again and ask again, and soon the
+        requests of nobody would take the device, the memory and the number of requests from the other clients.
+        """
+        answer = asyncio.create_task(self._answer(message, previous_ms))
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+        gone = asyncio.create_task(client.wait_closed())
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if answer.done():
+            return answer.result()
+        answer.cancel()
+        return None
 
     async def _answer(self, message: str | bytes, previous_ms: float | None) -> bytes | str:
         """A packed reply, or text that says what went wrong."""
