@@ -68,6 +68,13 @@ def test_the_weights_of_the_losses_count(tmp_path: Path) -> None:
     assert shares["improvement"] == pytest.approx(0.54, abs=0.01) and sum(shares.values()) == pytest.approx(1)
 
 
+def test_networks_of_a_backup_and_of_an_improvement_have_shares(tmp_path: Path) -> None:
+    """`implicit_value` and `decoupled` have a loss of V, and `recap` one of its judge; both are parts of the total."""
+    found = analyze(tmp_path, {"backup_loss": 0.4, "judge_loss": 0.05, "actor_weight": 2.0})
+    assert found["Losses"]["Balance"] == "Of the total are backup 40 %, cloning 30 %, critics 20 %, judge 10 %."
+    assert "backup_loss is flat" in found["Losses"]["Convergence"]
+
+
 @pytest.mark.parametrize(
     ("curves", "learner", "advice"),
     [

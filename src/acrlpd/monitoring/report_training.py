@@ -12,9 +12,12 @@ from acrlpd.runs.metrics_log import Series
 from acrlpd.runs.record import RunRecord
 from acrlpd.units import format_percent
 
+# Parts of the total loss: name -> loss, weight.
 _LOSSES = {
     "critics": ("critic_loss", "critic_weight"),
+    "backup": ("backup_loss", "critic_weight"),
     "improvement": ("actor_loss", "actor_weight"),
+    "judge": ("judge_loss", "actor_weight"),
     "cloning": ("bc_loss", "bc_weight"),
     "temperature": ("alpha_loss", "alpha_weight"),
 }
