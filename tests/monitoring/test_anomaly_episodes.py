@@ -1,5 +1,6 @@
 """How trouble becomes episodes: hysteresis, phases, restarts."""
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitoring_helpers import state_config
 
+from acrlpd.models.families.gaussian import GaussianPolicyConfig
 from acrlpd.monitoring.anomalies import AnomalyDetector, suggest_lr_adjustment
 
 CONFIG = state_config(pathlib.Path("unused"))
@@ -127,6 +129,18 @@ def test_minus_a_value_outweighs_no_cloning_loss(kind: str, is_trouble: bool, tm
     for step in range(20):
         watch.check(line(step, bc_weight=1.0, bc_loss=0.1, actor_loss=1e4))
     assert ("bc_rl_imbalance" in watch.open) == is_trouble
+
+
+@pytest.mark.parametrize("losses", [(-20.0, -19.0), (-20.0, 1.0), (30.0, 0.01)])
+def test_minus_the_logarithm_of_a_density_outweighs_nothing(
+    losses: tuple[float, float], tmp_path: pathlib.Path
+) -> None:
+    """The cloning losses of the gaussian policy fall below 0, and their sizes say nothing."""
+    config = dataclasses.replace(state_config(tmp_path), model=GaussianPolicyConfig())
+    watch = AnomalyDetector(config, None)
+    for step in range(20):
+        watch.check(line(step, bc_weight=1.0, bc_loss=losses[0], actor_loss=losses[1]))
+    assert not watch.open
 
 
 @pytest.mark.parametrize(

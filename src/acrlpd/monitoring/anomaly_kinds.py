@@ -222,8 +222,10 @@ def bc_rl_imbalance(line: Line, values: UsualValues, rl_config: RLTrainConfig) -
     bc_weight = line.get("bc_weight")
     bc, actor = line.get("bc_loss"), line.get("actor_loss")
     actor_weight = line.get("actor_weight", rl_config.acrlpd.loss_weights.actor_weight)
-    if not (bc_weight and bc and actor and actor_weight and rl_config.improvement.zero_at_best):
-        return None  # the run or the line has only one of the two losses, or one of them is minus a value
+    if not (bc_weight and bc and actor and actor_weight):
+        return None  # the run or the line has only one of the two losses
+    if not rl_config.improvement.zero_at_best or rl_config.model.has_density:
+        return None  # minus a value, or minus the logarithm of a density: the size of such a loss says nothing
     ratio = bc_weight * bc / abs(actor_weight * actor)
     message = (
         f"bc_weight * bc_loss is {ratio:.3g} times actor_weight * actor_loss "
