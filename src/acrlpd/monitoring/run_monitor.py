@@ -20,6 +20,8 @@ from acrlpd.runs.record import ANOMALIES_FILE
 from acrlpd.units import format_bytes
 
 MEMORY = "memory/"
+# The sizes of this process in pages, its resident memory in the second place.
+_STATM = pathlib.Path("/proc/self/statm")
 
 
 class RunMonitor:
@@ -117,15 +119,18 @@ class RunMonitor:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of the local device that holds most; None where the backend does not report them, as on CPUs."""
+    """Bytes of the local device that holds most, and of this process.
+
+    None where nobody reports them: CPUs do not as devices, and macOS does not for the process.
+    """
 
     in_use: int | None
     peak: int | None
     limit: int | None
-    host: int  # resident memory of this process
+    host: int | None  # resident memory of this process
 
     def __str__(self) -> str:
-        host = f"host {format_bytes(self.host)}"
+        host = "host memory not known" if self.host is None else f"host {format_bytes(self.host)}"
         if self.in_use is None or self.peak is None:
             return f"device memory not reported by this backend, {host}"
         limit = "" if self.limit is None else f" of {format_bytes(self.limit)}"
@@ -136,10 +141,10 @@ def device_memory() -> DeviceMemory:
     """What this process and its fullest device hold now."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     fullest: Mapping[str, int] = max(stats, key=lambda s: s.get("bytes_in_use", 0))
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    pages = int(_STATM.read_text().split()[1]) if _STATM.exists() else None
     return DeviceMemory(
         in_use=fullest.get("bytes_in_use"),
         peak=fullest.get("peak_bytes_in_use"),
         limit=fullest.get("bytes_limit"),
-        host=pages * os.sysconf("SC_PAGE_SIZE"),
+        host=None if pages is None else pages * os.sysconf("SC_PAGE_SIZE"),
     )
