@@ -191,7 +191,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
         (["--port", "70000"], "port must lie in [0, 65535]; found 70000"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid, port 8000"),
         (["--max_wait_ms", "-1"], "max_wait_ms must lie in [0, inf); found -1.0"),
-        (["--max_message_mib", "0"], "max_message_bytes must be above 0"),
+        (["--max_message_mib", "0"], "--max_message_mib must be at least 1; found 0"),
         (["--max_clients", "0"], "max_clients must be above 0"),
         (["--max_clients_per_address", "0"], "max_clients_per_address must be above 0"),
         (["--idle_timeout_s", "0"], "idle_timeout_s must lie in (0, inf); found 0.0"),

@@ -57,7 +57,7 @@ class ServeOptions:
     # Private key of the certificate, a PEM file. Other users of the machine must not be able to read it.
     tls_key: Path | None = None
     # Largest message that is read, in MiB.
-    max_message_mib: int = 32
+    max_message_mib: Annotated[int, Ge(1)] = 32
     # Most clients at a time.
     max_clients: int = 64
     # Most clients of one address. Behind a proxy all clients have the address of the proxy: use --max_clients then.
