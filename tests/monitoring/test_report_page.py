@@ -87,6 +87,7 @@ def test_the_page_has_the_numbers_of_the_run(page: Page) -> None:
         "Q is -134 on average; rewards and discount allow -100 to 0",
         "lower the critic's learning rate",
         "2.79 GiB",
+        "Where the time of the run's last process went",
         "training.log_frequency",
         "correlate 0.83",
         "best evaluation",

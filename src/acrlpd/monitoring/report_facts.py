@@ -46,7 +46,8 @@ def collect_facts(record: RunRecord, output: Path) -> dict[str, Any]:
         "training": analyze_training(record),
         "critic": _critic_view(record, output),
         "plan": plan_comparison(record),
-        "times": {name.replace("_", " "): seconds for name, seconds in times.items()},  # of the run by activity
+        # Seconds by activity in the last process of the run.
+        "times": {name.replace("_", " "): seconds for name, seconds in times.items()},
         "profile": record.profile or {},  # empty where no updates were profiled
     }
 
