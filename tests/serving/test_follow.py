@@ -16,6 +16,7 @@ from acrlpd.robots.droid import Droid
 from acrlpd.serving import follow
 from acrlpd.serving.follow import follow_run
 from acrlpd.serving.serving_policy import ServingPolicy, load_serving_policy
+from acrlpd.training.going_back import set_aside_newer
 
 
 def load(path: Path) -> ServingPolicy:
@@ -67,6 +68,21 @@ def test_another_runs_step_does_not_hold_up_the_first_reload(tmp_path: Path) -> 
         wait_for(lambda: server.server.policy.step == 10)
         save_run(new, config, {20: make_agent(config, 2)})
         wait_for(lambda: server.server.policy.step == 20)
+        follower.cancel()
+        assert reloads(server) == (2, 0)
+
+
+def test_a_run_that_goes_back_is_followed_there(tmp_path: Path) -> None:
+    """`acrlpd train --resume 20` sets aside what came after step 20, and the server must not go on with it."""
+    config = state_config()
+    run = save_run(tmp_path / "run", config, {step: make_agent(config, step) for step in (20, 30)})
+    with RunningServer(load(run)) as server:
+        follower = server.run(follow_run(server.server, run, load, poll_seconds=0.05))
+        assert server.server.policy.step == 30
+        set_aside_newer(run, 20)
+        wait_for(lambda: server.server.policy.step == 20)
+        save_run(run, config, {25: make_agent(config, 25)})
+        wait_for(lambda: server.server.policy.step == 25)
         follower.cancel()
         assert reloads(server) == (2, 0)
 

@@ -26,7 +26,7 @@ async def follow_run(
     poll_seconds: float = POLL_SECONDS,
     restart_seconds: float = RESTART_SECONDS,
 ) -> None:
-    """Looks for checkpoints of the run that are newer than the served checkpoint, until it is cancelled.
+    """Serves the newest checkpoint of the run, until it is cancelled.
 
     An error that nobody foresaw ends the search, not the server: the log, /metrics and /healthz tell of the error, and
     after a pause the search begins again.
@@ -48,36 +48,37 @@ async def _follow(
     """The search until an error.
 
     Where the served checkpoint is not of this run, every checkpoint of the run counts as newer, because steps of
-    different runs do not compare. `load` reads a checkpoint and warms it up, in a thread of its own while clients are
-    served. A checkpoint that cannot be served is reported once and not tried again.
+    different runs do not compare. The newest checkpoint of a run may also have an earlier step than before: the run has
+    gone back to this step. `load` reads a checkpoint and warms it up, in a thread of its own while clients are served.
+    A checkpoint that cannot be served is reported once and not tried again.
     """
-    served = server.policy
-    is_of_run = served.directory is not None and served.directory.resolve().parent == run.resolve()
-    latest = served.step if is_of_run and served.step is not None else -1
+    old = server.policy
+    is_of_run = old.directory is not None and old.directory.resolve().parent == run.resolve()
+    newest = served = old.step if is_of_run else None
     is_readable = True
     loop = asyncio.get_running_loop()
     thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="acrlpd-reload")
     try:
         while True:
+            before = newest
             try:
-                newest = max(saved_steps(run), default=-1)
+                newest = max(saved_steps(run), default=before)
                 is_readable = True
             except OSError as error:  # a network drive may fail to answer for a moment
                 if is_readable:
                     logger.warning("%s cannot be read (%s); looking again until it can", run, error)
-                newest, is_readable = -1, False
-            if newest > latest:
-                latest = newest
+                is_readable = False
+            if newest not in (before, served):
                 try:
-                    policy = await loop.run_in_executor(thread, load, run / str(latest))
+                    policy = await loop.run_in_executor(thread, load, run / str(newest))
                     _check_same(server.policy, policy)
                 except Exception as error:  # removed by the run meanwhile, or of another kind: the server goes on
                     server.metrics.reloads.labels("error").inc()
-                    logger.error("step %d cannot be served: %s", latest, error)
+                    logger.error("step %d cannot be served: %s", newest, error)
                 else:
-                    server.policy = policy
+                    server.policy, served = policy, newest
                     server.metrics.reloads.labels("ok").inc()
-                    logger.info("now serving step %d", latest)
+                    logger.info("now serving step %d", newest)
             await asyncio.sleep(poll_seconds)
     finally:
         thread.shutdown(wait=False)  # a checkpoint that is being read must not delay the end of the server
