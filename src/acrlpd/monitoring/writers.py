@@ -13,6 +13,7 @@ import pathlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, Protocol
 
 from acrlpd.config import ConfigError, RLTrainConfig, to_dict
@@ -191,8 +192,7 @@ class WandbWriter:
         self._run.define_metric("*", step_metric="step")
         if rl_config.logging.wandb == "online":
             logger.info("Weights & Biases: %s", self._run.url)
-
-        self._table, self._video = wandb.Table, wandb.Video
+        self._wandb = wandb
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
@@ -201,12 +201,7 @@ class WandbWriter:
         self._run.alert(title, text, level={"info": "INFO", "warning": "WARN", "error": "ERROR"}[severity])
 
     def write_episodes(self, episodes: JudgedEpisodes) -> None:
-        table = self._table(columns=list(episodes.columns), data=[list(row) for row in episodes.rows])
-        videos = {
-            f"videos/{i}": self._video(str(path), caption=path.stem, format="mp4")
-            for i, path in enumerate(episodes.videos)
-        }
-        self._run.log({"step": episodes.step, f"{EVALUATION}episodes_table": table, **videos})
+        self._run.log({"step": episodes.step, **_table_and_films(self._wandb, episodes, format="mp4")})
 
     def close(self) -> None:
         self._run.finish()
@@ -224,7 +219,7 @@ class TrackioWriter:
         name_path = directory / TRACKIO_RUN_FILE
         if not name_path.exists():
             name_path.write_text(f"{rl_config.exp_name}-{uuid.uuid4().hex[:6]}")
-        self._table, self._video = trackio.Table, trackio.Video
+        self._trackio = trackio
         with contextlib.redirect_stdout(io.StringIO()):  # trackio greets on stdout
             # In a context of its own, because a second run in the same context would end the first run.
             self._run = contextvars.Context().run(
@@ -243,10 +238,15 @@ class TrackioWriter:
         self._run.log(dict(values), step=step)
 
     def write_episodes(self, episodes: JudgedEpisodes) -> None:
-        table = self._table(columns=list(episodes.columns), data=[list(row) for row in episodes.rows])
-        videos = {f"videos/{i}": self._video(str(path), caption=path.stem) for i, path in enumerate(episodes.videos)}
-        self._run.log({f"{EVALUATION}episodes_table": table, **videos}, step=episodes.step)
+        self._run.log(_table_and_films(self._trackio, episodes), step=episodes.step)
 
     def close(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             self._run.finish()
+
+
+def _table_and_films(package: ModuleType, episodes: JudgedEpisodes, **of_films: Any) -> dict[str, Any]:
+    """The episodes of an evaluation, by the names of charts; wandb and trackio call their classes alike."""
+    table = package.Table(columns=list(episodes.columns), data=[list(row) for row in episodes.rows])
+    films = [package.Video(str(path), caption=path.stem, **of_films) for path in episodes.videos]
+    return {f"{EVALUATION}episodes_table": table, **{f"videos/{i}": film for i, film in enumerate(films)}}
