@@ -168,6 +168,17 @@ def test_where_trouble_begins(kind: str, harmless: dict[str, float], trouble: di
     assert kind in watch.open
 
 
+@pytest.mark.parametrize(("of_policy", "is_trouble"), [({"actor_loss": 0.1}, False), ({}, True)])
+def test_updates_that_begin_to_train_the_policy_may_take_longer(of_policy: dict[str, float], is_trouble: bool) -> None:
+    """In their warm-up the critics learn alone."""
+    watch = AnomalyDetector(CONFIG, None)
+    for step in range(30):
+        begun = step >= 10
+        times = {"timing/step_s": 0.4 if begun else 0.1, "timing/data_wait_s": 0.0}
+        watch.check(line(step, **times, **(of_policy if begun else {})))
+    assert ("throughput_drop" in watch.open) == is_trouble
+
+
 number = st.one_of(st.none(), st.floats(1e-6, 1e6))
 lines = st.lists(
     st.fixed_dictionaries(

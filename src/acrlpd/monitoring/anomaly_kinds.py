@@ -40,7 +40,8 @@ _RATE, _SLOW_RATE = 0.1, 0.02
 _OUT_OF_THE_ORDINARY = 3.0
 
 LOSSES = ("critic_loss", "bc_loss", "actor_loss")
-UPDATE_TIME = "update_time"
+# The times of updates, and of those that leave the policy alone, as in the warm-up of the critics: they take less time.
+UPDATE_TIME, CRITIC_UPDATE_TIME = "update_time", "critic_update_time"
 
 
 @dataclasses.dataclass
@@ -64,7 +65,7 @@ class UsualValues:
 
     def learn(self, line: Line) -> None:
         """Adds the losses and the update time of a line that has been judged."""
-        values = {name: line.get(name) for name in LOSSES} | {UPDATE_TIME: update_time(line)}
+        values = {name: line.get(name) for name in LOSSES} | {kind_of_time(line): update_time(line)}
         for name, value in values.items():
             if value is None or value <= 0:
                 continue
@@ -91,6 +92,11 @@ def update_time(line: Line) -> float | None:
     """Seconds per update, with the wait for its data, without checkpoints and evaluations."""
     step, wait = line.get(f"{TIMING}step_s"), line.get(f"{TIMING}data_wait_s")
     return None if step is None or wait is None else step + wait
+
+
+def kind_of_time(line: Line) -> str:
+    """The usual value with which the time of a line's updates is compared."""
+    return UPDATE_TIME if "actor_loss" in line else CRITIC_UPDATE_TIME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,7 +337,7 @@ def non_finite_updates(line: Line, values: UsualValues, rl_config: RLTrainConfig
     is_timed=True,
 )
 def throughput_drop(line: Line, values: UsualValues, rl_config: RLTrainConfig) -> Assessment | None:
-    now, usual = update_time(line), values.usual(UPDATE_TIME)
+    now, usual = update_time(line), values.usual(kind_of_time(line))
     if now is None or usual is None:
         return None
     message = f"an update takes {format_seconds(now)}, {now / usual:.3g} times the usual {format_seconds(usual)}"
