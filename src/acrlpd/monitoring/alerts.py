@@ -68,7 +68,10 @@ class Alerts:
         """Whether to send this alert: the same kind of trouble is not sent again and again."""
         if self._sent is None:
             self._sent = self._read()
-        return alert.severity == "info" or time.time() - self._sent.get(alert.kind, 0.0) >= self._repeat_after_s
+        if alert.severity == "info" or alert.kind not in self._sent:
+            return True
+        age = time.time() - self._sent[alert.kind]
+        return age < 0 or age >= self._repeat_after_s  # a clock that was set back must not silence a run
 
     def send(self, alert: Alert) -> None:
         """Remembers the alert, and hands it to the thread that delivers it."""
