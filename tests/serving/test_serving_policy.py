@@ -258,6 +258,26 @@ def test_images_beside_the_state_have_the_datasets_names_too(robot: str) -> None
     assert not images & sent.keys()
 
 
+@pytest.mark.parametrize(
+    ("preset", "needs_prompt"), [("aloha", True), ("aloha_sim", False), ("droid", True), ("libero", True)]
+)
+def test_clients_are_told_the_keys_that_they_need(preset: str, needs_prompt: bool) -> None:
+    spec = create_observation_spec(get_config(preset), None)
+
+    def observation(keys: list[str]) -> dict[str, Any]:
+        states = {key: np.zeros(dims[0]) for key, dims in spec.states.items() if key in keys and dims is not None}
+        images = {key.removeprefix("images/"): IMAGE for key in keys if "image" in key}
+        prompt = {"prompt": "go"} if "prompt" in keys else {}
+        return states | prompt | ({"images": images} if preset.startswith("aloha") else images)
+
+    told = spec.required_keys
+    assert ("prompt" in told) == needs_prompt
+    spec.check(observation(told))
+    for key in told:
+        with pytest.raises(RequestError, match=f"lacks '{key}'|there is no prompt"):
+            spec.check(observation([other for other in told if other != key]))
+
+
 @pytest.mark.parametrize("name", kind_names(Robot))
 def test_the_docs_have_the_keys_of_every_robot(name: str) -> None:
     [row] = [line for line in DOCS.read_text().splitlines() if line.startswith(f"| `{name}` | `")]

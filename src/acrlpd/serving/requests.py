@@ -84,6 +84,12 @@ class ObservationSpec:
     max_prompt_characters: int | None  # None: the policy does not read prompts
     prompt_required: bool
 
+    @property
+    def required_keys(self) -> list[str]:
+        """What an observation must have; a slash leads to a key of a dict."""
+        prompt = ["prompt"] if self.prompt_required else []
+        return [*self.states, *("/".join(path) for path in self.cameras), *prompt]
+
     def check(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         """The part of the observation that the robot names, with its states as float arrays.
 

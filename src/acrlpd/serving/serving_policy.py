@@ -125,7 +125,7 @@ class ServingPolicy:
             "best_of_n": self.policy.best_of_n,
             "num_steps": list(self.num_steps),
             "has_critics": self.has_critics,
-            "observation": [*self.spec.states, *("/".join(path) for path in self.spec.cameras)],
+            "observation": self.spec.required_keys,
         }
 
     def _reply(
