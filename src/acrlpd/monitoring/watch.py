@@ -5,7 +5,7 @@ disk, before the first metrics, and after the end.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,18 @@ _CURVES = {
     "policy gradient": "policy_grad_norm",
     "critic gradient": "critic_grad_norm",
     "samples/s": "timing/samples_per_s",
+}
+_THROUGHPUT: dict[str, Callable[[float], str]] = {
+    "timing/samples_per_s": lambda rate: f"{short(rate, 4)} samples/s",
+    "timing/steps_per_s": lambda rate: f"{short(rate)} updates/s",
+    "timing/mfu": lambda share: f"{share:.1%} MFU",
+    "timing/data_wait_s": lambda seconds: f"{format_seconds(seconds)} per update waiting for data",
+}
+# Of the fullest device, where the backend reports it, and of the training process.
+_MEMORY: dict[str, Callable[[float], str]] = {
+    "memory/device_gib": lambda gib: f"device {format_bytes(gib * 2**30)}",
+    "memory/device_peak_gib": lambda gib: f"at most {format_bytes(gib * 2**30)}",
+    "memory/host_gib": lambda gib: f"host {format_bytes(gib * 2**30)}",
 }
 _SHOWN_ANOMALIES = 4
 # A run is called silent after this many times the usual pause between two lines, and not before this many seconds.
@@ -109,8 +121,8 @@ def _head(run: RunProgress) -> RenderableType:
     table.add_row("progress", progress)
     for name, text in (
         ("time left", None if is_over(run) else time_left(run)),
-        ("throughput", _throughput(run)),
-        ("memory", _memory(run)),
+        ("throughput", _describe(run, _THROUGHPUT)),
+        ("memory", _describe(run, _MEMORY)),
         ("evaluation", _evaluation(run)),
         ("held-out", ", ".join(describe_validation(lambda name: run.latest(f"{VALIDATION}{name}")))),
         ("best", _best(run)),
@@ -132,22 +144,10 @@ def time_left(run: RunProgress) -> str | None:
     return format_seconds(max(run.total_steps - run.last_step, 0) * seconds_per_step)
 
 
-def _throughput(run: RunProgress) -> str:
-    forms: dict[str, Callable[[float], str]] = {
-        "samples_per_s": lambda rate: f"{short(rate, 4)} samples/s",
-        "steps_per_s": lambda rate: f"{short(rate)} updates/s",
-        "mfu": lambda share: f"{share:.1%} MFU",
-        "data_wait_s": lambda seconds: f"{format_seconds(seconds)} per update waiting for data",
-    }
-    found = ((run.latest(f"timing/{name}"), form) for name, form in forms.items())
+def _describe(run: RunProgress, forms: Mapping[str, Callable[[float], str]]) -> str:
+    """The newest values of the metrics that a run has."""
+    found = ((run.latest(name), form) for name, form in forms.items())
     return ", ".join(form(value) for value, form in found if value is not None)
-
-
-def _memory(run: RunProgress) -> str:
-    """Memory of the fullest device, where the backend reports it, and of the training process."""
-    forms = {"device_gib": "device {}", "device_peak_gib": "at most {}", "host_gib": "host {}"}
-    found = ((run.latest(f"memory/{name}"), form) for name, form in forms.items())
-    return ", ".join(form.format(format_bytes(gib * 2**30)) for gib, form in found if gib is not None)
 
 
 def _evaluation(run: RunProgress) -> str | None:
