@@ -19,6 +19,7 @@ from agent_helpers import (
 )
 
 from acrlpd.agents import Agent
+from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.policy_data import exceeds_quantile
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
@@ -79,6 +80,20 @@ def test_cloning_is_the_mean_over_the_windows_that_count() -> None:
     single = losses_of_single_windows(loss, batch, "leads_to_success")
     steps = np.sum(batch.valid, axis=1) * np.asarray(batch.leads_to_success)
     np.testing.assert_allclose(loss(batch), np.average(single, weights=steps), rtol=1e-5)
+
+
+def test_importance_leaves_out_what_the_critics_may_not_judge() -> None:
+    """An advantage of 0 would be high where V is, for example, the best of the data."""
+    config = make_config(
+        bc_importance_weighting=True, backup=ImplicitValue(hidden_dims=(16,)), learnable_temperature=False
+    )
+    batch, agent = make_batch(config, SIZE), make_agent(config)
+    unknown = np.asarray(batch.sequence_mask) == 0
+    assert 0 < unknown.sum() < SIZE
+    loss = quick_jit(lambda batch: compute_part(agent, "bc", batch, KEY)[1])
+    one, other = loss(batch), loss(spoiled(batch, unknown))
+    np.testing.assert_allclose(one["bc_loss"], other["bc_loss"], rtol=1e-6)
+    np.testing.assert_allclose(one["awr_weight_mean"], other["awr_weight_mean"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
