@@ -19,7 +19,7 @@ def cloning_weights(view: View) -> SampleWeights:
     if hyperparams.bc_importance_weighting:
         log_weight += log_weight_of_judged(view, hyperparams.bc_importance_clip)
     if hyperparams.bc_importance_weighting or hyperparams.policy_data == "advantage":
-        kept = {"advantage": view.advantage}
+        kept = {"advantage": view.advantage, "judged": jnp.asarray(view.batch.sequence_mask)}
     return SampleWeights(log_weight=log_weight, size=steps, kept=kept)
 
 

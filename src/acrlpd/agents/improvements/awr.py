@@ -40,7 +40,7 @@ class AWR(Improvement):
         return SampleWeights(
             log_weight=log_weight_of_judged(view, self.weight_clip),
             size=jnp.sum(view.batch.valid, axis=1),
-            kept={"advantage": view.advantage},
+            kept={"advantage": view.advantage, "judged": jnp.asarray(view.batch.sequence_mask)},
         )
 
     def balance(self, weights: SampleWeights) -> SampleWeights:
@@ -61,7 +61,7 @@ class AWR(Improvement):
         return jnp.sum(view.flow_losses * view.batch.valid, axis=1)
 
     def metrics(self, weights: SampleWeights) -> Info:
-        return weight_metrics(weights.kept["advantage"], weights.log_weight)
+        return weight_metrics(weights)
 
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
