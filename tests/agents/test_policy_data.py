@@ -146,6 +146,6 @@ def test_the_critics_loss_follows_the_importance() -> None:
     batch, agent = make_batch(config, SIZE, all_valid=True), make_agent(config)
     loss = quick_jit(lambda batch: compute_part(agent, "critic", batch, KEY)[1]["critic_loss"])
     single = losses_of_single_windows(loss, batch, "importance")
-    for importance in (np.ones(SIZE), np.random.default_rng(0).uniform(0.2, 3.0, SIZE)):
+    for importance in (np.ones(SIZE), np.random.default_rng(0).uniform(0.2, 3.0, SIZE), np.linspace(0.01, 0.02, SIZE)):
         weighted = batch.replace(importance=jnp.asarray(importance, jnp.float32))
         np.testing.assert_allclose(loss(weighted), np.average(single, weights=importance), rtol=1e-4)

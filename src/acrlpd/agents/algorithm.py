@@ -222,9 +222,10 @@ class JointLoss:
 
     def normalize(self, inputs: tuple[Batch, Draws], weights: Weights) -> Normalizers:
         critic_weight = inputs[0].critic_weight
+        total = jnp.sum(critic_weight)  # may be below 1, because importances may be
         return Normalizers(
             samples=jnp.asarray(critic_weight.shape[0], jnp.float32),
-            critic=jnp.maximum(jnp.sum(critic_weight), 1.0),
+            critic=jnp.where(total > 0, total, 1.0),
             cloning=_normalizer(weights.cloning),
             improvement=_normalizer(weights.improvement),
         )
