@@ -197,8 +197,8 @@ class Improvement(Choice, abc.ABC):
     ) -> jax.Array:
         """Candidates [b, N, T, a] from noise [b, N, T, a], for targets, for `weigh` and for acting.
 
-        `denoise` turns noise into chunks as the policy does. An improvement that steers the noise or edits the chunks
-        overrides this method.
+        `denoise` turns noise into chunks as the policy does, within the robot's bounds if the config names bounds. An
+        improvement that steers the noise or edits the chunks overrides this method.
         """
         return denoise(noise)
 
