@@ -97,6 +97,10 @@ def test_advantages_compare_with_the_implicit_value_by_hand():
     found, expected = map(np.asarray, advantages(agent))
     assert np.any(expected > 0) and np.any(expected < 0)
     np.testing.assert_allclose(found, expected * np.asarray(batch.sequence_mask), rtol=1e-5, atol=1e-6)
+    judged = expected[np.asarray(batch.sequence_mask) > 0]
+    info = quick_jit(lambda agent: compute_part(agent, "actor", batch, KEY)[1])(agent)
+    np.testing.assert_allclose(info["advantage_mean"], np.mean(judged), rtol=1e-4)
+    np.testing.assert_allclose(info["advantage_std"], np.std(judged), rtol=1e-4)
 
 
 def test_the_value_learns_from_the_target_critics_and_teaches_nobody_directly():

@@ -60,6 +60,23 @@ def test_candidates_are_chunks_of_the_policy_and_the_same_chunks_edited(agent, b
     np.testing.assert_allclose(candidates(agent, 1), candidates(plain, 1), rtol=1e-5, atol=1e-6)
 
 
+def test_chunks_are_edited_as_the_robot_would_get_them(agent, batch):
+    """The edit policy learns from logged chunks, which lie within the bounds of the robot."""
+    bounds, observations, noise = (-0.2, 0.2), batch.observations, jax.random.normal(KEY, (8, 4, 4, 3))
+    bounded = dataclasses.replace(agent.algorithm, acrlpd=dataclasses.replace(CONFIG.acrlpd, action_bounds=bounds))
+
+    def both(agent):
+        networks = agent.networks()
+        context = networks.encode(observations)
+        candidates = bounded.candidates(networks, context, observations, noise)
+        edits, _ = networks.improvement.edit(context, observations, candidates[:, ::2], noise[:, 1::2])
+        return candidates[..., :3, :2], edits
+
+    seen, edits = map(np.asarray, quick_jit(both)(agent))
+    assert 0 < np.mean(np.isin(seen[:, ::2], np.float32(bounds))) < 1
+    np.testing.assert_allclose(seen[:, 1::2], np.clip(seen[:, ::2] + SCALE * edits, *bounds), rtol=1e-4, atol=1e-6)
+
+
 def test_the_loss_is_that_of_expo(agent, batch):
     def by_hand(agent):
         prepared, draws, _ = prepare(agent, batch, jax.random.fold_in(KEY, 0))

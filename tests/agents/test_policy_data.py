@@ -19,6 +19,7 @@ from agent_helpers import (
 )
 
 from acrlpd.agents import Agent
+from acrlpd.agents.backups.implicit_value import ImplicitValue
 from acrlpd.agents.policy_data import exceeds_quantile
 from acrlpd.batch import Batch
 from acrlpd.config import RLTrainConfig
@@ -81,6 +82,20 @@ def test_cloning_is_the_mean_over_the_windows_that_count() -> None:
     np.testing.assert_allclose(loss(batch), np.average(single, weights=steps), rtol=1e-5)
 
 
+def test_importance_leaves_out_what_the_critics_may_not_judge() -> None:
+    """An advantage of 0 would be high where V is, for example, the best of the data."""
+    config = make_config(
+        bc_importance_weighting=True, backup=ImplicitValue(hidden_dims=(16,)), learnable_temperature=False
+    )
+    batch, agent = make_batch(config, SIZE), make_agent(config)
+    unknown = np.asarray(batch.sequence_mask) == 0
+    assert 0 < unknown.sum() < SIZE
+    loss = quick_jit(lambda batch: compute_part(agent, "bc", batch, KEY)[1])
+    one, other = loss(batch), loss(spoiled(batch, unknown))
+    np.testing.assert_allclose(one["bc_loss"], other["bc_loss"], rtol=1e-6)
+    np.testing.assert_allclose(one["awr_weight_mean"], other["awr_weight_mean"], rtol=1e-6)
+
+
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_batch_without_a_success_moves_the_critics_alone(accumulation: int) -> None:
     config = make_config(policy_data="success", accumulation=accumulation, bc_importance_weighting=True)
@@ -131,6 +146,6 @@ def test_the_critics_loss_follows_the_importance() -> None:
     batch, agent = make_batch(config, SIZE, all_valid=True), make_agent(config)
     loss = quick_jit(lambda batch: compute_part(agent, "critic", batch, KEY)[1]["critic_loss"])
     single = losses_of_single_windows(loss, batch, "importance")
-    for importance in (np.ones(SIZE), np.random.default_rng(0).uniform(0.2, 3.0, SIZE)):
+    for importance in (np.ones(SIZE), np.random.default_rng(0).uniform(0.2, 3.0, SIZE), np.linspace(0.01, 0.02, SIZE)):
         weighted = batch.replace(importance=jnp.asarray(importance, jnp.float32))
         np.testing.assert_allclose(loss(weighted), np.average(single, weights=importance), rtol=1e-4)

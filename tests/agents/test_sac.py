@@ -24,17 +24,26 @@ def agent():
     return agent.replace(ema_params=jax.tree.map(jnp.copy, agent.policy_params))
 
 
+def with_bounds(bounds):
+    return dataclasses.replace(CONFIG.acrlpd, action_bounds=bounds)
+
+
 @pytest.fixture(scope="module")
 def batch():
     return make_batch(CONFIG, 8)
 
 
-def test_the_loss_is_that_of_sac(agent, batch):
+@pytest.mark.parametrize("bounds", [None, (-0.3, 0.3)], ids=["unbounded", "bounded"])
+def test_the_loss_is_that_of_sac(agent, batch, bounds):
+    """With bounds, the critics judge what the robot would get."""
+    agent = agent.replace(algorithm=dataclasses.replace(agent.algorithm, acrlpd=with_bounds(bounds)))
+
     def by_hand(agent):
         prepared, draws, _ = prepare(agent, batch, jax.random.fold_in(KEY, 0))
         policy, critics = agent.policy(), agent.critics.online_ensemble
         context = policy.encode(prepared.observations)
         chunk, log_prob = policy.sample_with_log_prob(context, draws.actor_noise[:, None])
+        chunk = chunk if bounds is None else jnp.clip(chunk, *bounds)
         q = jnp.min(critics(None, batch.observations, chunk.reshape(8, 1, 6)), axis=-1)
         return log_prob[:, 0], q[:, 0]
 

@@ -33,7 +33,20 @@ def validate(changes, base=DEBUG, **kwargs):
         ),
         ({"acrlpd.target_update_tau": 0.0}, "acrlpd.target_update_tau must lie in (0, 1]"),
         ({"acrlpd.ema_decay": 1.0}, "acrlpd.ema_decay must lie in [0, 1)"),
-        ({"acrlpd.best_of_n.top_k": 3}, "top_k 3 exceeds the 2 candidates"),
+        ({"acrlpd.best_of_n.top_k": 3, "online_steps": 9}, "top_k 3 exceeds the 2 candidates"),
+        (
+            {
+                "acrlpd.best_of_n.top_k": 3,
+                "acrlpd.num_action_samples": 4,
+                "online.best_of_n": 2,
+                "online_steps": 9,
+            },
+            "top_k 3 exceeds the 2 candidates of online rounds: lower top_k, or raise online.best_of_n",
+        ),
+        (
+            {"acrlpd.bc_difficulty_weighting": True, "model.type": "gaussian"},
+            "the loss of the gaussian policy, -log pi, may be below 0: set acrlpd.bc_difficulty_weighting false",
+        ),
         ({"acrlpd.num_action_samples": 1, "improvement": "best_of_n"}, "clones the policy itself"),
         ({"acrlpd.num_action_samples": 1, "acrlpd.learnable_temperature": True}, "learned temperature needs"),
         ({"acrlpd.loss_weights.bc_weight": -1.0}, "acrlpd.loss_weights.bc_weight must be at least 0"),
@@ -151,6 +164,13 @@ def validate(changes, base=DEBUG, **kwargs):
 )
 def test_errors(changes, message):
     assert any(message in error for error in validate(changes).errors), validate(changes)
+
+
+def test_online_rounds_may_explore_among_more_candidates_than_training_has():
+    changes = {"acrlpd.best_of_n.top_k": 3, "acrlpd.num_action_samples": 2, "evaluation.best_of_n": 16}
+    assert not any("top_k" in error for error in validate(changes | {"online_steps": 9}).errors)
+    # A baseline of such a run has no online rounds.
+    assert not any("top_k" in error for error in validate(changes | {"evaluation.best_of_n": 1}).errors)
 
 
 @pytest.mark.parametrize(

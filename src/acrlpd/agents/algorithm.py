@@ -98,7 +98,7 @@ class Algorithm:
         num_steps: int | None = None,
     ) -> jax.Array:
         """N action chunks [b, N, T, a] from noise [b, N, T, a], in K denoising steps."""
-        denoise = functools.partial(
+        sample = functools.partial(
             sample_candidates,
             networks.policy,
             self.acting_context(networks.policy, context, observation),
@@ -106,8 +106,12 @@ class Algorithm:
             config=self.acrlpd.best_of_n,
             data_shards=self.data_shards,
         )
+
+        def denoise(noise: jax.Array) -> jax.Array:
+            return self.clip(sample(noise))
+
         if not self.has_improvement:  # so the improvement's own networks have not learned
-            return self.clip(denoise(noise))
+            return denoise(noise)
         return self.clip(self.improvement.propose(networks, context, observation, noise, denoise))
 
     def judged(
@@ -222,9 +226,10 @@ class JointLoss:
 
     def normalize(self, inputs: tuple[Batch, Draws], weights: Weights) -> Normalizers:
         critic_weight = inputs[0].critic_weight
+        total = jnp.sum(critic_weight)  # may be below 1, because importances may be
         return Normalizers(
             samples=jnp.asarray(critic_weight.shape[0], jnp.float32),
-            critic=jnp.maximum(jnp.sum(critic_weight), 1.0),
+            critic=jnp.where(total > 0, total, 1.0),
             cloning=_normalizer(weights.cloning),
             improvement=_normalizer(weights.improvement),
         )

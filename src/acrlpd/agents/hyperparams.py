@@ -128,8 +128,6 @@ class ACRLPDHyperparams:
     def check(self, *, improvement_judges: bool = False) -> Iterator[Finding]:
         """Errors and warnings about fields that do not fit each other, and the improvement (`Improvement.judges`)."""
         samples, weights = self.num_action_samples, self.loss_weights
-        if self.best_of_n.top_k > max(samples, 1):
-            yield error(f"acrlpd.best_of_n.top_k {self.best_of_n.top_k} exceeds the {samples} candidates")
         if samples == 1 and self.learnable_temperature:
             yield error(
                 "a learned temperature needs the values of at least 2 candidates: raise acrlpd.num_action_samples, or "

@@ -65,7 +65,7 @@ def loss_info(
         if algorithm.acrlpd.policy_data != "all":
             info["policy_data_ratio"] = jnp.mean(jnp.isfinite(weights.cloning.log_weight))
         if algorithm.acrlpd.bc_importance_weighting:
-            info |= weight_metrics(weights.cloning.kept["advantage"], weights.cloning.log_weight)
+            info |= weight_metrics(weights.cloning)
         info["actor_loss"] = jnp.zeros(())
     if weights.improvement is not None and record.improvement is not None:
         info["actor_loss"] = jnp.sum(record.improvement)

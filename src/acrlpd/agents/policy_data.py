@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from acrlpd.agents.hyperparams import ACRLPDHyperparams
-from acrlpd.agents.improvements.awr import log_awr_weight
+from acrlpd.agents.improvements.awr import log_weight_of_judged
 from acrlpd.agents.improvements.base import SampleWeights, View
 from acrlpd.batch import Batch
 
@@ -17,9 +17,9 @@ def cloning_weights(view: View) -> SampleWeights:
     if hyperparams.bc_difficulty_weighting:
         log_weight += jnp.log(jnp.sum(view.flow_losses * view.batch.valid, axis=1) / jnp.maximum(steps, 1.0))
     if hyperparams.bc_importance_weighting:
-        log_weight += log_awr_weight(view.advantage, view.temperature, hyperparams.bc_importance_clip)
+        log_weight += log_weight_of_judged(view, hyperparams.bc_importance_clip)
     if hyperparams.bc_importance_weighting or hyperparams.policy_data == "advantage":
-        kept = {"advantage": view.advantage}
+        kept = {"advantage": view.advantage, "judged": jnp.asarray(view.batch.sequence_mask)}
     return SampleWeights(log_weight=log_weight, size=steps, kept=kept)
 
 

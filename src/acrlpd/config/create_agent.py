@@ -183,8 +183,19 @@ def check_agent(rl_config: RLTrainConfig) -> Iterator[Finding]:
 
 
 def _check_sampling(rl_config: RLTrainConfig) -> Iterator[Finding]:
-    """What a policy whose candidates are all equal cannot do, and settings of flows that tokens do not have."""
+    """Settings that do not fit the number of candidates, the loss of the policy, or how the policy makes chunks."""
     model, acrlpd = rl_config.model, rl_config.acrlpd
+    candidates = rl_config.online.best_of_n or rl_config.evaluation.best_of_n or acrlpd.num_action_samples
+    if rl_config.training.online_steps > 0 and acrlpd.best_of_n.top_k > candidates:
+        yield error(
+            f"acrlpd.best_of_n.top_k {acrlpd.best_of_n.top_k} exceeds the {candidates} candidates of online rounds: "
+            "lower top_k, or raise online.best_of_n"
+        )
+    if model.has_density and acrlpd.bc_difficulty_weighting:
+        yield error(
+            f"acrlpd.bc_difficulty_weighting weighs samples by their loss, and the loss of the {kind_name(model)} "
+            "policy, -log pi, may be below 0: set acrlpd.bc_difficulty_weighting false"
+        )
     if model.candidates_are_equal and acrlpd.loss_weights.critic_weight > 0 and acrlpd.num_action_samples > 1:
         yield error(
             f"all {acrlpd.num_action_samples} candidates of an observation would be equal: set model.temperature above "

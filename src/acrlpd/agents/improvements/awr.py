@@ -37,13 +37,10 @@ class AWR(Improvement):
     weight_clip: Annotated[float, Gt(0)] = 100.0
 
     def weigh(self, view: View) -> SampleWeights:
-        # Windows that the critics may not judge do not count: an advantage of 0 would be high where most are negative.
-        judged = jnp.asarray(view.batch.sequence_mask) > 0
-        log_weight = log_awr_weight(view.advantage, view.temperature, self.weight_clip)
         return SampleWeights(
-            log_weight=jnp.where(judged, log_weight, -jnp.inf),
+            log_weight=log_weight_of_judged(view, self.weight_clip),
             size=jnp.sum(view.batch.valid, axis=1),
-            kept={"advantage": view.advantage},
+            kept={"advantage": view.advantage, "judged": jnp.asarray(view.batch.sequence_mask)},
         )
 
     def balance(self, weights: SampleWeights) -> SampleWeights:
@@ -64,7 +61,7 @@ class AWR(Improvement):
         return jnp.sum(view.flow_losses * view.batch.valid, axis=1)
 
     def metrics(self, weights: SampleWeights) -> Info:
-        return weight_metrics(weights.kept["advantage"], weights.log_weight)
+        return weight_metrics(weights)
 
     def check(
         self, hyperparams: ACRLPDHyperparams, *, model: PolicyConfig, critic: CriticConfig, frozen_backbone: bool
@@ -79,6 +76,15 @@ class AWR(Improvement):
                 "with num_action_samples 1 the advantage baseline is a single sample, unless the backup has a value of "
                 "its own: noisy weights"
             )
+
+
+def log_weight_of_judged(view: View, clip: float) -> jax.Array:
+    """`log_awr_weight` [b] with the advantages and the temperature of an update.
+
+    Windows that the critics may not judge do not count: an advantage of 0 would be high where most are negative.
+    """
+    judged = jnp.asarray(view.batch.sequence_mask) > 0
+    return jnp.where(judged, log_awr_weight(view.advantage, view.temperature, clip), -jnp.inf)
 
 
 def log_awr_weight(advantage: jax.Array, temperature: jax.Array, clip: float) -> jax.Array:

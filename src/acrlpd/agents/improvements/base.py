@@ -197,8 +197,8 @@ class Improvement(Choice, abc.ABC):
     ) -> jax.Array:
         """Candidates [b, N, T, a] from noise [b, N, T, a], for targets, for `weigh` and for acting.
 
-        `denoise` turns noise into chunks as the policy does. An improvement that steers the noise or edits the chunks
-        overrides this method.
+        `denoise` turns noise into chunks as the policy does, within the robot's bounds if the config names bounds. An
+        improvement that steers the noise or edits the chunks overrides this method.
         """
         return denoise(noise)
 
@@ -290,13 +290,19 @@ def check_entropy(
 # -- for improvements that weigh samples ---------------------------------------------------------------------
 
 
-def weight_metrics(advantage: jax.Array, log_weight: jax.Array) -> Info:
-    """Metrics of weights that come from advantages."""
-    raw = jnp.exp(log_weight)
+def weight_metrics(weights: SampleWeights) -> Info:
+    """Metrics of weights that come from kept["advantage"]; its mean and spread are over the windows in kept["judged"].
+
+    The other windows have no advantage, and the 0 in its place is far from the mean where a backup has a V.
+    """
+    advantage, judged = weights.kept["advantage"], weights.kept["judged"]
+    number = jnp.maximum(jnp.sum(judged), 1.0)
+    mean = jnp.sum(advantage * judged) / number
+    raw = jnp.exp(weights.log_weight)
     return {
-        "advantage_mean": jnp.mean(advantage),
-        "advantage_std": jnp.std(advantage),
+        "advantage_mean": mean,
+        "advantage_std": jnp.sqrt(jnp.sum(jnp.square(advantage - mean) * judged) / number),
         "awr_weight_mean": jnp.mean(raw),
         "awr_weight_max": jnp.max(raw),
-        "awr_effective_ratio": effective_share(log_weight),
+        "awr_effective_ratio": effective_share(weights.log_weight),
     }

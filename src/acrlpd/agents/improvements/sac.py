@@ -55,7 +55,7 @@ class SAC(Improvement):
     def losses(self, view: View, weights: SampleWeights) -> jax.Array:
         chunk, log_prob = view.networks.policy.sample_with_log_prob(view.context, view.draws.actor_noise[:, None])
         target_entropy = view.algorithm.target_entropy * chunk.shape[2]
-        value = view.values(chunk)[:, 0]
+        value = view.values(view.algorithm.clip(chunk))[:, 0]
         return view.networks.own(TemperatureModule).actor_loss(log_prob[:, 0], value, target_entropy)
 
     def metrics(self, weights: SampleWeights) -> Info:

@@ -5,8 +5,9 @@ critics keep them stable. The model pads actions to 32 dims and prompts to 48 to
 robot's 7 dims stand in `qchunking`. LIBERO has no right wrist camera, so its slot is not computed.
 
 By the plan, the run takes 7.6 hours and 147 GiB of disk on one H100; playing and evaluations come on top. Chunks are
-short, so 16 candidates are cheap. The policy learns with openpi's rate for LIBERO. The best checkpoint by evaluation
-is kept beside the newest. `libero_seeds` is the long run that this preset comes from.
+short, so 16 candidates are cheap. The policy learns at 5e-5, openpi's rate for LIBERO with pi0.5; openpi has 2.5e-5 for
+pi0. The best checkpoint by evaluation is kept beside the newest. `libero_seeds` is the long run that this preset comes
+from.
 """
 
 from acrlpd.agents.critics.mlp import MLPCritics

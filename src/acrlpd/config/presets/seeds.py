@@ -4,7 +4,7 @@ Everything that is not said here is that of the preset without `_seeds`. Except 
 weeks on one GPU, and checkpoints every 5,000 updates take terabytes: `acrlpd plan` says how many, and `acrlpd train`
 wants `--allow_long`.
 
-The policy's learning rate in libero_seeds is ten times the rate with which openpi fine-tunes these weights, so
+The policy's learning rate in libero_seeds is twelve times the rate with which openpi fine-tunes these weights, so
 validation warns.
 """
 
