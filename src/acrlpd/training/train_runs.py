@@ -2,17 +2,19 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import pathlib
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.config.create_agent import run_keys
 from acrlpd.config.data import NORM_STATS_FILE, RewardConfig
-from acrlpd.config.run import EnvConfig
+from acrlpd.config.run import EnvConfig, WeightLoaderConfig
 from acrlpd.config.tree import config_hash, describe_changes
 from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.held_out import read_held_out_windows
@@ -31,7 +33,12 @@ from acrlpd.training.checkpoints.metadata import check_resume, kept_episodes
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import Arena, EvalFn, compile_only, train
 from acrlpd.training.going_back import find_resumed_checkpoint
-from acrlpd.training.initial_weights import check_initial_weights
+from acrlpd.training.initial_weights import (
+    InitialWeights,
+    check_initial_weights,
+    create_initial_agent,
+    locate_weights,
+)
 from acrlpd.training.learner import Learner
 from acrlpd.training.online.actor import ActorProcess
 from acrlpd.training.online.phase import OnlinePhase
@@ -73,6 +80,7 @@ def train_runs(
             for group in _runs_that_act_together(configs)
         ]
         trainers = []
+        locate = functools.cache(locate_weights)  # Runs that name the same weights start with the same weights.
         for run, config in enumerate(configs):
             [arena] = [arena for arena in arenas if run in arena.runs]
             trainer = Trainer(
@@ -91,7 +99,7 @@ def train_runs(
                 profile_steps=parse_profile_steps(options.profile_steps),
             )
             stack.callback(trainer.close)
-            _load(trainer, starts[run].checkpoint, directories[run])
+            _load(trainer, starts[run].checkpoint, directories[run], locate)
             trainers.append(trainer)
         learner.share_policies(range(len(configs)) if options.allow_changed else _find_leaders(configs, loaders))
         state = validate_fsdp_sharding(trainers[0].agent, learner.sharding)
@@ -153,9 +161,15 @@ def _check_start(rl_config: RLTrainConfig, directory: pathlib.Path, options: Run
     return _Start(assets, checkpoint, kept_episodes(checkpoint, changes))
 
 
-def _load(trainer: Trainer, checkpoint: pathlib.Path | None, directory: pathlib.Path) -> None:
+def _load(
+    trainer: Trainer,
+    checkpoint: pathlib.Path | None,
+    directory: pathlib.Path,
+    locate: Callable[[WeightLoaderConfig], InitialWeights],
+) -> None:
     if checkpoint is None:
-        trainer.initialize()
+        config, sharding, weights = trainer.rl_config, trainer.learner.sharding, locate(trainer.rl_config.weight_loader)
+        trainer.initialize(create_initial_agent(config, sharding, run_keys(config).initial, weights))
         logger.info("starting %s", directory)
     else:
         trainer.load_checkpoint(checkpoint)

@@ -29,7 +29,6 @@ from acrlpd.training.checkpoints.reader import restore_agent
 from acrlpd.training.checkpoints.writer import CheckpointWriter
 from acrlpd.training.distributed import is_primary, numbers_of_first_process
 from acrlpd.training.evaluation_history import EvaluationHistory
-from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.online.loss_weights import scheduled_weights
 from acrlpd.training.online.phase import OnlinePhase
@@ -119,15 +118,10 @@ class Trainer:
         """The agent after the updates that were started so far; `initialize` or `load_checkpoint` creates it."""
         return self.learner.agents[self._run]
 
-    def initialize(self, agent: Agent | None = None) -> None:
-        """Starts the run: at step 0 with the weights that the config names, or with an agent that is there already.
-
-        The arrays of that agent lie in their places, and training uses them up.
-        """
-        keys = run_keys(self.rl_config)
-        self._rng = keys.updates
-        self.step = 0 if agent is None else int(agent.step)
-        self.learner.add(agent or create_initial_agent(self.rl_config, self.learner.sharding, keys.initial))
+    def initialize(self, agent: Agent) -> None:
+        """Starts the run with an agent whose arrays lie in their places. Training uses the arrays up."""
+        self._rng, self.step = run_keys(self.rl_config).updates, int(agent.step)
+        self.learner.add(agent)
         # A run that was killed before its first checkpoint leaves metrics; they are all written again.
         self.metrics_log.load_state_dict({"window": []}, step=-1)
         self.monitor.load_state_dict(None, step=-1)
