@@ -83,7 +83,6 @@ class Trainer:
         self.directory = directory
         self.step = 0
         self.stopped_by: int | None = None  # the signal that ended the run early
-        self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
         self.evaluations = EvaluationHistory(rl_config.training.early_stopping_patience, rl_config.evaluation.score)
         self.writer = CheckpointWriter(directory, rl_config, assets or {})
@@ -137,7 +136,7 @@ class Trainer:
         self.metrics_log.load_state_dict(metadata["metrics"], self.step)
         self.monitor.load_state_dict(metadata["monitor"], self.step)
         self.evaluations.load_state_dict(metadata["evaluation"])
-        self.phase, self.online_start = metadata["phase"], metadata["online_start"]
+        self.online_start = metadata["online_start"]
         if self.online is not None and metadata["online"] is not None:
             self.online.load_state_dict(metadata["online"])
         self._earlier_wall_time_s = metadata["wall_time_s"]
@@ -166,6 +165,10 @@ class Trainer:
             )
 
     @property
+    def phase(self) -> str:
+        return OFFLINE if self.online_start is None else ONLINE
+
+    @property
     def wall_time_s(self) -> float:
         """Seconds spent on this run, in this process and in the processes before it."""
         return self._earlier_wall_time_s + time.monotonic() - self.started
@@ -180,7 +183,7 @@ class Trainer:
             if self.online is not None and self.stopped_by is None:
                 if self._offline_copy is not None and is_primary():
                     copy_directory(self.directory / str(self.step), self._offline_copy / str(self.step))
-                self.phase, self.online_start = ONLINE, self.step
+                self.online_start = self.step
                 self.evaluations.begin_phase()
         if self.online_start is not None and self.stopped_by is None:
             yield from self._run_phase(self.online_start + training.online_steps)
