@@ -336,7 +336,8 @@ def _write_summary(trainer: Trainer) -> None:
     if trainer.evaluations.best is not None:
         reached.append(f"best {describe_best(trainer.evaluations.best)}")
     place = trainer.directory / str(trainer.step)
-    text = "; ".join([f"{status} at step {trainer.step:,}", *reached, f"checkpoint {place}"])
+    saved = f"checkpoint {place}" if trainer.step else "no checkpoint, because no update was made"
+    text = "; ".join([f"{status} at step {trainer.step:,}", *reached, saved])
     logger.info("%s", text)
     trainer.monitor.on_end("finished" if trainer.stopped_by is None else "stopped", trainer.step, text)
     barrier("end of the run")
