@@ -22,11 +22,11 @@ from acrlpd.seeds.checkpoints import load_acrlpd_checkpoint, save_acrlpd_checkpo
 from acrlpd.seeds.configs import ACRLPDTrainingConfig
 from acrlpd.seeds.data import ACRLPDDataLoader
 from acrlpd.seeds.fsdp import TrainStep, create_fsdp_train_step_fn
-from acrlpd.training.checkpoints.metadata import check_resume
+from acrlpd.training.checkpoints.metadata import check_resume, read_assets
 from acrlpd.training.drive import Arena, EvalFn, drive, train
 from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import FSDPSharding, create_sharding
-from acrlpd.training.train_runs import end_status, read_assets
+from acrlpd.training.train_runs import end_status
 from acrlpd.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)

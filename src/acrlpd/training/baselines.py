@@ -19,9 +19,9 @@ from acrlpd.data.pipeline.outcomes import OutcomeError
 from acrlpd.envs.create import EnvPools
 from acrlpd.runs import directory as runs
 from acrlpd.runs.record import BASELINES, STAGES
-from acrlpd.training.checkpoints.metadata import check_resume
+from acrlpd.training.checkpoints.metadata import check_resume, read_assets
 from acrlpd.training.options import RunOptions
-from acrlpd.training.train_runs import read_assets, train_runs
+from acrlpd.training.train_runs import train_runs
 from acrlpd.units import format_interval, format_percent
 
 logger = logging.getLogger(__name__)

@@ -22,11 +22,17 @@ from acrlpd.runs.checkpoint_layout import RUN, RUN_FILE, load_checkpoint_metadat
 from acrlpd.runs.record import ANOMALIES_FILE
 from acrlpd.runs.starting_point import find_starting_point
 from acrlpd.training.checkpoints.items import METRICS
-from acrlpd.training.checkpoints.metadata import EPISODE_FIELDS, HELD_OUT, RESUMED_STATE, check_assets, describe_rng
+from acrlpd.training.checkpoints.metadata import (
+    EPISODE_FIELDS,
+    HELD_OUT,
+    RESUMED_STATE,
+    check_assets,
+    describe_rng,
+    read_assets,
+)
 from acrlpd.training.checkpoints.reader import require_fitting
 from acrlpd.training.online.records import REPLAY, files_after_rounds
 from acrlpd.training.sharding import abstract_train_state, create_sharding
-from acrlpd.training.train_runs import read_assets
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from acrlpd.process import setup_process
 from acrlpd.runs import directory as runs
 from acrlpd.training.baselines import run_comparison
 from acrlpd.training.branching import begin_branch, prepare_branches
-from acrlpd.training.checkpoints.metadata import check_resume
+from acrlpd.training.checkpoints.metadata import check_resume, read_assets
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import EvalFn
 from acrlpd.training.going_back import find_resumed_checkpoint, locate_resume, set_aside_newer
 from acrlpd.training.members import create_members, joint_name
 from acrlpd.training.options import RunOptions
 from acrlpd.training.out_of_memory import OutOfMemoryError
-from acrlpd.training.train_runs import read_assets, train_runs
+from acrlpd.training.train_runs import train_runs
 
 logger = logging.getLogger(__name__)
 

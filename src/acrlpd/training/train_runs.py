@@ -13,13 +13,11 @@ import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.config.create_agent import run_keys
-from acrlpd.config.data import NORM_STATS_FILE, RewardConfig
+from acrlpd.config.data import RewardConfig
 from acrlpd.config.run import EnvConfig, WeightLoaderConfig
 from acrlpd.config.tree import config_hash, describe_changes
-from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.held_out import read_held_out_windows
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
-from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.data.pipeline.replay import ReplayDataset
 from acrlpd.data.sources.source import Feature
 from acrlpd.envs.create import EnvPools
@@ -29,7 +27,7 @@ from acrlpd.evaluation.validation import Validator
 from acrlpd.monitoring.profiling import parse_profile_steps
 from acrlpd.runs import directory as runs
 from acrlpd.runs.best_evaluation import describe_best
-from acrlpd.training.checkpoints.metadata import check_resume, kept_episodes
+from acrlpd.training.checkpoints.metadata import check_resume, kept_episodes, read_assets
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import Arena, EvalFn, compile_only, train
 from acrlpd.training.going_back import find_resumed_checkpoint
@@ -226,18 +224,6 @@ def _runs_that_act_together(configs: Sequence[RLTrainConfig]) -> list[tuple[int,
     for run, config in enumerate(configs):
         groups.setdefault(config_hash(dataclasses.replace(config, seed=0)), []).append(run)
     return [tuple(group) for group in groups.values()]
-
-
-def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
-    """What a policy needs beside its weights as files for a checkpoint, by their path below assets/.
-
-    These are the norm statistics, which fake data does not have, and the files of the policy family.
-    """
-    directory = norm_stats_dir(rl_config.data)
-    asset_id = directory.relative_to(rl_config.data.assets_dir).as_posix()
-    names = (NORM_STATS_FILE, ORIGIN_FILE)
-    found = {f"{asset_id}/{name}": (directory / name).read_bytes() for name in names if (directory / name).is_file()}
-    return found | rl_config.model.asset_files()
 
 
 def _create_protocol(
