@@ -72,10 +72,10 @@ def begin_branch(checkpoint: pathlib.Path, rl_config: RLTrainConfig, directory: 
     begun. This process holds the lock of the directory.
     """
     source, metadata = checkpoint.parent, load_checkpoint_metadata(checkpoint, RESUMED_STATE)
-    runs.write_run_config(directory, rl_config)
     partial = directory / runs.UNFINISHED_BRANCH
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    partial.mkdir()  # From now on, --resume does not take the branch for a run that begins anew.
+    runs.write_run_config(directory, rl_config)
     with runs.only_trainer(source):  # A run that trains removes checkpoints.
         for name in (runs.METRICS_FILE, ANOMALIES_FILE):  # The branch goes on with the lines up to its first step.
             if (source / name).is_file():
