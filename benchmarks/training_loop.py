@@ -36,12 +36,14 @@ import numpy as np
 from acrlpd.agents import Call
 from acrlpd.batch import Feed, StackedBatches
 from acrlpd.config import RLTrainConfig, apply_config_overrides, get_config, save_config
+from acrlpd.config.create_agent import run_keys
 from acrlpd.config.plan.accelerators import MEMORY_FRACTION
 from acrlpd.config.plan.flops import batch_spec
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.process import setup_logging
 from acrlpd.training.checkpoints.reader import restore_agent
 from acrlpd.training.drive import drive
+from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import (
     abstract_train_state,
@@ -84,7 +86,7 @@ def make_trainers(config: RLTrainConfig, directory: pathlib.Path, num_runs: int 
         loader = create_data_loader(member, device_sharding=place, num_runs=num_runs, like=like)
         where.mkdir(parents=True, exist_ok=True)
         trainers.append(Trainer(member, loader, learner, where, run=run))
-        trainers[run].initialize()
+        trainers[run].initialize(create_initial_agent(member, learner.sharding, run_keys(member).initial))
     return trainers
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from acrlpd.config import ConfigError, get_config, load_config
-from acrlpd.config.yaml_files import parse_config
+from acrlpd.config import ConfigError, apply_config_overrides, config_to_yaml, get_config, load_config
+from acrlpd.config.yaml_files import Setting, parse_config, settings_to_yaml
 
 EXPERIMENT = """\
 platform: droid
@@ -83,6 +83,7 @@ def test_numbers_may_be_written_as_people_do(text):
             "base_config: droid\ncritic_lr: 1e-3\ncritic_lr_schedule:\n  peak_lr: 2e-3",
             "run.yaml:4: critic_lr_schedule.peak_lr is given twice: critic_lr at run.yaml:2",
         ),
+        ("base_config: droid\nmodel: pi0\nmodel.type: gaussian", "run.yaml:3: model.type is given twice: model at run"),
         ("base_config: droid\nexp_name: !foo bar", "run.yaml:2: the value of exp_name cannot be read: could not"),
         ("base_config: droid\nseed: 2024-99-99", "run.yaml:2: the value of seed cannot be read: month must be"),
         ("base_config: droid\ncritic: [1", "run.yaml:2: not valid YAML: expected ',' or ']'"),
@@ -96,6 +97,16 @@ def test_mistakes_come_with_file_and_line(text, message):
     with pytest.raises(ConfigError) as error:
         parse_config(text, "run.yaml")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["3e-4", "12e4567", "1e5", "pick up\nthe cube"])
+def test_text_stays_text(text: str) -> None:
+    """Runs are named after learning rates and hashes, and prompts may have several lines."""
+    config = apply_config_overrides(get_config("droid"), {"exp_name": text, "data.default_prompt": text})
+    assert parse_config(config_to_yaml(config)) == config
+    settings = {"base_config": "droid", "exp_name": text, "data.default_prompt": text}
+    experiment = settings_to_yaml({name: Setting(value) for name, value in settings.items()}, ["header"])
+    assert parse_config(experiment) == config
 
 
 def test_missing_and_unreadable_files(tmp_path):

@@ -12,11 +12,13 @@ import pytest
 
 from acrlpd.batch import Batch, Feed, StackedBatches
 from acrlpd.config import RepackConfig, RLTrainConfig, apply_config_overrides, get_config
+from acrlpd.config.create_agent import run_keys
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.files import read_json_lines
 from acrlpd.models.families.state_flow import StateFlowPolicyConfig
 from acrlpd.training import drive
 from acrlpd.training.drive import Arena
+from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import create_sharding
 from acrlpd.training.trainer import Trainer
@@ -127,7 +129,7 @@ def train(
         if resume:
             trainer.load_checkpoint(max(directory.glob("[0-9]*"), key=lambda path: int(path.name)))
         else:
-            trainer.initialize()
+            trainer.initialize(create_initial_agent(config, sharding, run_keys(config).initial))
         if compiled := _COMPILED.get(_computation(config)):
             trainer.learner.programs, trainer.learner.feed_shapes = compiled
             trainer.writer.prepare(trainer.agent)

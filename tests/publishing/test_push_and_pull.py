@@ -144,6 +144,19 @@ def test_damage_is_noticed_on_both_ways(trained: Path, policies: LocalHub, tmp_p
     assert ("models", "lab/other") not in policies.repositories
 
 
+def test_damage_of_what_stays_here_is_no_reason_to_refuse(trained: Path, hub: LocalHub, tmp_path: Path) -> None:
+    """An older checkpoint, and the state of the optimizers, which is not asked for."""
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    shutil.copytree(run / "50", run / "10")
+    for damaged in (run / "10" / "params", run / "50" / "train_state"):
+        (damaged / "_METADATA").write_bytes(b"")
+    assert verify(run) == 1
+    assert push_main([str(run), "hf://lab/arm"]) == 0
+    with pytest.raises(HubError, match=r"nothing was uploaded: .*50/train_state/_METADATA has changed"):
+        push_main([str(run), "hf://lab/arm", "--train_state", "--tag", "all"])
+
+
 def test_an_interrupted_pull_goes_on(policies: LocalHub, tmp_path: Path) -> None:
     policies.unavailable.add("report.html")
     with pytest.raises(HubError, match="lab/arm"):

@@ -3,16 +3,38 @@
 import dataclasses
 import json
 import logging
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from training_helpers import WAIT_S, Processes
 
 from acrlpd import seeds
 from acrlpd.config import ConfigError, apply_config_overrides, get_config
 from acrlpd.runs.directory import run_directory
+
+# A run of the seeds and a step of its own, with arrays that are split although they are small.
+ON_FOUR_DEVICES = """
+import pathlib, sys
+import jax
+from training_helpers import state_config
+from acrlpd import seeds
+changes = {"fsdp_devices": 4, "fsdp__min_size_mib": 0.0001, "offline_steps": 2, "batch_size": 8}
+config = state_config(pathlib.Path(sys.argv[1]), **changes)
+mesh, data_sharding, _ = seeds.setup_jax_environment(config)
+agent, _, create_step = seeds.init_acrlpd_fsdp_training(config, mesh, jax.random.key(0))
+report = seeds.validate_fsdp_sharding(seeds.setup_fsdp_sharding(agent, mesh), mesh)
+assert report and report.device_bytes < 0.3 * report.total_bytes, report
+with seeds.ACRLPDDataLoader(config) as loader:
+    agent, _ = create_step()(agent, loader.sample_batch(), jax.random.key(1))
+    whole = seeds.create_acrlpd_pi0_agent_from_rl_config(config, jax.random.key(0))
+    print(agent.step, seeds.ACRLPDTrainer(whole, loader, config, mesh=mesh).train().step)
+"""
 
 
 def equal(one, other) -> bool:
@@ -185,6 +207,13 @@ def test_fsdp_of_the_seeds(config, agent):
     again = seeds.create_global_optimizers(apply_config_overrides(config, exp_name="other"))
     assert seeds.check_optimizer_consistency(seeds.create_global_optimizers(config)[1], again[1])
     assert not seeds.check_optimizer_consistency(*again)
+
+
+def test_small_arrays_are_split_as_the_config_says(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-c", ON_FOUR_DEVICES, str(tmp_path)]
+    environment = Processes().environment(devices=4)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    assert ended.stdout.split() == ["1", "2"], ended.stderr
 
 
 def test_what_makes_a_batch_fit():

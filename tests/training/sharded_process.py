@@ -14,9 +14,11 @@ import jax
 import numpy as np
 from training_helpers import metrics_of, sharded_config
 
+from acrlpd.config.create_agent import run_keys
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.training import drive
 from acrlpd.training.checkpoints.reader import load_checkpoint_agent
+from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import (
     FSDPSharding,
@@ -35,7 +37,7 @@ def train(directory: pathlib.Path) -> dict[str, Any]:
     run.mkdir(parents=True)
     loader = create_data_loader(config, device_sharding=sharding.data)
     trainer = Trainer(config, loader, Learner(sharding), run)
-    trainer.initialize()
+    trainer.initialize(create_initial_agent(config, sharding, run_keys(config).initial))
     at_birth = validate_fsdp_sharding(trainer.agent, sharding)
     compiled: list[int] = []
 

@@ -12,9 +12,10 @@ import pytest
 from training_helpers import WAIT_S, Processes, arrays_of, assert_equal_arrays, metrics_of, online_config, problems_in
 
 from acrlpd.cli.main import main
-from acrlpd.config import ConfigError, RLTrainConfig
+from acrlpd.config import ConfigError, RLTrainConfig, load_config
 from acrlpd.runs.checkpoint_layout import CheckpointError
-from acrlpd.runs.directory import only_trainer, read_summary, run_directory, saved_steps
+from acrlpd.runs.directory import only_trainer, prepare_run_directories, read_summary, run_directory, saved_steps
+from acrlpd.training.branching import begin_branch
 from acrlpd.training.experiment import run_experiment
 from acrlpd.training.options import RunOptions
 
@@ -23,29 +24,52 @@ STEPS = [4, 8, 12, 16, 20, 24]
 
 Copy = Callable[[str], tuple[RLTrainConfig, pathlib.Path]]
 
-# Goes back to a step again and again, each time in another copy of a run, and is killed before one more rename.
-KILLED = """
+# Kills the process before an event of its file system.
+KILL_BEFORE = """
 import os, pathlib, shutil, signal, sys
-from acrlpd.training import going_back
-run, step, root = pathlib.Path(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])
-def kill_before(renames):
+def kill_before(count, *events):
     def watched(event, _):
-        nonlocal renames
-        if event == "os.rename":
-            renames -= 1
-            if renames < 0:
+        nonlocal count
+        if event in events:
+            count -= 1
+            if count < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
     return watched
+"""
+
+# Goes back to a step again and again, each time in another copy of a run, and is killed before one more rename.
+KILLED = f"""{KILL_BEFORE}
+from acrlpd.training import going_back
+run, step, root = pathlib.Path(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])
 for renames in range(100):
     copy = root / str(renames)
     shutil.copytree(run, copy)
     if (child := os.fork()) == 0:
-        sys.addaudithook(kill_before(renames))
+        sys.addaudithook(kill_before(renames, "os.rename"))
         going_back.set_aside_newer(copy, step)
         os._exit(0)
     if os.waitpid(child, 0)[1] == 0:
         break
 print(renames)
+"""
+
+# Begins a branch again and again, each time in another directory, and is killed before one more rename or mkdir.
+KILLED_BRANCH = f"""{KILL_BEFORE}
+from acrlpd.config import apply_config_overrides, load_config
+from acrlpd.runs.directory import run_directories, run_directory
+from acrlpd.training.branching import begin_branch
+checkpoint, root = map(pathlib.Path, sys.argv[1:])
+config = apply_config_overrides(load_config(checkpoint.parent / "config.yaml"), checkpoint_dir=str(root))
+for events in range(100):
+    member = apply_config_overrides(config, exp_name=str(events))
+    if (child := os.fork()) == 0:
+        with run_directories([run_directory(member)], resume=False, overwrite=False):
+            sys.addaudithook(kill_before(events, "os.rename", "os.mkdir"))
+            begin_branch(checkpoint, member, run_directory(member))
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+print(events)
 """
 
 
@@ -129,6 +153,27 @@ def test_a_kill_while_checkpoints_are_set_aside(straight: pathlib.Path, processe
     left[-2].rename(directory)  # some episodes are set aside, and some are not
     assert run_experiment(config, RunOptions(resume=True)) == 0
     assert_same_run(directory, straight)
+
+
+def test_a_kill_while_a_branch_begins(straight: pathlib.Path, processes: Processes, tmp_path: pathlib.Path) -> None:
+    """At every moment the branch has begun, or the same command begins it; no resume begins a run without its start."""
+    arguments = [sys.executable, "-c", KILLED_BRANCH, str(straight / "16"), str(tmp_path)]
+    output = subprocess.run(
+        arguments, capture_output=True, text=True, check=True, env=processes.environment(1), timeout=WAIT_S
+    ).stdout
+    begun = []
+    for number in range(int(output)):
+        config = config_of(tmp_path, str(number))
+        directory = run_directory(config)
+        begun.append(saved_steps(directory) == [16])
+        if not begun[-1]:
+            with pytest.raises(ConfigError, match=r"there is no run in|give --branch_from again"):
+                prepare_run_directories([directory], resume=True, overwrite=False)
+            prepare_run_directories([directory], resume=False, overwrite=False)
+            begin_branch(straight / "16", config, directory)
+        assert saved_steps(directory) == [16] and problems_in(directory) == []
+        assert (directory / "metrics.jsonl").is_file() and load_config(directory / "config.yaml") == config
+    assert len(begun) > 5 and begun == sorted(begun)
 
 
 def _set_aside(run: pathlib.Path) -> list[int]:

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 from typing import Any
 
@@ -122,6 +123,16 @@ def test_it_is_not_resumed_as_something_else(compared: tuple[pathlib.Path, str])
     with pytest.raises(ConfigError, match=r"are finished(.|\n)*acrlpd\.discount: 0.99 -> 0.5"):
         run_experiment(other, RunOptions(resume=True, allow_changed=("acrlpd.discount",)))
     assert (directory / "config.yaml").read_bytes() == before
+
+
+def test_a_baseline_of_another_config_is_not_compared(
+    compared: tuple[pathlib.Path, str], tmp_path: pathlib.Path
+) -> None:
+    """After a kill between the first baseline and the first checkpoint of the run, which alone knew the config."""
+    config = apply_config_overrides(config_of(tmp_path), {"evaluation.baselines": ["bc"]})
+    shutil.copytree(compared[0] / "baselines" / "bc", run_directory(config) / "baselines" / "bc")
+    with pytest.raises(ConfigError, match=r"differs from that of .*baselines/bc/8:\n  seed: 42 -> 7"):
+        run_experiment(apply_config_overrides(config, seed=7), RunOptions(resume=True))
 
 
 def test_a_finished_comparison_may_be_named_by_another_path(

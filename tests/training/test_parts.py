@@ -12,9 +12,20 @@ from small_checkpoints import make_agent, openpi_checkpoint, save_run, state_con
 from acrlpd.agents import Agent
 from acrlpd.checksums import ChecksumError
 from acrlpd.cli.main import main
-from acrlpd.config import ConfigError, LossWeights, MLPCritics, RLTrainConfig, WeightLoaderConfig, cli
+from acrlpd.config import (
+    ConfigError,
+    LossWeights,
+    MLPCritics,
+    RLTrainConfig,
+    WeightLoaderConfig,
+    apply_config_overrides,
+    cli,
+)
 from acrlpd.runs.checkpoint_layout import CheckpointError
+from acrlpd.runs.directory import run_directory, saved_steps, write_run_config
+from acrlpd.training.experiment import run_experiment
 from acrlpd.training.initial_weights import check_initial_weights, create_initial_agent
+from acrlpd.training.options import RunOptions
 from acrlpd.training.readiness import require_ready
 from acrlpd.training.sharding import create_sharding
 
@@ -103,3 +114,17 @@ def test_parts_that_were_changed_are_refused(run: pathlib.Path, tmp_path: pathli
 def _cloned(config: RLTrainConfig) -> RLTrainConfig:
     weights = LossWeights(critic_weight=0.0, actor_weight=0.0, bc_weight=1.0)
     return dataclasses.replace(config, acrlpd=dataclasses.replace(config.acrlpd, loss_weights=weights))
+
+
+def test_what_a_run_starts_from_is_not_overwritten(tmp_path: pathlib.Path) -> None:
+    config = apply_config_overrides(state_config(), {"checkpoints.directory": str(tmp_path), "exp_name": "first"})
+    directory = save_run(run_directory(config), config, {10: make_agent(config)})
+    write_run_config(directory, config)
+    (tmp_path / "link").symlink_to(directory)
+    policy = WeightLoaderConfig("checkpoint", str(directory))
+    critics = WeightLoaderConfig(critics=str(tmp_path / "link" / "10"))
+    for loader, branch_from in ((policy, None), (critics, None), (WeightLoaderConfig(), str(tmp_path / "link"))):
+        changed = dataclasses.replace(config, weight_loader=loader)
+        with pytest.raises(ConfigError, match=r"--overwrite would remove .*choose another --exp_name"):
+            run_experiment(changed, RunOptions(overwrite=True, branch_from=branch_from))
+        assert saved_steps(directory) == [10]

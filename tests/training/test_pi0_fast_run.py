@@ -24,8 +24,8 @@ from acrlpd.policies.policy import create_policy
 from acrlpd.runs.checkpoint_layout import CheckpointError
 from acrlpd.serving.export import export_policy
 from acrlpd.serving.serving_policy import load_serving_policy
+from acrlpd.training.checkpoints.metadata import read_assets
 from acrlpd.training.checkpoints.writer import CheckpointWriter
-from acrlpd.training.train_runs import read_assets
 
 SAMPLES, HORIZON, DIM = 6, 4, 2
 UPDATES = 60

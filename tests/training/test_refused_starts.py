@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from acrlpd.cli.main import main
+from acrlpd.config import apply_config_overrides
+from acrlpd.config.yaml_files import parse_config
+from acrlpd.training.demonstrations import collect_missing_demonstrations
 
 DATASETS = Path(__file__).parents[1] / "datasets"
 
@@ -69,6 +72,13 @@ def test_columns_that_do_not_exist_are_all_named(dataset: Path, capsys: pytest.C
     )
     assert main(["train", "--config", "mine.yaml"]) == 2
     assert "data.repack names the columns ['a', 'b']; libero_v30 has ['state', 'actions'," in capsys.readouterr().err
+
+
+def test_a_dry_run_writes_no_statistics(dataset: Path) -> None:
+    """Demonstrations whose collection was killed before the statistics were written."""
+    config = apply_config_overrides(parse_config(CONFIG), {"data.demonstrations.num_episodes": 1, "env.id": "corridor"})
+    collect_missing_demonstrations(config, dry_run=True)
+    assert not Path("assets").exists()
 
 
 @pytest.mark.parametrize("was_there", [False, True])

@@ -55,6 +55,7 @@ def test_a_start_that_failed_does_not_block_the_next_one(tmp_path: pathlib.Path)
     (directory / "baselines" / "bc").mkdir(parents=True)
     for where in (directory, directory / "baselines" / "bc"):
         write_run_config(where, config)
+    (directory / "config.yaml.tmp").touch()  # a kill came while the config was written again
     prepare_run_directories([directory], resume=False, overwrite=False)
     (directory / "baselines" / "bc" / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match="holds a run without a checkpoint"):

@@ -228,6 +228,9 @@ def test_seeds_and_tasks_name_their_runs(tmp_path: pathlib.Path) -> None:
         ("x-task2-seed1", 1, "cube-task2-v0"),
     ]
     assert members[2].data.rewards.reward_column == "reward.task2"
+    local = apply_config_overrides(config, {"data.repo_id": "lab/{task}", "data.data_dir": "/data/cubes"})
+    [member] = create_members(local, RunOptions(tasks=("task1",)))
+    assert (member.data.repo_id, member.data.data_dir) == ("lab/task1", "/data/cubes")
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

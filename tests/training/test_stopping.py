@@ -1,13 +1,29 @@
 """SIGINT and SIGTERM save and end the run with the usual exit codes; a second signal ends the run at once."""
 
 import json
+import logging
+import os
 import pathlib
 import signal
 import time
+from collections.abc import Mapping
 
-from training_helpers import Processes, arrays_of, assert_equal_arrays, finish, metrics_of, state_config, train_here
+import pytest
+from training_helpers import (
+    Processes,
+    arrays_of,
+    assert_equal_arrays,
+    finish,
+    metrics_of,
+    online_config,
+    state_config,
+    train_here,
+)
 
+from acrlpd.agents import Agent
 from acrlpd.runs.directory import run_directory, saved_steps
+from acrlpd.training.options import RunOptions
+from acrlpd.training.train_runs import train_runs
 
 
 def test_a_signal_saves_and_resume_continues_exactly(processes: Processes, tmp_path: pathlib.Path) -> None:
@@ -52,3 +68,18 @@ def test_a_second_signal_ends_at_once(processes: Processes, tmp_path: pathlib.Pa
     process.send_signal(signal.SIGTERM)
     assert finish(process).returncode == 143
     assert saved_steps(run_directory(config)) == [10]
+
+
+def test_a_run_that_was_stopped_before_its_first_update_names_no_checkpoint(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = online_config(tmp_path, offline_steps=0)
+
+    def stop(agent: Agent, step: int) -> Mapping[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {"success_rate": 0.0}
+
+    with caplog.at_level(logging.INFO, "acrlpd"):
+        assert train_runs([config], [run_directory(config)], RunOptions(), eval_fn=stop) == 143
+    assert saved_steps(run_directory(config)) == []
+    assert "stopped by SIGTERM at step 0; best step 0 by success (0 %); no checkpoint" in caplog.text

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from flax.traverse_util import unflatten_dict
 
-from acrlpd.config.overrides import Assignment, assign, resolve_alias
+from acrlpd.config.overrides import Assignment, assign
 from acrlpd.config.registry import list_configs, load_training_config
 from acrlpd.config.train_config import RLTrainConfig
 from acrlpd.config.tree import ConfigError, describe_changes, diff_configs, to_dict
@@ -32,16 +32,21 @@ class ConfigLoader(yaml.SafeLoader):
     """YAML in which 2e-5 is a number; YAML 1.1 would read text, because it wants 2.0e-5."""
 
 
-ConfigLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+class ConfigDumper(yaml.SafeDumper):
+    """Writes what `ConfigLoader` reads: text such as 2e-5, which may be the name of a run, gets quotes."""
+
+
+for _class in (ConfigLoader, ConfigDumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
 
 
 def config_to_yaml(config: RLTrainConfig) -> str:
     """The complete config as text; `parse_config` gives the same config back."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(to_dict(config), Dumper=ConfigDumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def save_config(config: RLTrainConfig, path: str | pathlib.Path) -> None:
@@ -69,10 +74,16 @@ def _setting_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
         if isinstance(content, Setting):
             if content.comment:
                 yield _comment(content.comment, indent)
-            value = yaml.safe_dump(
-                content.value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10_000
+            value = yaml.dump(
+                content.value,
+                Dumper=ConfigDumper,
+                default_flow_style=True,
+                allow_unicode=True,
+                sort_keys=False,
+                width=10_000,
             )
-            yield f"{indent}{name}: {value.splitlines()[0]}"  # A line "..." may follow, the end of a document.
+            value = value.removesuffix("...\n").rstrip()  # the end of a document
+            yield f"{indent}{name}: {value}"
         else:
             if not indent:
                 yield ""
@@ -124,7 +135,7 @@ def parse_assignments(text: str, file_name: str, expected: str) -> list[Assignme
     # A field can be written nested, dotted or by a short name. If it is written twice, the file contradicts itself.
     first: dict[str, Assignment] = {}
     for assignment in assignments:
-        other = first.setdefault(resolve_alias(assignment.key), assignment)
+        other = first.setdefault(assignment.path, assignment)
         if other is not assignment:
             raise ConfigError(assignment.error(f"{assignment.key} is given twice: {other.key} at {other.where}"))
     return assignments

@@ -7,7 +7,7 @@ optimizers unless it is asked for.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Parcel:
     """Files by their names in the repository, and what is written for them."""
 
     kind: Kind
+    directory: Path  # the export, the checkpoint or the dataset
     title: str
     files: Mapping[str, Path]
     card: Callable[[HubAddress], str]  # the README of the repository
@@ -82,6 +83,7 @@ def _pack_checkpoint(directory: Path, train_state: bool) -> Parcel:
     record = _read_record(run)
     return Parcel(
         kind="model",
+        directory=directory,
         title=f"{checkpoint.rl_config.name}, step {checkpoint.step}",
         files=files,
         card=lambda address: checkpoint_card(checkpoint, record, address),
@@ -101,6 +103,7 @@ def _pack_export(directory: Path) -> Parcel:
     record = _read_record(Path(content["source"]).parent) if "source" in content else None
     return Parcel(
         kind="model",
+        directory=directory,
         title=f"{rl_config.name}, step {content['step']}",
         files=files,
         card=lambda address: export_card(readme, rl_config, content["step"], record, address),
@@ -121,6 +124,7 @@ def _pack_dataset(directory: Path) -> Parcel:
     checksums = {name: [path.stat().st_size, file_checksum(path)] for name, path in files.items()}
     return Parcel(
         kind="dataset",
+        directory=directory,
         title=f"{report.episodes} episodes",
         files=files,
         card=lambda address: dataset_card(report, address),
@@ -129,7 +133,7 @@ def _pack_dataset(directory: Path) -> Parcel:
     )
 
 
-def _files(directory: Path, items: "list[str] | tuple[str, ...]") -> Iterator[tuple[str, Path]]:
+def _files(directory: Path, items: Iterable[str]) -> Iterator[tuple[str, Path]]:
     """Every file below `items`, without hidden files."""
     for item in items:
         for path in sorted((directory / item).rglob("*")):

@@ -14,7 +14,7 @@ from acrlpd.models.openpi_pytorch import WEIGHTS_FILE
 from acrlpd.monitoring.report import generate_training_report
 from acrlpd.publishing.cards import REPORT_FILE
 from acrlpd.publishing.parcels import LABELS_FILE, README, Parcel, pack
-from acrlpd.runs.checkpoint_layout import EXPORT_FILE, HUB_FILE, TRAIN_STATE
+from acrlpd.runs.checkpoint_layout import EXPORT_FILE, HUB_FILE
 from acrlpd.runs.directory import CONFIG_FILE
 from acrlpd.training.verification import parts_to_verify
 
@@ -52,7 +52,7 @@ def push(
     own = (tag,) if tag is not None else parcel.tags if parcel.kind == "model" else ()
     _refuse_what_would_be_lost(address, own, overwrite=overwrite)
     if parcel.kind == "model":
-        _refuse_damage(directory, train_state=train_state)
+        _refuse_damage(parcel)
     announce(parcel)
     state = dataclasses.replace(address, revision=own[0] if own else None)
     with tempfile.TemporaryDirectory(prefix="acrlpd-push-") as folder:
@@ -80,10 +80,10 @@ def _refuse_what_would_be_lost(address: HubAddress, tags: tuple[str, ...], *, ov
         raise HubError(f"{address} has the tag {taken[0]} already: choose another --tag, or move it with --overwrite")
 
 
-def _refuse_damage(directory: Path, *, train_state: bool) -> None:
-    """Damaged files are noticed here and not by everybody who downloads them."""
-    for part in parts_to_verify(directory):
-        if part.name.endswith(TRAIN_STATE) and not train_state:
+def _refuse_damage(parcel: Parcel) -> None:
+    """Damaged files are noticed here and not by everybody who downloads them. What stays here may be damaged."""
+    for part in parts_to_verify(parcel.directory):
+        if part.name in parcel.description["left_out"]:
             continue
         for problem in part.problems(lambda _: None):
             raise HubError(f"nothing was uploaded: {problem}")

@@ -40,11 +40,7 @@ def _measure_into(scenario: Scenario, sender: Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         result: Measurement | Exception = measure(scenario)
-    except (
-        ValueError,
-        OSError,
-        ImportError,
-    ) as error:  # Any other error is a bug and shows its traceback.
+    except (ValueError, OSError, ImportError) as error:  # Any other error is a bug and shows its traceback.
         result = error
     sender.send(result)
 

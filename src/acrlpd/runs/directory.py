@@ -117,7 +117,7 @@ def _is_failed_start(directory: pathlib.Path) -> bool:
     if (directory / UNFINISHED_BRANCH).exists() and not saved_steps(directory):
         return True  # A branch that has not begun holds links and copies alone.
     leaves = (path for path in directory.rglob("*") if path.is_file() or not any(path.iterdir()))
-    return all(path.name in (CONFIG_FILE, LOCK) for path in leaves)
+    return all(path.name in (CONFIG_FILE, f"{CONFIG_FILE}.tmp", LOCK) for path in leaves)
 
 
 def remove_empty_logs(directory: pathlib.Path) -> None:

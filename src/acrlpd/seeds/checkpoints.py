@@ -17,7 +17,6 @@ from acrlpd.serving.export import export_policy
 from acrlpd.training.checkpoints import metadata
 from acrlpd.training.checkpoints.reader import load_checkpoint_agent
 from acrlpd.training.checkpoints.writer import write_checkpoint
-from acrlpd.training.train_runs import read_assets
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def save_acrlpd_checkpoint(
             raise ConfigError("nothing to save: save_openpi and save_full are both off")
         return {"openpi_checkpoint": save_openpi_pi0_checkpoint(agent, directory / f"pi0_openpi_step_{step}")}
     directory /= f"acrlpd_full_step_{step}"  # A directory of its own: a run would remove its older checkpoints.
-    rng, assets = jax.random.key(agent.config.seed), read_assets(agent.config)
+    rng, assets = jax.random.key(agent.config.seed), metadata.read_assets(agent.config)
     if not write_checkpoint(directory, agent.config, agent, step, rng=rng, state={}, assets=assets):
         raise CheckpointError(f"{directory / str(step)} could not be written; the log says why")
     paths = {"full_checkpoint": str(directory)}
@@ -81,7 +80,9 @@ def create_checkpoint_metadata(
 ) -> dict[str, Any]:
     """What a checkpoint says about its run, and the metrics."""
     average = rl_config.acts_with_average
-    described = metadata.create_checkpoint_metadata(rl_config, step, average=average, assets=read_assets(rl_config))
+    described = metadata.create_checkpoint_metadata(
+        rl_config, step, average=average, assets=metadata.read_assets(rl_config)
+    )
     return described | {"training_metrics": dict(training_metrics)}
 
 
@@ -89,7 +90,7 @@ def validate_checkpoint_compatibility(checkpoint_path: str | pathlib.Path, expec
     """Whether a run with this config may go on from the checkpoint; if not, the log says why."""
     directory = newest_step_directory(checkpoint_path)
     try:
-        metadata.check_resume(directory, expected_config, read_assets(expected_config))
+        metadata.check_resume(directory, expected_config, metadata.read_assets(expected_config))
     except (ConfigError, CheckpointError) as error:
         logger.warning("%s", error)
         return False

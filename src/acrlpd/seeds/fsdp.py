@@ -47,8 +47,14 @@ def create_fsdp_sharding_strategy(mesh: Mesh, model_config: Any = None) -> tuple
 
 def setup_fsdp_sharding(train_state: Any, mesh: Mesh | None = None) -> Any:
     """The state with every array in its place: critics and optimizers follow the same rule as the policy."""
-    places = jax.tree.map(FSDPSharding(mesh or create_fsdp_mesh()).of_array, train_state)
+    places = jax.tree.map(_places_of(train_state, mesh or create_fsdp_mesh()).of_array, train_state)
     return jax.device_put(train_state, places)
+
+
+def _places_of(train_state: Any, mesh: Mesh) -> FSDPSharding:
+    """The places on a mesh that the config of an agent asks for; openpi's own for a state without a config."""
+    rl_config = getattr(train_state, "rl_config", None)
+    return FSDPSharding(mesh) if rl_config is None else FSDPSharding(mesh, rl_config.fsdp.min_size_mib)
 
 
 def create_global_optimizers(
@@ -88,7 +94,7 @@ def init_acrlpd_fsdp_training(
 
 def create_fsdp_train_step_fn(agent: Agent, mesh: Mesh, data_sharding: Sharding | None = None) -> TrainStep:
     """One update as a run makes it: compiled once for the places of agent and batch. It uses up the agent's arrays."""
-    places = FSDPSharding(mesh)
+    places = _places_of(agent, mesh)
 
     def train_step(agent: Agent, batch: Batch, rng: jax.Array) -> tuple[Agent, Info]:
         batch = jax.device_put(batch, data_sharding or places.data)
@@ -102,7 +108,7 @@ def create_fsdp_train_step_fn(agent: Agent, mesh: Mesh, data_sharding: Sharding 
 
 def validate_fsdp_sharding(train_state: Any, mesh: Mesh) -> ShardingReport:
     """Where the arrays lie; true if every array lies where FSDP puts it."""
-    return fsdp.validate_fsdp_sharding(train_state, FSDPSharding(mesh))
+    return fsdp.validate_fsdp_sharding(train_state, _places_of(train_state, mesh))
 
 
 def optimize_fsdp_memory(

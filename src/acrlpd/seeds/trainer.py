@@ -21,12 +21,12 @@ from acrlpd.seeds.agent import ACRLPDPi0Agent, as_seed_agent, create_acrlpd_pi0_
 from acrlpd.seeds.checkpoints import load_acrlpd_checkpoint, save_acrlpd_checkpoint, save_openpi_pi0_checkpoint
 from acrlpd.seeds.configs import ACRLPDTrainingConfig
 from acrlpd.seeds.data import ACRLPDDataLoader
-from acrlpd.seeds.fsdp import TrainStep, create_fsdp_train_step_fn, setup_fsdp_sharding
-from acrlpd.training.checkpoints.metadata import check_resume
+from acrlpd.seeds.fsdp import TrainStep, create_fsdp_train_step_fn
+from acrlpd.training.checkpoints.metadata import check_resume, read_assets
 from acrlpd.training.drive import Arena, EvalFn, drive, train
 from acrlpd.training.learner import Learner
 from acrlpd.training.sharding import FSDPSharding, create_sharding
-from acrlpd.training.train_runs import end_status, read_assets
+from acrlpd.training.train_runs import end_status
 from acrlpd.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ class ACRLPDTrainer:
         if steps:
             self._trainer.load_checkpoint(self.directory / str(steps[-1]))
         else:
-            self._trainer.initialize(setup_fsdp_sharding(self._agent, self._sharding.mesh))
+            places = jax.tree.map(self._sharding.of_array, self._agent)
+            self._trainer.initialize(jax.device_put(self._agent, places))
 
     def train(self) -> ACRLPDPi0Agent:
         """All updates of the config, with metrics, evaluations and checkpoints; returns the trained agent."""

@@ -19,6 +19,7 @@ from acrlpd.data.pipeline.outcomes import OutcomeError
 from acrlpd.envs.create import EnvPools
 from acrlpd.runs import directory as runs
 from acrlpd.runs.record import BASELINES, STAGES
+from acrlpd.training.checkpoints.metadata import check_resume, read_assets
 from acrlpd.training.options import RunOptions
 from acrlpd.training.train_runs import train_runs
 from acrlpd.units import format_interval, format_percent
@@ -94,14 +95,20 @@ def _train_baselines(
     options: RunOptions,
     env_pools: EnvPools,
 ) -> int:
-    """Trains the baseline `name` of the runs in `directories`, unless it is finished; returns the exit code."""
+    """Trains the baseline `name` of the runs in `directories`, unless it is finished; returns the exit code.
+
+    A baseline that was finished with another config is refused: the run would be compared with something else.
+    """
     places = [directory / BASELINES / name for directory in directories]
-    if all(map(runs.is_finished, places)):
-        return 0
     baselines = [
         baseline_config(config, name, runs.read_summary(directory))
         for config, directory in zip(configs, directories, strict=True)
     ]
+    if all(map(runs.is_finished, places)):
+        for baseline, place in zip(baselines, places, strict=True):
+            for step in runs.saved_steps(place)[-1:]:  # somebody may have removed the checkpoints to save space
+                check_resume(place / str(step), baseline, read_assets(baseline), options.allow_changed)
+        return 0
     logger.info("baseline %s", name)
     return train_runs(baselines, places, dataclasses.replace(options, profile_steps=None), env_pools=env_pools)
 

@@ -22,11 +22,17 @@ from acrlpd.runs.checkpoint_layout import RUN, RUN_FILE, load_checkpoint_metadat
 from acrlpd.runs.record import ANOMALIES_FILE
 from acrlpd.runs.starting_point import find_starting_point
 from acrlpd.training.checkpoints.items import METRICS
-from acrlpd.training.checkpoints.metadata import EPISODE_FIELDS, HELD_OUT, RESUMED_STATE, check_assets, describe_rng
+from acrlpd.training.checkpoints.metadata import (
+    EPISODE_FIELDS,
+    HELD_OUT,
+    RESUMED_STATE,
+    check_assets,
+    describe_rng,
+    read_assets,
+)
 from acrlpd.training.checkpoints.reader import require_fitting
 from acrlpd.training.online.records import REPLAY, files_after_rounds
 from acrlpd.training.sharding import abstract_train_state, create_sharding
-from acrlpd.training.train_runs import read_assets
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +72,10 @@ def begin_branch(checkpoint: pathlib.Path, rl_config: RLTrainConfig, directory: 
     begun. This process holds the lock of the directory.
     """
     source, metadata = checkpoint.parent, load_checkpoint_metadata(checkpoint, RESUMED_STATE)
-    runs.write_run_config(directory, rl_config)
     partial = directory / runs.UNFINISHED_BRANCH
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    partial.mkdir()  # From now on, --resume does not take the branch for a run that begins anew.
+    runs.write_run_config(directory, rl_config)
     with runs.only_trainer(source):  # A run that trains removes checkpoints.
         for name in (runs.METRICS_FILE, ANOMALIES_FILE):  # The branch goes on with the lines up to its first step.
             if (source / name).is_file():

@@ -21,7 +21,8 @@ _TIMEOUT_S = 4 * 3600.0
 def collect_missing_demonstrations(rl_config: RLTrainConfig, *, dry_run: bool = False) -> None:
     """Collects the dataset and the norm statistics that the config describes, unless they exist.
 
-    One process collects and the others wait. A dry run writes nothing, so it refuses to start without the dataset.
+    One process collects and the others wait. A dry run writes nothing: it refuses to start without the dataset, and the
+    checks of the config name statistics that are missing.
     """
     wanted, data, env = rl_config.data.demonstrations, rl_config.data, rl_config.env
     if env.id is not None and data.data_dir is not None:
@@ -54,7 +55,8 @@ def collect_missing_demonstrations(rl_config: RLTrainConfig, *, dry_run: bool = 
         )
         found = collect_demonstrations(settings, directory)
         print(f"{found.episodes} episodes, {found.successes} of them successes, {found.steps} steps")
-    _write_missing_norm_stats(rl_config)
+    if not dry_run:
+        _write_missing_norm_stats(rl_config)
 
 
 def _write_missing_norm_stats(rl_config: RLTrainConfig) -> None:

@@ -14,14 +14,14 @@ from acrlpd.process import setup_process
 from acrlpd.runs import directory as runs
 from acrlpd.training.baselines import run_comparison
 from acrlpd.training.branching import begin_branch, prepare_branches
-from acrlpd.training.checkpoints.metadata import check_resume
+from acrlpd.training.checkpoints.metadata import check_resume, read_assets
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import EvalFn
 from acrlpd.training.going_back import find_resumed_checkpoint, locate_resume, set_aside_newer
 from acrlpd.training.members import create_members, joint_name
 from acrlpd.training.options import RunOptions
 from acrlpd.training.out_of_memory import OutOfMemoryError
-from acrlpd.training.train_runs import read_assets, train_runs
+from acrlpd.training.train_runs import train_runs
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
     members = create_members(rl_config, options)
     directories = [runs.run_directory(member) for member in members]
     options = locate_resume(options, directories)
+    if options.overwrite:
+        _keep_starting_points(members, directories, options)
     branch = None
     if options.branch_from is not None:
         branch = prepare_branches(options.branch_from, members, directories)
@@ -59,6 +61,19 @@ def run_experiment(rl_config: RLTrainConfig, options: RunOptions, eval_fn: EvalF
             if len(directories) > 1:
                 write_report(directories, directories[0].with_name(f"{joint_name(rl_config, options)}.html"))
     return code
+
+
+def _keep_starting_points(
+    members: Sequence[RLTrainConfig], directories: Sequence[pathlib.Path], options: RunOptions
+) -> None:
+    """Refuses to remove a run that holds what the new runs start from."""
+    loaders = [member.weight_loader for member in members]
+    named = [options.branch_from, *(loader.critics for loader in loaders)]
+    named += [loader.path for loader in loaders if loader.kind != "none"]
+    for path in filter(None, named):
+        place = pathlib.Path(path).expanduser().resolve()
+        if any(place.is_relative_to(directory.resolve()) for directory in directories):
+            raise ConfigError(f"--overwrite would remove {path}, which the run starts from: choose another --exp_name")
 
 
 def _train(

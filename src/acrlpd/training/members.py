@@ -22,7 +22,8 @@ def create_members(rl_config: RLTrainConfig, options: RunOptions) -> list[RLTrai
     """The config of each run that the options ask for: one run, unless they name seeds or tasks."""
     _refuse_twice("--seeds", options.seeds)
     _refuse_twice("--tasks", options.tasks)
-    fields = [name for name, value in flatten(to_dict(rl_config)) if _has_task(value)]
+    values = dict(flatten(to_dict(rl_config)))
+    fields = [name for name, value in values.items() if _has_task(value)]
     if "exp_name" in fields:
         raise ConfigError(f"exp_name contains {TASK}: leave {TASK} out, because --tasks adds the name of the task")
     if fields and not options.tasks:
@@ -38,9 +39,8 @@ def create_members(rl_config: RLTrainConfig, options: RunOptions) -> list[RLTrai
         changes: dict[str, Any] = {"exp_name": "-".join(part for part in parts if part is not None)}
         if seed is not None:
             changes["seed"] = seed
-        if task is not None:
-            values = dict(flatten(to_dict(rl_config)))
-            changes |= {name: _fill(values[name], task) for name in fields}
+        if task is not None:  # All fields are given: data.repo_id alone would take data.data_dir away.
+            changes = values | {name: _fill(values[name], task) for name in fields} | changes
         members.append(apply_config_overrides(rl_config, changes))
     if len(members) > 1:
         _check_together(rl_config, options)

@@ -28,7 +28,7 @@ def require_ready(members: Sequence[RLTrainConfig], *, resume: bool) -> tuple[st
 def find_missing_parts(rl_config: RLTrainConfig, *, resume: bool) -> list[str]:
     """What is wrong with the dataset, the tokenizers and the initial weights, which a resumed run does not need.
 
-    A dataset that does not exist is an error of the config, which has been found already.
+    A dataset that does not exist, and weights without a path, are errors of the config, which were found already.
     """
     data, attempt = rl_config.data, Attempts()
     is_there = data.repo_id not in (None, "fake") if data.data_dir is None else pathlib.Path(data.data_dir).exists()
@@ -36,7 +36,8 @@ def find_missing_parts(rl_config: RLTrainConfig, *, resume: bool) -> list[str]:
     if rl_config.model.prompt_len:
         attempt(create_tokenizer, data.tokenizer, rl_config.model.prompt_len)
     attempt(create_action_tokens, rl_config)
-    if not resume:
+    has_path = rl_config.weight_loader.kind == "none" or rl_config.weight_loader.path is not None
+    if not resume and has_path:
         attempt(check_initial_weights, rl_config)
     return errors + attempt.errors
 

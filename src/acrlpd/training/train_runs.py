@@ -2,22 +2,22 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import pathlib
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig
-from acrlpd.config.data import NORM_STATS_FILE, RewardConfig
-from acrlpd.config.run import EnvConfig
+from acrlpd.config.create_agent import run_keys
+from acrlpd.config.data import RewardConfig
+from acrlpd.config.run import EnvConfig, WeightLoaderConfig
 from acrlpd.config.tree import config_hash, describe_changes
-from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.held_out import read_held_out_windows
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
-from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.data.pipeline.replay import ReplayDataset
 from acrlpd.data.sources.source import Feature
 from acrlpd.envs.create import EnvPools
@@ -27,11 +27,16 @@ from acrlpd.evaluation.validation import Validator
 from acrlpd.monitoring.profiling import parse_profile_steps
 from acrlpd.runs import directory as runs
 from acrlpd.runs.best_evaluation import describe_best
-from acrlpd.training.checkpoints.metadata import check_resume, kept_episodes
+from acrlpd.training.checkpoints.metadata import check_resume, kept_episodes, read_assets
 from acrlpd.training.distributed import barrier, is_primary
 from acrlpd.training.drive import Arena, EvalFn, compile_only, train
 from acrlpd.training.going_back import find_resumed_checkpoint
-from acrlpd.training.initial_weights import check_initial_weights
+from acrlpd.training.initial_weights import (
+    InitialWeights,
+    check_initial_weights,
+    create_initial_agent,
+    locate_weights,
+)
 from acrlpd.training.learner import Learner
 from acrlpd.training.online.actor import ActorProcess
 from acrlpd.training.online.phase import OnlinePhase
@@ -73,6 +78,7 @@ def train_runs(
             for group in _runs_that_act_together(configs)
         ]
         trainers = []
+        locate = functools.cache(locate_weights)  # Runs that name the same weights start with the same weights.
         for run, config in enumerate(configs):
             [arena] = [arena for arena in arenas if run in arena.runs]
             trainer = Trainer(
@@ -91,7 +97,7 @@ def train_runs(
                 profile_steps=parse_profile_steps(options.profile_steps),
             )
             stack.callback(trainer.close)
-            _load(trainer, starts[run].checkpoint, directories[run])
+            _load(trainer, starts[run].checkpoint, directories[run], locate)
             trainers.append(trainer)
         learner.share_policies(range(len(configs)) if options.allow_changed else _find_leaders(configs, loaders))
         state = validate_fsdp_sharding(trainers[0].agent, learner.sharding)
@@ -153,9 +159,15 @@ def _check_start(rl_config: RLTrainConfig, directory: pathlib.Path, options: Run
     return _Start(assets, checkpoint, kept_episodes(checkpoint, changes))
 
 
-def _load(trainer: Trainer, checkpoint: pathlib.Path | None, directory: pathlib.Path) -> None:
+def _load(
+    trainer: Trainer,
+    checkpoint: pathlib.Path | None,
+    directory: pathlib.Path,
+    locate: Callable[[WeightLoaderConfig], InitialWeights],
+) -> None:
     if checkpoint is None:
-        trainer.initialize()
+        config, sharding, weights = trainer.rl_config, trainer.learner.sharding, locate(trainer.rl_config.weight_loader)
+        trainer.initialize(create_initial_agent(config, sharding, run_keys(config).initial, weights))
         logger.info("starting %s", directory)
     else:
         trainer.load_checkpoint(checkpoint)
@@ -212,18 +224,6 @@ def _runs_that_act_together(configs: Sequence[RLTrainConfig]) -> list[tuple[int,
     for run, config in enumerate(configs):
         groups.setdefault(config_hash(dataclasses.replace(config, seed=0)), []).append(run)
     return [tuple(group) for group in groups.values()]
-
-
-def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
-    """What a policy needs beside its weights as files for a checkpoint, by their path below assets/.
-
-    These are the norm statistics, which fake data does not have, and the files of the policy family.
-    """
-    directory = norm_stats_dir(rl_config.data)
-    asset_id = directory.relative_to(rl_config.data.assets_dir).as_posix()
-    names = (NORM_STATS_FILE, ORIGIN_FILE)
-    found = {f"{asset_id}/{name}": (directory / name).read_bytes() for name in names if (directory / name).is_file()}
-    return found | rl_config.model.asset_files()
 
 
 def _create_protocol(
@@ -322,7 +322,8 @@ def _write_summary(trainer: Trainer) -> None:
     if trainer.evaluations.best is not None:
         reached.append(f"best {describe_best(trainer.evaluations.best)}")
     place = trainer.directory / str(trainer.step)
-    text = "; ".join([f"{status} at step {trainer.step:,}", *reached, f"checkpoint {place}"])
+    saved = f"checkpoint {place}" if trainer.step else "no checkpoint, because no update was made"
+    text = "; ".join([f"{status} at step {trainer.step:,}", *reached, saved])
     logger.info("%s", text)
     trainer.monitor.on_end("finished" if trainer.stopped_by is None else "stopped", trainer.step, text)
     barrier("end of the run")

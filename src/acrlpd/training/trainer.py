@@ -29,7 +29,6 @@ from acrlpd.training.checkpoints.reader import restore_agent
 from acrlpd.training.checkpoints.writer import CheckpointWriter
 from acrlpd.training.distributed import is_primary, numbers_of_first_process
 from acrlpd.training.evaluation_history import EvaluationHistory
-from acrlpd.training.initial_weights import create_initial_agent
 from acrlpd.training.learner import Learner
 from acrlpd.training.online.loss_weights import scheduled_weights
 from acrlpd.training.online.phase import OnlinePhase
@@ -84,7 +83,6 @@ class Trainer:
         self.directory = directory
         self.step = 0
         self.stopped_by: int | None = None  # the signal that ended the run early
-        self.phase = OFFLINE
         self.online_start: int | None = None  # the step at which the online phase began
         self.evaluations = EvaluationHistory(rl_config.training.early_stopping_patience, rl_config.evaluation.score)
         self.writer = CheckpointWriter(directory, rl_config, assets or {})
@@ -119,15 +117,10 @@ class Trainer:
         """The agent after the updates that were started so far; `initialize` or `load_checkpoint` creates it."""
         return self.learner.agents[self._run]
 
-    def initialize(self, agent: Agent | None = None) -> None:
-        """Starts the run: at step 0 with the weights that the config names, or with an agent that is there already.
-
-        The arrays of that agent lie in their places, and training uses them up.
-        """
-        keys = run_keys(self.rl_config)
-        self._rng = keys.updates
-        self.step = 0 if agent is None else int(agent.step)
-        self.learner.add(agent or create_initial_agent(self.rl_config, self.learner.sharding, keys.initial))
+    def initialize(self, agent: Agent) -> None:
+        """Starts the run with an agent whose arrays lie in their places. Training uses the arrays up."""
+        self._rng, self.step = run_keys(self.rl_config).updates, int(agent.step)
+        self.learner.add(agent)
         # A run that was killed before its first checkpoint leaves metrics; they are all written again.
         self.metrics_log.load_state_dict({"window": []}, step=-1)
         self.monitor.load_state_dict(None, step=-1)
@@ -143,7 +136,7 @@ class Trainer:
         self.metrics_log.load_state_dict(metadata["metrics"], self.step)
         self.monitor.load_state_dict(metadata["monitor"], self.step)
         self.evaluations.load_state_dict(metadata["evaluation"])
-        self.phase, self.online_start = metadata["phase"], metadata["online_start"]
+        self.online_start = metadata["online_start"]
         if self.online is not None and metadata["online"] is not None:
             self.online.load_state_dict(metadata["online"])
         self._earlier_wall_time_s = metadata["wall_time_s"]
@@ -172,6 +165,10 @@ class Trainer:
             )
 
     @property
+    def phase(self) -> str:
+        return OFFLINE if self.online_start is None else ONLINE
+
+    @property
     def wall_time_s(self) -> float:
         """Seconds spent on this run, in this process and in the processes before it."""
         return self._earlier_wall_time_s + time.monotonic() - self.started
@@ -186,7 +183,7 @@ class Trainer:
             if self.online is not None and self.stopped_by is None:
                 if self._offline_copy is not None and is_primary():
                     copy_directory(self.directory / str(self.step), self._offline_copy / str(self.step))
-                self.phase, self.online_start = ONLINE, self.step
+                self.online_start = self.step
                 self.evaluations.begin_phase()
         if self.online_start is not None and self.stopped_by is None:
             yield from self._run_phase(self.online_start + training.online_steps)

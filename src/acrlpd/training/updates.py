@@ -14,13 +14,12 @@ from acrlpd.config.create_agent import run_keys
 from acrlpd.data.pipeline.dataset import Dataset
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.runs import directory as runs
-from acrlpd.training.checkpoints.metadata import HELD_OUT, check_resume
+from acrlpd.training.checkpoints.metadata import HELD_OUT, check_resume, read_assets
 from acrlpd.training.checkpoints.writer import write_checkpoint
 from acrlpd.training.evaluation_history import EvaluationHistory
 from acrlpd.training.learner import Learner
 from acrlpd.training.readiness import skip_online_phase
 from acrlpd.training.sharding import create_sharding
-from acrlpd.training.train_runs import read_assets
 from acrlpd.training.trainer import OFFLINE
 
 

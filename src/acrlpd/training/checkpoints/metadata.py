@@ -13,6 +13,7 @@ import numpy as np
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import describe_changes, flatten, from_dict
+from acrlpd.data.pipeline.dataset import norm_stats_dir
 from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,
@@ -123,6 +124,18 @@ def check_resume(
         )
     check_assets(step_directory, metadata["assets"], assets)
     return changes
+
+
+def read_assets(rl_config: RLTrainConfig) -> dict[str, bytes]:
+    """What a policy needs beside its weights as files for a checkpoint, by their path below assets/.
+
+    These are the norm statistics, which fake data does not have, and the files of the policy family.
+    """
+    directory = norm_stats_dir(rl_config.data)
+    asset_id = directory.relative_to(rl_config.data.assets_dir).as_posix()
+    names = (NORM_STATS_FILE, ORIGIN_FILE)
+    found = {f"{asset_id}/{name}": (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+    return found | rl_config.model.asset_files()
 
 
 def check_assets(step_directory: pathlib.Path, recorded: Mapping[str, str], assets: Mapping[str, bytes]) -> None:
