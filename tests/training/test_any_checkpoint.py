@@ -227,6 +227,13 @@ def test_a_branch_that_cannot_begin_leaves_nothing(
     assert not list(tmp_path.iterdir()) and saved_steps(straight) == STEPS
 
 
+def test_a_branch_from_a_run_that_trains_removes_nothing(copy: Copy) -> None:
+    (_, source), (config, directory) = copy("source"), copy("replaced")
+    with only_trainer(source), pytest.raises(ConfigError, match="another process is training here"):
+        run_experiment(config, RunOptions(branch_from=str(source), overwrite=True))
+    assert saved_steps(directory) == STEPS and problems_in(directory) == []
+
+
 def test_what_cannot_be_resumed_is_named(
     copy: Copy, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import pathlib
 from typing import Any
 
@@ -61,6 +62,15 @@ def test_equal_success_with_more_reward_is_an_improvement() -> None:
     assert not better.is_out_of_patience
     # Orbax keeps the highest number, and the success of both is the same.
     assert better.best_rank(2) == 2.0 and better.best_rank(1) is None
+
+
+def test_what_cannot_be_compared_does_not_replace_the_best() -> None:
+    """A run without an environment goes by its held-out loss; later it has one, whose first success is not finite."""
+    evaluations = [{"validation/flow_loss": 0.5}, played(math.nan, 0.0), played(0.25, 0.0)]
+    history = history_of("success", evaluations[:2])
+    assert history.best is not None and (history.best["step"], history.best["by"]) == (1, "validation_loss")
+    best = history_of("success", evaluations).best
+    assert best is not None and (best["step"], best["by"]) == (3, "success")
 
 
 def test_a_run_from_before_there_was_a_score_goes_on() -> None:

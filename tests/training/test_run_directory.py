@@ -62,6 +62,17 @@ def test_a_start_that_failed_does_not_block_the_next_one(tmp_path: pathlib.Path)
         prepare_run_directories([directory], resume=False, overwrite=False)
 
 
+def test_a_link_to_another_disk_is_a_run_also_while_the_disk_is_away(tmp_path: pathlib.Path) -> None:
+    config = state_config(tmp_path)
+    directory = run_directory(config)
+    directory.mkdir(parents=True)
+    write_run_config(directory, config)
+    (directory / "20").symlink_to(tmp_path / "away")
+    with pytest.raises(ConfigError, match="holds a run"):
+        prepare_run_directories([directory], resume=False, overwrite=False)
+    assert (directory / "20").is_symlink()
+
+
 def test_overwrite_says_what_it_removes(earlier: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "acrlpd"):
         prepare_run_directories([earlier], resume=False, overwrite=True)

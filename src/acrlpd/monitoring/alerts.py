@@ -3,6 +3,7 @@
 A thread delivers them, so that a slow receiver never holds the run up, and whatever goes wrong is one warning.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -108,11 +109,10 @@ class Alerts:
         """Waits a little for alerts that are not delivered yet."""
         if self._thread is None:
             return
-        try:
+        deadline = time.monotonic() + CLOSE_S
+        with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=CLOSE_S)
-            self._thread.join(CLOSE_S)
-        except queue.Full:
-            pass
+            self._thread.join(max(deadline - time.monotonic(), 0.0))
         if self._thread.is_alive():
             logger.warning("some alerts could not be sent within %g s; the run ends without them", CLOSE_S)
         self._thread = None

@@ -88,7 +88,8 @@ def peak_bytes(record: RunRecord) -> float | None:
     if isinstance(peak, int | float):
         return float(peak)
     series = record.series.get("memory/device_peak_gib")
-    return None if series is None else float(np.nanmax(series.values)) * 2**30
+    known = [] if series is None else series.values[np.isfinite(series.values)]
+    return float(np.max(known)) * 2**30 if len(known) else None
 
 
 def plan_comparison(record: RunRecord) -> dict[str, tuple[str, str, str]]:

@@ -54,10 +54,10 @@ def pull(address: HubAddress, output: Path) -> Pulled:
         raise HubError(
             f"{address} is damaged and was not kept: {problems[0]}{more}. Pull another state, or push it again"
         )
+    if (directory / LABELS_FILE).is_file() and (directory / "meta" / "info.json").is_file():
+        (directory / LABELS_FILE).rename(labels_path(output))  # first: nobody looks for labels inside of a dataset
     directory.rename(output)
     shutil.rmtree(partial, ignore_errors=True)
-    if (output / LABELS_FILE).is_file() and (output / "meta" / "info.json").is_file():
-        (output / LABELS_FILE).rename(labels_path(output))
     return Pulled(output, commit, num_verified)
 
 

@@ -26,11 +26,12 @@ class BestEvaluation:
         rating = self._score.rate(metrics)
         if rating is None:
             return None
+        is_first = self.found is None
         if self.found is not None and rating.by != self.found["by"]:
             if rating.by != self._score.text:
                 return None
-            self.found = None
-        is_better = self.found is None or rating.order > self._order
+            is_first = True
+        is_better = is_first or rating.order > self._order
         if not is_better or not all(map(math.isfinite, rating.order)):
             return False
         self.found = {"step": step, "score": rating.value, "by": rating.by}

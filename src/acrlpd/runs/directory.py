@@ -116,7 +116,7 @@ def _is_failed_start(directory: pathlib.Path) -> bool:
     """Whether the directory holds nothing but configs: a run that failed before it began does not keep its name."""
     if (directory / UNFINISHED_BRANCH).exists() and not saved_steps(directory):
         return True  # A branch that has not begun holds links and copies alone.
-    leaves = (path for path in directory.rglob("*") if path.is_file() or not any(path.iterdir()))
+    leaves = (path for path in directory.rglob("*") if not path.is_dir() or not any(path.iterdir()))
     return all(path.name in (CONFIG_FILE, f"{CONFIG_FILE}.tmp", LOCK) for path in leaves)
 
 

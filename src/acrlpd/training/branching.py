@@ -50,7 +50,8 @@ def prepare_branches(path: str, members: Sequence[RLTrainConfig], directories: S
             f"--branch_from: a branch is a new run, and {point.directory} is the run that it starts from: choose "
             "another --exp_name. --resume continues the run itself"
         )
-    metadata = load_checkpoint_metadata(point.checkpoint, RESUMED_STATE)
+    with runs.only_trainer(point.directory):  # Refuses a run that trains before --overwrite removes another run.
+        metadata = load_checkpoint_metadata(point.checkpoint, RESUMED_STATE)
     stored = from_dict(RLTrainConfig, metadata["config"])
     for member in members:
         if metadata["online_start"] is not None and not member.training.online_steps:
