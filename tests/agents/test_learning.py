@@ -62,8 +62,8 @@ def learn(config, data: Batch, *, updates: int, batch_size: int, policy_params=N
     create = quick_jit(lambda key, params: create_agent(config, key, policy_params=params))
     agent = create(jax.random.key(0), policy_params)
     rows = np.random.default_rng(0).integers(0, len(data.actions), (updates, batch_size))
-    # Here more is computed than compiled, unlike in the other tests.
-    optimized = jax.jit(train_steps, compiler_options={"xla_backend_optimization_level": 3})
+    # These programs run long, so a little optimisation pays; all of it would take longer than it saves.
+    optimized = jax.jit(train_steps, compiler_options={"xla_backend_optimization_level": 1})
     feed = StackedBatches(jax.tree.map(lambda x: jnp.asarray(x)[rows], data), updates)
     bc_weights = jnp.full(updates, config.acrlpd.loss_weights.bc_weight)
     [agent], metrics = optimized([agent], [Call(feed, bc_weights, jax.random.key(1))], updates)

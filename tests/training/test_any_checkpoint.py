@@ -235,10 +235,12 @@ def test_a_branch_from_a_run_that_trains_removes_nothing(copy: Copy) -> None:
 
 
 def test_what_cannot_be_resumed_is_named(
-    copy: Copy, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    copy: Copy, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through the command: the message is all that a user sees, and no file has moved."""
     _, directory = copy("refused")
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
 
     def refused(*args: object) -> str:
         assert main(["train", *map(str, args)]) == 2
@@ -256,6 +258,7 @@ def test_what_cannot_be_resumed_is_named(
         message = refused("--config", preset, *stage, "--resume", directory / "8", "--seed", 1)
         assert "seed: 42 -> 1" in message and message.count(" -> ") == 1
     assert "contradicts the config" in refused("--config", "quickstart", "--resume", directory / "8")
+    assert not list(here.iterdir())  # the demonstrations of the quick start were not collected
     assert "contradict" in refused("--resume", directory / "8", "--branch_from", directory)
     assert "the parts are policy, critics" in refused("--config", "debug", "--load", "critic", directory)
     (openpi := tmp_path / "openpi" / "params").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Several processes as one run, for real: two processes with four devices each, on loopback."""
+"""Several processes as one run, for real: two processes with two devices each, on loopback."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from acrlpd.training.distributed import DistributedOptions, initialize_distribut
 STEPS = 20
 SHARDED = {
     "model__hidden_dims": (512, 512),  # large enough for both processes to write a part
-    "fsdp_devices": 4,
+    "fsdp_devices": 2,  # those of one process
     "fsdp__min_size_mib": 1e-3,
     "offline_steps": STEPS,
     "save_frequency": 5,
@@ -37,13 +37,13 @@ def free_port() -> int:
 def start_two(
     processes: Processes, config: RLTrainConfig, orders: list[dict] | None = None, **options: object
 ) -> "list[subprocess.Popen[str]]":
-    """Both processes of a run, as if on two hosts with four devices each."""
+    """Both processes of a run, as if on two hosts with two devices each."""
     port = free_port()
     started = []
     for process_id in range(2):
         distributed = {"coordinator": f"127.0.0.1:{port}", "num_processes": 2, "process_id": process_id}
         order = {"distributed": distributed, **(orders[process_id] if orders else {})}
-        started.append(processes.start(config, devices=4, order=order, **options))
+        started.append(processes.start(config, devices=2, order=order, **options))
     return started
 
 
@@ -117,7 +117,7 @@ def test_a_full_disk_on_one_host_costs_all_of_them_one_checkpoint(
 def test_resumed_on_one_process_and_back_then_stopped_by_a_signal_to_one(
     base: pathlib.Path, two_processes: pathlib.Path, processes: Processes
 ) -> None:
-    """8 devices save, one goes on, 8 go on; a signal to one process ends both at the same step."""
+    """4 devices save, one goes on, 4 go on; a signal to one process ends both at the same step."""
     more = {"allow_changed": ("training.offline_steps",)}
     config = state_config(base, exp_name="two", **SHARDED | {"fsdp_devices": 1, "offline_steps": STEPS + 5})
     train_here(config, resume=True, **more)

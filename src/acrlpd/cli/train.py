@@ -74,8 +74,10 @@ def main(args: Sequence[str]) -> int:
         options = dataclasses.replace(options, allow_changed=(*options.allow_changed, *_OVERRIDDEN))
     claim_device_memory()
     from acrlpd.monitoring.profiling import parse_profile_steps
+    from acrlpd.runs.directory import run_directory
     from acrlpd.training.demonstrations import collect_missing_demonstrations
     from acrlpd.training.experiment import run_experiment
+    from acrlpd.training.going_back import locate_resume
     from acrlpd.training.members import create_members
 
     parse_profile_steps(options.profile_steps)  # Steps that make no sense are refused before anything starts.
@@ -83,6 +85,8 @@ def main(args: Sequence[str]) -> int:
         initialize_distributed(options)
         config = adapt(config, options)
         members = create_members(config, options)
+        # A --resume that contradicts the config is refused before demonstrations are collected, which takes minutes.
+        locate_resume(options, [run_directory(member) for member in members])
         for member in members:
             collect_missing_demonstrations(member, dry_run=options.dry_run)
         check(members, options)
