@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from acrlpd.config import RewardConfig
 from acrlpd.data.frames import cache_builder as frame_cache_builder
 from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.frames.decoded import open_frame_store
 from acrlpd.data.frames.store import MANIFEST, FrameCache, resize_with_pad
+from acrlpd.data.sources.fake import FakeSource
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
 from acrlpd.data.tools.inspect import validate_cache
 
@@ -120,6 +122,7 @@ def test_one_interface_for_cache_decoder_and_pool(source: EpisodeSource, cache_d
 CHILD = """
 import sys, time
 from pathlib import Path
+from acrlpd.config import RewardConfig
 from acrlpd.data.frames import cache_builder as frame_cache_builder
 from acrlpd.data.sources import lerobot
 from acrlpd.data.sources.source import open_source
@@ -359,6 +362,27 @@ def test_the_number_of_open_shards_is_bounded(source: EpisodeSource, monkeypatch
     for camera in source.cameras:
         assert [i for _, c, indices in plan if c == camera for i in indices] == list(source.indices)
     assert json.loads(json.dumps(plan))
+
+
+class EqualEpisodes(FakeSource):
+    """Episodes of three cameras that all have the same length."""
+
+    def __init__(self, num_episodes: int, length: int) -> None:
+        super().__init__(("high", "left", "right"), {}, RewardConfig())
+        self.indices = tuple(range(num_episodes))
+        self.length = length
+
+    def _length(self, index: int) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("num_episodes", [250, 400, 3000])
+def test_the_number_of_open_shards_is_bounded_where_episodes_are_about_half_a_shard(num_episodes: int) -> None:
+    source = EqualEpisodes(num_episodes, length=1000)  # an episode of one camera has 144 MiB
+    spec = frame_cache_builder.CacheSpec(source.identity, list(source.cameras), 224, 224, "raw")
+    plan = frame_cache_builder._plan(source, spec)
+    assert len(plan) <= frame_cache_builder.MAX_SHARDS
+    assert [i for _, camera, indices in plan if camera == "left" for i in indices] == list(source.indices)
 
 
 @pytest.mark.usefixtures("small_shards")
