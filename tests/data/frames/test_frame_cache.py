@@ -1,5 +1,6 @@
 """The frame cache: the same pixels as resizing, whatever happens while it is built or afterwards."""
 
+import gc
 import json
 import os
 import shutil
@@ -202,6 +203,23 @@ def test_only_one_builder_at_a_time(source: EpisodeSource, tmp_path: Path) -> No
     finally:
         child.kill()
         child.wait()
+
+
+def open_files(directory: Path) -> list[Path]:
+    """The files below a directory that this process has open."""
+    gc.collect()
+    links = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
+    return [path for path in links if path.is_relative_to(directory)]
+
+
+def test_a_cache_that_cannot_be_opened_leaves_no_file_open(source: EpisodeSource, cache_dir: Path) -> None:
+    FrameCache(cache_dir, source, cameras=source.cameras, **SIZE)  # nobody keeps it
+    assert open_files(cache_dir) == []
+    shard = cache_dir / "wrist_image" / "00000.frames"
+    flip(shard, shard.stat().st_size - 1)
+    with pytest.raises(DatasetError, match="the table behind the frames does not match"):
+        FrameCache(cache_dir, source, cameras=source.cameras, **SIZE)
+    assert open_files(cache_dir) == []
 
 
 def test_a_cache_serves_only_the_dataset_it_was_made_from(
