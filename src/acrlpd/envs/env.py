@@ -155,7 +155,7 @@ class Env:
             if not _is_image(value):
                 result[name] = np.atleast_1d(value).astype(np.float32)
             elif self.wants(name):
-                result[name] = value
+                result[name] = value.copy()  # A simulator may draw the next image into the same array.
         self._check_observation(result)
         return result
 
@@ -170,7 +170,7 @@ class Env:
     def render(self) -> np.ndarray:
         """A picture of the scene for a person: uint8 [h, w, 3]."""
         with self._errors_name_the_step():
-            frame = np.asarray(self.env.render())
+            frame = np.array(self.env.render())  # a copy, as in `observe`
         if not _is_image(frame):
             raise EnvError(
                 f"environment {self.name!r} cannot be filmed: render() gave {frame.dtype} {list(frame.shape)}, "
