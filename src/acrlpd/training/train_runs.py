@@ -14,7 +14,7 @@ from acrlpd.config import ConfigError, RLTrainConfig
 from acrlpd.config.data import NORM_STATS_FILE, RewardConfig
 from acrlpd.config.run import EnvConfig
 from acrlpd.config.tree import config_hash, describe_changes
-from acrlpd.data.pipeline.dataset import norm_stats_dir
+from acrlpd.data.pipeline.config_norm_stats import norm_stats_dir
 from acrlpd.data.pipeline.held_out import read_held_out_windows
 from acrlpd.data.pipeline.loader import DataLoader, create_data_loader
 from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE

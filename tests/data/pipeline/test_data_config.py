@@ -7,7 +7,9 @@ from data_pipeline_helpers import with_data
 
 from acrlpd.agents.improvements.recap import RECAP
 from acrlpd.config import DataConfig, RewardConfig, validate_config
-from acrlpd.data.pipeline.dataset import norm_stats_dir, open_config_source, open_dataset
+from acrlpd.data.pipeline.config_episodes import open_config_source
+from acrlpd.data.pipeline.config_norm_stats import norm_stats_dir
+from acrlpd.data.pipeline.dataset import open_dataset
 from acrlpd.data.pipeline.dataset_checks import find_dataset_errors
 from acrlpd.data.sources.source import DatasetError
 
