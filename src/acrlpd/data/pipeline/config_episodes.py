@@ -38,7 +38,7 @@ def read_all_rewards(source: EpisodeSource, config: DataConfig) -> DatasetReward
     """The rewards of all episodes that a run may use, those of the held-out episodes included."""
     source = _first_episodes(source, config)
     source.require_episodes()
-    table = source.read_columns(reward_columns(source, config))
+    table = source.read_columns(_reward_columns(source, config))
     return DatasetRewards(source.indices, table.offsets, read_rewards(source, table, config.rewards))
 
 
@@ -67,7 +67,7 @@ def choose_episodes(
     return source, everything.without(dict.fromkeys(trained_on, "not held out for validation"))
 
 
-def reward_columns(source: EpisodeSource, config: DataConfig) -> list[str]:
+def _reward_columns(source: EpisodeSource, config: DataConfig) -> list[str]:
     """The columns of a source that its rewards and returns are made from; labels need no column."""
     wanted = config.rewards
     named = (wanted.reward_column, wanted.success_column, wanted.done_column, wanted.truncated_column)
@@ -80,7 +80,7 @@ def reward_columns(source: EpisodeSource, config: DataConfig) -> list[str]:
 def read_columns(source: EpisodeSource, config: DataConfig, *, rewards: bool) -> ColumnTable:
     """The columns of a config; state and actions as float32 [N, d], scalars included."""
     values = (*config.repack.state, *config.repack.actions)
-    names = [*values, *(reward_columns(source, config) if rewards else ())]
+    names = [*values, *(_reward_columns(source, config) if rewards else ())]
     if NOISE_COLUMN in source.column_names:
         names.append(NOISE_COLUMN)
     table = source.read_columns(list(dict.fromkeys(names)))

@@ -20,7 +20,6 @@ from acrlpd.data.pipeline.config_episodes import (
     read_columns,
     read_windows,
     require_dims,
-    reward_columns,
 )
 from acrlpd.data.pipeline.config_norm_stats import check_statistics, describe_origin, load_config_norm_stats
 from acrlpd.data.pipeline.norm_stats import NormStats
@@ -97,22 +96,16 @@ def _open_cache(source: EpisodeSource, rl_config: RLTrainConfig, cameras: tuple[
 
 
 def _check_rewards_and_prompts(attempt: Attempts, source: EpisodeSource, rl_config: RLTrainConfig) -> np.ndarray | None:
-    """Prompts, labels and outcomes of the episodes that the run uses; the prompts, if the policy reads them.
-
-    Only columns of rewards are read.
-    """
+    """Labels, outcomes and prompts of the episodes that the run uses; returns the prompts, if the policy reads them."""
     used, rewards = source, attempt(read_all_rewards, source, rl_config.data)
     if rewards is not None:
         chosen = attempt(choose_episodes, source, rl_config.data, rewards)
         if chosen is None:
             return None
         used, _ = chosen
-    table = attempt(used.read_columns, reward_columns(used, rl_config.data))
-    if table is None:
-        return None
-    if rewards is not None:
         attempt(require_outcomes, rewards.of(used), rl_config)
-    return attempt(fill_prompts, used, table, rl_config.data) if rl_config.model.prompt_len else None
+    table = attempt(used.read_columns, ()) if rl_config.model.prompt_len else None
+    return None if table is None else attempt(fill_prompts, used, table, rl_config.data)
 
 
 def _check_columns(
