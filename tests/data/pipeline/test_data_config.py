@@ -1,17 +1,19 @@
 """The data part of a config by itself: paths and limits."""
 
 import dataclasses
+import logging
 
 import pytest
-from data_pipeline_helpers import with_data
+from data_pipeline_helpers import SIZE, with_data
 
 from acrlpd.agents.improvements.recap import RECAP
 from acrlpd.config import DataConfig, RewardConfig, validate_config
+from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.pipeline.config_episodes import open_config_source
 from acrlpd.data.pipeline.config_norm_stats import norm_stats_dir
 from acrlpd.data.pipeline.dataset import open_dataset
 from acrlpd.data.pipeline.dataset_checks import find_dataset_errors
-from acrlpd.data.sources.source import DatasetError
+from acrlpd.data.sources.source import DatasetError, EpisodeError
 
 
 def test_home_in_paths(config, tmp_path, monkeypatch):
@@ -45,3 +47,21 @@ def test_a_prompt_that_is_too_long_with_its_label_is_found_before_the_run_begins
     assert len(errors) == 1 and "Raise model.max_token_len, or shorten the prompt" in errors[0]
     with pytest.raises(DatasetError, match="the prompt with its label, cannot be used"):
         open_dataset(short)
+
+
+def test_episodes_that_the_frame_cache_lacks_are_named(config, tmp_path, monkeypatch, caplog):
+    config = with_data(config, frame_cache_dir=str(tmp_path), on_bad_episode="skip")
+    source = open_config_source(config)
+    read = source.read_frames
+
+    def read_frames(index, camera, ts):
+        if index == 3 and camera == "wrist_image":
+            raise EpisodeError("noise", path=source.root, episode=index, frame=0, camera=camera)
+        return read(index, camera, ts)
+
+    monkeypatch.setattr(source, "read_frames", read_frames)
+    assert list(build_frame_cache(source, tmp_path, height=SIZE, width=SIZE)) == [3]
+    with caplog.at_level(logging.WARNING), open_dataset(config) as dataset:
+        assert dataset.source.indices == (0, 1, 2, 4, 5)
+    (message,) = [text for text in caplog.messages if "decoded" in text]
+    assert message.startswith("1 of 6 episodes could not be decoded") and "episode 3, frame 0" in message

@@ -118,7 +118,15 @@ def _read_dataset(
             cache_dir=config.frame_cache_dir,
             episodes_per_memory_pool=pool,
         )
-        source = frames.source  # a cache may lack episodes that could not be decoded
+        if lost := len(source) - len(frames.source):
+            logger.warning(
+                "%d of %d episodes could not be decoded when the frame cache was built, and are left out, the first "
+                "because: %s",
+                lost,
+                len(source),
+                frames.source.skipped[-lost].reason,
+            )
+        source = frames.source
     source.require_episodes()
     table = read_columns(source, config, rewards=True)
     return Dataset(
