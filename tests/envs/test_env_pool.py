@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pool_time import TIMEOUT_S, WAIT_S, use_pool_time, wait_for_file
-from toy_env import make_toy
+from toy_env import Toy, ToyEnv, make_toy
 
 from acrlpd.envs import EnvError, EnvFailure, EnvPool, pool, register_env
 from acrlpd.envs.env import Env
@@ -123,6 +123,32 @@ def test_an_answer_that_comes_while_another_process_restarts_counts(
         results = envs.run({0: (die,), 1: (answer_during_the_restart,), 3: (say_that_the_call_before_was_answered,)})
     assert isinstance(results[0], EnvFailure)
     assert (results[1], results[3]) == ("done", "done")
+
+
+class ClosingToy(Toy):
+    def close(self) -> None:
+        (Path(os.environ["TOY_FAULTS"]) / "closed").touch()
+
+
+def make_closing(name: str, **options: Any) -> Env:
+    return ToyEnv(ClosingToy("toy"), name=name, prompt="", fps=10, cameras=())
+
+
+def wait_for_the_end_of_another(env: Env) -> None:
+    wait_for_file(Path(os.environ["TOY_FAULTS"]) / "closed")
+    (Path(os.environ["TOY_FAULTS"]) / "answered").touch()
+
+
+register_env("closing-toy", make_closing)
+
+
+def test_the_end_of_a_pool_does_not_wait_for_calls_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of a collection, when the episodes that other processes still play are not wanted any more."""
+    monkeypatch.setenv("TOY_FAULTS", str(tmp_path))
+    with EnvPool("closing-toy", 2, num_workers=2) as envs:
+        envs.submit(0, wait_for_the_end_of_another)
+    assert (tmp_path / "closed").exists()  # by the idle process
+    assert not (tmp_path / "answered").exists()
 
 
 def test_an_environment_that_cannot_be_made_says_why_in_the_parent() -> None:
