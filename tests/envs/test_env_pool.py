@@ -61,6 +61,30 @@ def test_an_environment_that_raises_loses_its_own_episode_only(num_workers: int)
         assert prompt == "go right"
 
 
+class ToyThatDoesNotEndWell(Toy):
+    def close(self) -> None:
+        if self.seed == 1:
+            raise RuntimeError("no context")
+
+
+def make_badly_ending(name: str, **options: Any) -> Env:
+    return ToyEnv(ToyThatDoesNotEndWell("toy-raise-1"), name=name, prompt="", fps=10, cameras=())
+
+
+register_env("badly-ending-toy", make_badly_ending)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_environment_that_fails_again_at_its_end_loses_its_own_episode_only(num_workers: int) -> None:
+    with EnvPool("badly-ending-toy", 2, num_workers=num_workers) as envs:
+        envs.run({0: (start_episode, 0, False), 1: (start_episode, 1, False)})
+        results = envs.run({1: (execute_chunk, RIGHT, False, False)})
+        assert isinstance(results[1], EnvFailure)
+        assert results[1].reason.endswith("physics exploded. Then its close raised RuntimeError: no context")
+        assert len(envs.run({0: (execute_chunk, RIGHT, False, False)})[0].rewards) == 4
+        envs.run({1: (start_episode, 0, False)})
+
+
 def test_a_dead_process_is_restarted_and_reported() -> None:
     with EnvPool("toy-crash-1", 2, num_workers=2, cameras=()) as envs:
         envs.run({0: (start_episode, 0, False), 1: (start_episode, 1, False)})
