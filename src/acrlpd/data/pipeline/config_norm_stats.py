@@ -61,8 +61,8 @@ def write_norm_stats(rl_config: RLTrainConfig, *, overwrite: bool = False) -> tu
         require_replaceable(directory, origin)
     table = read_columns(source, rl_config.data, rewards=False)
     read = functools.partial(read_windows, table, rl_config)
-    norm_stats = compute_norm_stats(table.num_rows, read, rl_config.data.normalize)
     require_dims(read(np.arange(1)), rl_config)
+    norm_stats = compute_norm_stats(table.num_rows, read, rl_config.data.normalize)
     save_norm_stats(directory, norm_stats, origin)
     return directory, norm_stats
 
