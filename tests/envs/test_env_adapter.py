@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,6 +168,12 @@ def test_gymnasium_observations_get_the_names_of_dataset_columns() -> None:
     nested = {"pixels": {"top": image}, "agent_pos": vector, "force": vector}
     expected = {"observation.images.top", "observation.state", "observation.force"}
     assert set(flatten_observation(nested)) == expected
+
+
+@pytest.mark.parametrize("second", [{"state": np.ones(3)}, {"right": {"agent_pos": np.ones(3)}}])
+def test_two_parts_of_an_observation_with_one_name_are_refused(second: dict[str, Any]) -> None:
+    with pytest.raises(EnvError, match=r"would be called observation\.state, one of them .(state|right).\. Give it"):
+        flatten_observation({"agent_pos": np.zeros(3)} | second)
 
 
 def test_a_success_function_that_raises_is_named() -> None:

@@ -238,11 +238,14 @@ def flatten_observation(raw: Any) -> Columns:
     columns: Columns = {}
     for key, value in raw.items():
         if isinstance(value, Mapping):
-            columns |= flatten_observation(value)
+            named = flatten_observation(value)
         elif _is_image(value):
-            columns[f"observation.images.{key}"] = value
+            named = {f"observation.images.{key}": value}
         else:
-            columns[STATE if key in ("agent_pos", "state") else f"observation.{key}"] = value
+            named = {STATE if key in ("agent_pos", "state") else f"observation.{key}": value}
+        if twice := columns.keys() & named.keys():
+            raise EnvError(f"two parts of the observation would be called {min(twice)}, one of them {key!r}. {RENAME}")
+        columns |= named
     return columns
 
 
