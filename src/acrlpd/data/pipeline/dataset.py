@@ -3,13 +3,14 @@
 import dataclasses
 import logging
 import zlib
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.frames.decoded import open_frame_store
-from acrlpd.data.frames.store import FrameStore
+from acrlpd.data.frames.store import FrameStore, read_manifest
 from acrlpd.data.pipeline.config_episodes import (
     choose_episodes,
     fill_prompts,
@@ -86,10 +87,14 @@ def open_dataset(rl_config: RLTrainConfig, kept: frozenset[int] | None = None) -
     config = rl_config.data
     transforms = create_policy_transforms(rl_config)
     source = open_config_source(rl_config)
+    origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
+    if transforms.cameras and config.frame_cache_dir is not None and config.on_bad_episode == "skip":
+        # Left out before any episode is chosen, so that none is held out that has no frames.
+        _, _, undecodable = read_manifest(Path(config.frame_cache_dir))
+        source = source.without(undecodable)
     if (warning := source.describe_skipped()) is not None:
         logger.warning("%s", warning)
     require_cameras(source, transforms.cameras, rl_config.model)
-    origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
     rewards = read_all_rewards(source, config)
     source, validated_on = choose_episodes(source, config, rewards, kept)
     dataset = _read_dataset(source, rewards, rl_config, transforms, config.episodes_per_memory_pool)
@@ -106,6 +111,7 @@ def _read_dataset(
     source: EpisodeSource, rewards: DatasetRewards, rl_config: RLTrainConfig, transforms: PolicyTransforms, pool: int
 ) -> Dataset:
     """The episodes of a source as a dataset; a memory pool has room for `pool` decoded episodes."""
+    source.require_episodes()
     config = rl_config.data
     frames = None
     if transforms.cameras:
@@ -118,16 +124,6 @@ def _read_dataset(
             cache_dir=config.frame_cache_dir,
             episodes_per_memory_pool=pool,
         )
-        if lost := len(source) - len(frames.source):
-            logger.warning(
-                "%d of %d episodes could not be decoded when the frame cache was built, and are left out, the first "
-                "because: %s",
-                lost,
-                len(source),
-                frames.source.skipped[-lost].reason,
-            )
-        source = frames.source
-    source.require_episodes()
     table = read_columns(source, config, rewards=True)
     return Dataset(
         source=source,
