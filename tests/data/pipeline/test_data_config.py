@@ -68,3 +68,5 @@ def test_episodes_that_the_frame_cache_lacks_are_named_and_not_held_out(config, 
         assert {*dataset.source.indices, held_out} == {*source.indices} - {lost}
     (message,) = [text for text in caplog.messages if "left out" in text]
     assert message.startswith("1 of 6 episodes are broken and left out") and f"episode {lost}, frame 0" in message
+    with open_dataset(with_data(config, max_episodes=lost + 1, validation_share=0.0)) as dataset:
+        assert dataset.source.indices == source.indices[:lost]

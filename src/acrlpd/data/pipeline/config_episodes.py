@@ -27,16 +27,11 @@ def open_config_source(rl_config: RLTrainConfig) -> EpisodeSource:
     return open_source(name, on_bad_episode=config.on_bad_episode)
 
 
-def _first_episodes(source: EpisodeSource, config: DataConfig) -> EpisodeSource:
-    if config.max_episodes is None:
-        return source
-    late = source.indices[config.max_episodes :]
-    return source.without(dict.fromkeys(late, f"beyond data.max_episodes={config.max_episodes}"))
-
-
 def read_all_rewards(source: EpisodeSource, config: DataConfig) -> DatasetRewards:
-    """The rewards of all episodes that a run may use, those of the held-out episodes included."""
-    source = _first_episodes(source, config)
+    """The rewards of all episodes that a run may use: the first `max_episodes`, whatever becomes of them."""
+    if config.max_episodes is not None:
+        late = source.indices[config.max_episodes :]
+        source = source.without(dict.fromkeys(late, f"beyond data.max_episodes={config.max_episodes}"))
     source.require_episodes()
     table = source.read_columns(_reward_columns(source, config))
     return DatasetRewards(source.indices, table.offsets, read_rewards(source, table, config.rewards))
@@ -47,9 +42,12 @@ def choose_episodes(
 ) -> tuple[EpisodeSource, EpisodeSource | None]:
     """The episodes to train on, and the episodes that are held out for validation, if there are any.
 
-    The held-out episodes do not depend on `episode_filter`, so that a run and its baselines are validated alike.
+    Both are episodes that have rewards. The held-out episodes do not depend on `episode_filter`, so that a run and its
+    baselines are validated alike.
     """
-    everything = _first_episodes(source, config)
+    late = set(source.indices).difference(rewards.indices)
+    everything = source.without(dict.fromkeys(late, f"beyond data.max_episodes={config.max_episodes}"))
+    everything.require_episodes()
     success = dict(zip(everything.indices, rewards.of(everything).success.tolist(), strict=True))
     if kept is None:
         held_out = held_out_episodes(tuple(success), config.validation_share, success)

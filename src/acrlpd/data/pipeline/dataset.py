@@ -86,16 +86,16 @@ def open_dataset(rl_config: RLTrainConfig, kept: frozenset[int] | None = None) -
     """
     config = rl_config.data
     transforms = create_policy_transforms(rl_config)
-    source = open_config_source(rl_config)
-    origin = describe_origin(source, rl_config)  # statistics are of all episodes, also if the run trains on some
+    everything = source = open_config_source(rl_config)
     if transforms.cameras and config.frame_cache_dir is not None and config.on_bad_episode == "skip":
         # Left out before any episode is chosen, so that none is held out that has no frames.
         _, _, undecodable = read_manifest(Path(config.frame_cache_dir))
-        source = source.without(undecodable)
+        source = everything.without(undecodable)
     if (warning := source.describe_skipped()) is not None:
         logger.warning("%s", warning)
     require_cameras(source, transforms.cameras, rl_config.model)
-    rewards = read_all_rewards(source, config)
+    origin = describe_origin(everything, rl_config)  # statistics are of all episodes, also if the run trains on some
+    rewards = read_all_rewards(everything, config)
     source, validated_on = choose_episodes(source, config, rewards, kept)
     dataset = _read_dataset(source, rewards, rl_config, transforms, config.episodes_per_memory_pool)
     require_and_report_outcomes(dataset.rewards, rl_config)
