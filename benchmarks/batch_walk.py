@@ -87,7 +87,7 @@ def main() -> None:
 
     from acrlpd.config import apply_config_overrides, get_config
     from acrlpd.data.frames.cache_builder import build_frame_cache
-    from acrlpd.data.pipeline.dataset import write_norm_stats
+    from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
     from acrlpd.data.pipeline.labels import Labels
     from acrlpd.data.sources.source import open_source
     from acrlpd.data.tools.label import label_list

@@ -22,7 +22,9 @@ import numpy as np
 
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig
 from acrlpd.data.frames.cache_builder import build_frame_cache
-from acrlpd.data.pipeline.dataset import open_dataset, read_windows, write_norm_stats
+from acrlpd.data.pipeline.config_episodes import read_windows
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
+from acrlpd.data.pipeline.dataset import open_dataset
 from acrlpd.data.pipeline.loader import DataLoader
 from acrlpd.data.pipeline.norm_stats import compute_norm_stats
 from acrlpd.data.sources.source import ColumnTable, EpisodeSource, Feature

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import pathlib
 import platform
+import resource
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ def setup_process() -> None:
     setup_logging()
     enable_compilation_cache()
     keep_freed_memory()
+    allow_open_files()
 
 
 def setup_logging() -> None:
@@ -116,3 +118,13 @@ def keep_freed_memory() -> None:
         return
     for parameter, value in ((_MMAP_THRESHOLD, 32 * _MIB), (_TRIM_THRESHOLD, 1024 * _MIB), (_TOP_PAD, 128 * _MIB)):
         mallopt(parameter, value)
+
+
+def allow_open_files() -> None:
+    """Lets the process open as many files as the system allows. The usual limit is 1,024.
+
+    The readers of a frame cache keep its shards open, and a run has two readers, one of them for the held-out episodes.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY:  # macOS says so, and refuses it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -10,7 +10,7 @@ from data_pipeline_helpers import MODEL, SIZE, H
 
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RewardConfig, RLTrainConfig
 from acrlpd.data.frames.cache_builder import build_frame_cache
-from acrlpd.data.pipeline.dataset import write_norm_stats
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
 from acrlpd.data.pipeline.labels import Labels
 from acrlpd.data.sources.source import open_source
 from acrlpd.data.tools.label import label_rule

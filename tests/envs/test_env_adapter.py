@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from toy_env import FAULT_STEP, MAX_STEPS, Toy, ToyEnv, make_toy
 
 from acrlpd.envs import EnvError, make_env, make_gymnasium, register_env, registry
 from acrlpd.envs.env import Env, flatten_observation
+from acrlpd.envs.episodes import execute_chunk, start_episode
 from acrlpd.envs.simulators import choose_backend
 
 RIGHT = np.array([1.0, 0.0], np.float32)
@@ -65,6 +67,26 @@ def test_actions_are_cut_to_the_bounds_unless_clipping_is_off() -> None:
     np.testing.assert_array_equal(make_env("toy").executed(loud), [1.0, -1.0])
     unbounded = ToyEnv(Toy("toy"), name="toy", prompt="", fps=10, clip_actions=False)
     np.testing.assert_array_equal(unbounded.executed(loud), loud)
+
+
+def test_images_stay_as_they_are_where_a_simulator_draws_into_one_array() -> None:
+    class OneCanvas(Toy):
+        canvas = np.zeros((16, 24, 3), np.uint8)
+
+        def render(self) -> np.ndarray:
+            self.canvas[:] = super().render()
+            return self.canvas
+
+    def play_and_film(simulator: Toy) -> list[np.ndarray]:
+        env = ToyEnv(simulator, name="toy", prompt="", fps=10)
+        _, first, filmed = start_episode(env, 0, film=True)
+        executed = execute_chunk(env, np.stack([RIGHT] * 3), record=True, film=True)
+        seen = [columns["observation.images.side"] for columns in first + executed.observations]
+        return [*seen, *filmed, *executed.video]
+
+    found, expected = play_and_film(OneCanvas("toy")), play_and_film(Toy("toy"))
+    np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(found[0], found[3])
 
 
 def test_only_wanted_cameras_are_rendered_and_only_for_an_observation() -> None:
@@ -146,6 +168,12 @@ def test_gymnasium_observations_get_the_names_of_dataset_columns() -> None:
     nested = {"pixels": {"top": image}, "agent_pos": vector, "force": vector}
     expected = {"observation.images.top", "observation.state", "observation.force"}
     assert set(flatten_observation(nested)) == expected
+
+
+@pytest.mark.parametrize("second", [{"state": np.ones(3)}, {"right": {"agent_pos": np.ones(3)}}])
+def test_two_parts_of_an_observation_with_one_name_are_refused(second: dict[str, Any]) -> None:
+    with pytest.raises(EnvError, match=r"would be called observation\.state, one of them .(state|right).\. Give it"):
+        flatten_observation({"agent_pos": np.zeros(3)} | second)
 
 
 def test_a_success_function_that_raises_is_named() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pool_time import TIMEOUT_S, WAIT_S, use_pool_time, wait_for_file
-from toy_env import make_toy
+from toy_env import Toy, ToyEnv, make_toy
 
 from acrlpd.envs import EnvError, EnvFailure, EnvPool, pool, register_env
 from acrlpd.envs.env import Env
@@ -59,6 +59,30 @@ def test_an_environment_that_raises_loses_its_own_episode_only(num_workers: int)
         assert envs.failures == [results[1]]
         prompt, *_ = envs.run({1: (start_episode, 2, False)})[1]
         assert prompt == "go right"
+
+
+class ToyThatDoesNotEndWell(Toy):
+    def close(self) -> None:
+        if self.seed == 1:
+            raise RuntimeError("no context")
+
+
+def make_badly_ending(name: str, **options: Any) -> Env:
+    return ToyEnv(ToyThatDoesNotEndWell("toy-raise-1"), name=name, prompt="", fps=10, cameras=())
+
+
+register_env("badly-ending-toy", make_badly_ending)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_environment_that_fails_again_at_its_end_loses_its_own_episode_only(num_workers: int) -> None:
+    with EnvPool("badly-ending-toy", 2, num_workers=num_workers) as envs:
+        envs.run({0: (start_episode, 0, False), 1: (start_episode, 1, False)})
+        results = envs.run({1: (execute_chunk, RIGHT, False, False)})
+        assert isinstance(results[1], EnvFailure)
+        assert results[1].reason.endswith("physics exploded. Then its close raised RuntimeError: no context")
+        assert len(envs.run({0: (execute_chunk, RIGHT, False, False)})[0].rewards) == 4
+        envs.run({1: (start_episode, 0, False)})
 
 
 def test_a_dead_process_is_restarted_and_reported() -> None:
@@ -123,6 +147,32 @@ def test_an_answer_that_comes_while_another_process_restarts_counts(
         results = envs.run({0: (die,), 1: (answer_during_the_restart,), 3: (say_that_the_call_before_was_answered,)})
     assert isinstance(results[0], EnvFailure)
     assert (results[1], results[3]) == ("done", "done")
+
+
+class ClosingToy(Toy):
+    def close(self) -> None:
+        (Path(os.environ["TOY_FAULTS"]) / "closed").touch()
+
+
+def make_closing(name: str, **options: Any) -> Env:
+    return ToyEnv(ClosingToy("toy"), name=name, prompt="", fps=10, cameras=())
+
+
+def wait_for_the_end_of_another(env: Env) -> None:
+    wait_for_file(Path(os.environ["TOY_FAULTS"]) / "closed")
+    (Path(os.environ["TOY_FAULTS"]) / "answered").touch()
+
+
+register_env("closing-toy", make_closing)
+
+
+def test_the_end_of_a_pool_does_not_wait_for_calls_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of a collection, when the episodes that other processes still play are not wanted any more."""
+    monkeypatch.setenv("TOY_FAULTS", str(tmp_path))
+    with EnvPool("closing-toy", 2, num_workers=2) as envs:
+        envs.submit(0, wait_for_the_end_of_another)
+    assert (tmp_path / "closed").exists()  # by the idle process
+    assert not (tmp_path / "answered").exists()
 
 
 def test_an_environment_that_cannot_be_made_says_why_in_the_parent() -> None:

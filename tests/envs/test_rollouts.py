@@ -181,6 +181,20 @@ def test_a_bad_policy_is_refused(envs: EnvPool, actions: np.ndarray, words: str)
         list(rollouts(envs, lambda *_: Chunks(actions), range(2), execution=OpenLoop(3)))
 
 
+def test_an_episode_that_is_over_is_not_lost_when_the_next_one_ends_the_rollouts() -> None:
+    asked: list[list[int]] = []
+
+    def diverging(observations: Columns, prompts: list[str], seeds: list[int]) -> Chunks:
+        asked.append(seeds)
+        is_second = len(asked) > MAX_STEPS / 4  # nobody moves, so an episode has all steps
+        return Chunks(np.full((1, 4, 2), np.nan if is_second else 0.0, np.float32))
+
+    finished: list[int] = []
+    with EnvPool("toy", 1, num_workers=0, cameras=()) as envs, pytest.raises(EnvError, match="not finite"):
+        finished.extend(episode.seed for episode in rollouts(envs, diverging, range(2), execution=OpenLoop(4)))
+    assert finished == [0]
+
+
 def test_the_noise_of_a_chunk_is_recorded_with_each_of_its_steps(envs: EnvPool) -> None:
     told: dict[tuple[float, ...], np.ndarray] = {}
 

@@ -16,7 +16,8 @@ from toy_expert import ToyExpert
 
 from acrlpd.cli.demos import COMMANDS
 from acrlpd.config import apply_config_overrides, get_config
-from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
+from acrlpd.data.pipeline.dataset import open_dataset
 from acrlpd.data.sources.source import EpisodeSource, open_source
 from acrlpd.envs import Env, EnvError, make_env, register_env
 from acrlpd.envs.env import Columns

@@ -12,7 +12,8 @@ from toy_env import seeded_chunks
 from acrlpd.agents.hyperparams import BestOfNConfig
 from acrlpd.config import OpenPICompatibilityConfig
 from acrlpd.data.pipeline.batches import BatchBuilder
-from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
+from acrlpd.data.pipeline.dataset import open_dataset
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.envs import EnvPool, rollout_features, rollouts
 from acrlpd.execution.open_loop import OpenLoop

@@ -7,7 +7,8 @@ import pytest
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, get_config, validate_config
 from acrlpd.config.yaml_files import parse_config
-from acrlpd.data.pipeline.dataset import open_dataset, write_norm_stats
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
+from acrlpd.data.pipeline.dataset import open_dataset
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.data.pipeline.norm_stats import NormStatsError
 from acrlpd.data.pipeline.transforms import create_policy_transforms

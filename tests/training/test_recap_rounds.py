@@ -9,7 +9,8 @@ from training_helpers import arrays_of, assert_equal_arrays, metrics_of, state_c
 
 from acrlpd.cli.main import main
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, get_config, save_config
-from acrlpd.data.pipeline.dataset import open_config_source, write_norm_stats
+from acrlpd.data.pipeline.config_episodes import open_config_source
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
 from acrlpd.data.sources.source import DatasetError, Feature
 from acrlpd.data.tools.lerobot_writer import LeRobotWriter
 from acrlpd.policies.checkpoint import CheckpointError, load_policy, open_checkpoint

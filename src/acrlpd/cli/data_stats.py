@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from acrlpd.config.command_line import Flag, parse_config_args
 from acrlpd.config.data import NORM_STATS_FILE
-from acrlpd.data.pipeline.dataset import write_norm_stats
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
 from acrlpd.text import print
 
 

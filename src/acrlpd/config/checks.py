@@ -307,7 +307,7 @@ def check_files(config: RLTrainConfig, level: Level) -> Iterator[Finding]:
     if data.data_dir is not None and not pathlib.Path(data.data_dir).exists():
         yield Finding(level, f"data.data_dir {data.data_dir} does not exist; name the directory of a dataset")
         return
-    if data.repo_id == "fake" and data.data_dir is None:
+    if data.is_fake:
         return
     stats = data.norm_stats_path
     if stats is not None and not stats.exists():

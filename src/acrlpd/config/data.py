@@ -174,6 +174,11 @@ class DataConfig:
         return {"data_dir": None, "demonstrations.num_episodes": 0}
 
     @property
+    def is_fake(self) -> bool:
+        """Whether the data are random numbers in the model's shapes."""
+        return self.repo_id == "fake" and self.data_dir is None
+
+    @property
     def norm_stats_path(self) -> pathlib.Path | None:
         """Where the norm statistics of this dataset live; None while there is no dataset."""
         name = self.asset_id or (pathlib.Path(self.data_dir).resolve().name if self.data_dir else self.repo_id)

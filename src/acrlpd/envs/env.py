@@ -155,7 +155,7 @@ class Env:
             if not _is_image(value):
                 result[name] = np.atleast_1d(value).astype(np.float32)
             elif self.wants(name):
-                result[name] = value
+                result[name] = value.copy()  # A simulator may draw the next image into the same array.
         self._check_observation(result)
         return result
 
@@ -170,7 +170,7 @@ class Env:
     def render(self) -> np.ndarray:
         """A picture of the scene for a person: uint8 [h, w, 3]."""
         with self._errors_name_the_step():
-            frame = np.asarray(self.env.render())
+            frame = np.array(self.env.render())  # a copy, as in `observe`
         if not _is_image(frame):
             raise EnvError(
                 f"environment {self.name!r} cannot be filmed: render() gave {frame.dtype} {list(frame.shape)}, "
@@ -238,11 +238,14 @@ def flatten_observation(raw: Any) -> Columns:
     columns: Columns = {}
     for key, value in raw.items():
         if isinstance(value, Mapping):
-            columns |= flatten_observation(value)
+            named = flatten_observation(value)
         elif _is_image(value):
-            columns[f"observation.images.{key}"] = value
+            named = {f"observation.images.{key}": value}
         else:
-            columns[STATE if key in ("agent_pos", "state") else f"observation.{key}"] = value
+            named = {STATE if key in ("agent_pos", "state") else f"observation.{key}": value}
+        if twice := columns.keys() & named.keys():
+            raise EnvError(f"two parts of the observation would be called {min(twice)}, one of them {key!r}. {RENAME}")
+        columns |= named
     return columns
 
 

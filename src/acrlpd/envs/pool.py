@@ -242,9 +242,14 @@ class _Processes:
         return spec
 
     def close(self) -> None:
+        """Ends all processes. An idle one closes its environments first; nobody waits for the call of a busy one."""
         for worker in self._workers:
+            if worker.pending:
+                worker.kill()
+        idle = [worker for worker in self._workers if not worker.pending]
+        for worker in idle:
             with contextlib.suppress(OSError):
                 worker.connection.send(None)
-        for worker in self._workers:
+        for worker in idle:
             worker.process.join(5)
             worker.kill()

@@ -142,6 +142,7 @@ class _Rollouts:
     running: set[int] = dataclasses.field(default_factory=set)  # slots that have a call to answer
     # Answers that were received before they were asked for, by slot.
     results: dict[int, Any] = dataclasses.field(default_factory=dict)
+    finished: list[tuple[int, Rollout]] = dataclasses.field(default_factory=list)  # member and episode, to be yielded
     failures_in_a_row: int = 0
 
     def play(self) -> Iterator[tuple[int, Rollout]]:
@@ -151,10 +152,13 @@ class _Rollouts:
         try:
             while True:
                 for group in groups:
-                    finished = self._receive(group)
-                    self._start(group)
-                    self._act(group)
-                    yield from finished
+                    try:
+                        self._receive(group)
+                        self._start(group)
+                        self._act(group)
+                    finally:  # Episodes that are over are not lost when something else ends the rollouts.
+                        finished, self.finished = self.finished, []
+                        yield from finished
                 if not self.active and not any(member.again for member in self.members):
                     return
         finally:  # the next user of the pool must not receive the answers to these calls
@@ -221,9 +225,8 @@ class _Rollouts:
                 episode.left = turn.left
                 self._submit(slot, execute_chunk, turn.actions, self.record, episode.planned.film)
 
-    def _receive(self, group: Sequence[int]) -> list[tuple[int, Rollout]]:
-        """Waits until a group has executed its turns; returns the episodes that are over."""
-        finished = []
+    def _receive(self, group: Sequence[int]) -> None:
+        """Waits until a group has executed its turns; episodes that are over are finished."""
         for slot in [slot for slot in group if slot in self.active]:
             result = self._result(slot)
             episode = self.active[slot]
@@ -237,8 +240,7 @@ class _Rollouts:
             kept = episode.observations if self.record else []
             episode.observations = kept + result.observations
             if result.done:
-                finished.append((self._member(slot), _finish(self.active.pop(slot), self.record)))
-        return finished
+                self.finished.append((self._member(slot), _finish(self.active.pop(slot), self.record)))
 
     def _noise_seed(self, episode: _Episode) -> int:
         """One seed per observation, so that its noise does not depend on the other environments."""

@@ -45,7 +45,10 @@ class EnvSlots:
             return slot, function(self._envs[slot], *args)
         except Exception as error:  # whatever a simulator raises costs one episode, not the run
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        self._envs[slot].close()
+        try:
+            self._envs[slot].close()
+        except Exception as error:  # a simulator that has failed may not end well either
+            reason += f". Then its close raised {type(error).__name__}: {error}"
         self._envs[slot] = self._make()
         return slot, EnvFailure(slot, reason)
 

@@ -18,7 +18,7 @@ from acrlpd.checksums import read_checksums, verified
 from acrlpd.config import RLTrainConfig, apply_config_overrides
 from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import from_dict
-from acrlpd.data.pipeline.dataset import norm_stats_dir
+from acrlpd.data.pipeline.config_norm_stats import norm_stats_dir
 from acrlpd.data.pipeline.norm_stats import NormStats, load_norm_stats, require_complete
 from acrlpd.data.pipeline.rewards import RewardOrigin
 from acrlpd.data.pipeline.tokenizer import LongPrompts

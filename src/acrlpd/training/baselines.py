@@ -14,7 +14,7 @@ import rich.table
 
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides
 from acrlpd.console import Console
-from acrlpd.data.pipeline.dataset import check_outcomes
+from acrlpd.data.pipeline.dataset_checks import check_outcomes
 from acrlpd.data.pipeline.outcomes import OutcomeError
 from acrlpd.envs.create import EnvPools
 from acrlpd.runs import directory as runs

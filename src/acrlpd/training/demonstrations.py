@@ -9,7 +9,7 @@ import pathlib
 import jax
 
 from acrlpd.config import ConfigError, RLTrainConfig, validate_config
-from acrlpd.data.pipeline.dataset import write_norm_stats
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
 from acrlpd.experts.demonstrations import DemonstrationSettings, collect_demonstrations
 from acrlpd.experts.ogbench_datasets import require_play_of
 from acrlpd.text import print

@@ -18,7 +18,7 @@ from acrlpd.choice import kind_name
 from acrlpd.config import ConfigError, RLTrainConfig, apply_config_overrides, config_to_yaml
 from acrlpd.config.yaml_files import require_same_config
 from acrlpd.console import Console
-from acrlpd.data.pipeline.dataset import choose_episodes, open_config_source, read_all_rewards, read_columns
+from acrlpd.data.pipeline.config_episodes import choose_episodes, open_config_source, read_all_rewards, read_columns
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.data.pipeline.returns import find_successes
 from acrlpd.data.pipeline.rewards import read_rewards

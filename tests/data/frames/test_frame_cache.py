@@ -1,5 +1,6 @@
 """The frame cache: the same pixels as resizing, whatever happens while it is built or afterwards."""
 
+import gc
 import json
 import os
 import shutil
@@ -12,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from acrlpd.config import RewardConfig
 from acrlpd.data.frames import cache_builder as frame_cache_builder
 from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.frames.decoded import open_frame_store
 from acrlpd.data.frames.store import MANIFEST, FrameCache, resize_with_pad
+from acrlpd.data.sources.fake import FakeSource
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
 from acrlpd.data.tools.inspect import validate_cache
 
@@ -120,6 +123,7 @@ def test_one_interface_for_cache_decoder_and_pool(source: EpisodeSource, cache_d
 CHILD = """
 import sys, time
 from pathlib import Path
+from acrlpd.config import RewardConfig
 from acrlpd.data.frames import cache_builder as frame_cache_builder
 from acrlpd.data.sources import lerobot
 from acrlpd.data.sources.source import open_source
@@ -199,6 +203,23 @@ def test_only_one_builder_at_a_time(source: EpisodeSource, tmp_path: Path) -> No
     finally:
         child.kill()
         child.wait()
+
+
+def open_files(directory: Path) -> list[Path]:
+    """The files below a directory that this process has open."""
+    gc.collect()
+    links = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
+    return [path for path in links if path.is_relative_to(directory)]
+
+
+def test_a_cache_that_cannot_be_opened_leaves_no_file_open(source: EpisodeSource, cache_dir: Path) -> None:
+    FrameCache(cache_dir, source, cameras=source.cameras, **SIZE)  # nobody keeps it
+    assert open_files(cache_dir) == []
+    shard = cache_dir / "wrist_image" / "00000.frames"
+    flip(shard, shard.stat().st_size - 1)
+    with pytest.raises(DatasetError, match="the table behind the frames does not match"):
+        FrameCache(cache_dir, source, cameras=source.cameras, **SIZE)
+    assert open_files(cache_dir) == []
 
 
 def test_a_cache_serves_only_the_dataset_it_was_made_from(
@@ -359,6 +380,27 @@ def test_the_number_of_open_shards_is_bounded(source: EpisodeSource, monkeypatch
     for camera in source.cameras:
         assert [i for _, c, indices in plan if c == camera for i in indices] == list(source.indices)
     assert json.loads(json.dumps(plan))
+
+
+class EqualEpisodes(FakeSource):
+    """Episodes of three cameras that all have the same length."""
+
+    def __init__(self, num_episodes: int, length: int) -> None:
+        super().__init__(("high", "left", "right"), {}, RewardConfig())
+        self.indices = tuple(range(num_episodes))
+        self.length = length
+
+    def _length(self, index: int) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("num_episodes", [250, 400, 3000])
+def test_the_number_of_open_shards_is_bounded_where_episodes_are_about_half_a_shard(num_episodes: int) -> None:
+    source = EqualEpisodes(num_episodes, length=1000)  # an episode of one camera has 144 MiB
+    spec = frame_cache_builder.CacheSpec(source.identity, list(source.cameras), 224, 224, "raw")
+    plan = frame_cache_builder._plan(source, spec)
+    assert len(plan) <= frame_cache_builder.MAX_SHARDS
+    assert [i for _, camera, indices in plan if camera == "left" for i in indices] == list(source.indices)
 
 
 @pytest.mark.usefixtures("small_shards")

@@ -8,7 +8,7 @@ import pytest
 
 from acrlpd.config import apply_config_overrides, get_config, validate_config
 from acrlpd.data.pipeline.action_tokens import ReportUndecodable
-from acrlpd.data.pipeline.dataset import require_action_tokens
+from acrlpd.data.pipeline.dataset_checks import require_action_tokens
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.transforms import create_policy_transforms
 from acrlpd.models.fast_tokenizer import load_fast_tokenizer

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from acrlpd.agents.improvements.recap import RECAP
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RLTrainConfig
 from acrlpd.config.validation import validate_config
-from acrlpd.data.pipeline.dataset import Dataset, open_dataset, write_norm_stats
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
+from acrlpd.data.pipeline.dataset import Dataset, open_dataset
 from acrlpd.data.pipeline.held_out import MAX_WINDOWS, read_held_out_windows, returns_to_terminal
 from acrlpd.data.pipeline.held_out_choice import held_out_episodes
 from acrlpd.data.pipeline.rewards import RewardOrigin, StepRewards

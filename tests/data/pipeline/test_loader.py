@@ -10,7 +10,7 @@ from data_pipeline_helpers import MODEL, H, T, assert_equal, batches, decode_ide
 
 from acrlpd.config import DataConfig, QChunkingConfig, RepackConfig, RewardConfig, RLTrainConfig
 from acrlpd.config.presets import debug
-from acrlpd.data.pipeline.dataset import write_norm_stats
+from acrlpd.data.pipeline.config_norm_stats import write_norm_stats
 from acrlpd.data.pipeline.loader import create_data_loader
 from acrlpd.data.pipeline.norm_stats import NormStatsError, load_norm_stats
 from acrlpd.data.sources.source import DatasetError, open_source

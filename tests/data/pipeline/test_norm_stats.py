@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acrlpd.config import apply_config_overrides, get_config
-from acrlpd.data.pipeline.dataset import read_windows
+from acrlpd.data.pipeline.config_episodes import read_windows
 from acrlpd.data.pipeline.norm_stats import (
     NormStats,
     NormStatsError,

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from acrlpd.config import RLTrainConfig, apply_config_overrides
-from acrlpd.data.pipeline.dataset import check_outcomes, open_dataset
+from acrlpd.data.pipeline.dataset import open_dataset
+from acrlpd.data.pipeline.dataset_checks import check_outcomes
 from acrlpd.data.pipeline.labels import Labels
 from acrlpd.data.sources.source import DatasetError, open_source
 from acrlpd.data.tools.label import label_rule

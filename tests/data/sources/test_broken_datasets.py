@@ -108,9 +108,12 @@ def edit_parquet(path: Path, edit: Callable[[dict[str, list]], None]) -> None:
     table = pq.read_table(path)
     columns = table.to_pydict()
     edit(columns)
-    new = pa.Table.from_pydict(columns, schema=table.schema.remove_metadata())
-    path.unlink()
-    pq.write_table(new, path)
+    replace_table(path, pa.Table.from_pydict(columns, schema=table.schema.remove_metadata()))
+
+
+def replace_table(path: Path, table: pa.Table) -> None:
+    path.unlink()  # it is a hard link to the original
+    pq.write_table(table, path)
 
 
 def set_value(column: str, row: int, value: object) -> Callable[[dict[str, list]], None]:
@@ -159,6 +162,18 @@ def test_an_empty_value_is_refused(copy_dataset: Callable[[str], Path]) -> None:
     with pytest.raises(EpisodeError, match=r"episode 2: column 'action' has empty \(null\) values"):
         open_source(root).read_columns(["action"])
     assert open_source(root, on_bad_episode="skip").read_columns(["action"]).offsets[-1] == 1542 - 114
+
+
+def test_lists_of_different_lengths_are_refused_even_if_their_sum_is_right(copy_dataset: Callable[[str], Path]) -> None:
+    """Not every writer declares how long the lists of a column are."""
+    root = copy_dataset("aloha_v21")
+    path = root / "data" / "chunk-000" / "episode_000002.parquet"
+    table = pq.read_table(path)
+    actions = table["action"].to_pylist()
+    actions[6] += [actions[5].pop()]
+    place = table.column_names.index("action")
+    replace_table(path, table.set_column(place, "action", pa.array(actions, pa.list_(pa.float32()))))
+    assert_bad(root, 2, r"episode 2: column 'action' has lists of \[13, 14, 15\] numbers, expected equal lengths")
 
 
 def test_metadata_that_promises_more_steps_than_there_are(copy_dataset: Callable[[str], Path]) -> None:

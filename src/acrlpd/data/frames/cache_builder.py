@@ -77,7 +77,7 @@ ShardPlan = tuple[str, str, list[int]]  # file, camera, dataset indices of its e
 
 
 def _plan(source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
-    """Cuts each camera's episodes, in order, into shards."""
+    """Cuts the episodes of each camera, in order, into shards; only the last one may be smaller than the limit."""
     lengths = source.lengths
     frame = spec.frame_bytes * (_JPEG_RATIO if spec.encoding == "jpeg" else 1.0)
     total = float(lengths.sum()) * frame * len(spec.cameras)
@@ -85,7 +85,7 @@ def _plan(source: EpisodeSource, spec: CacheSpec) -> list[ShardPlan]:
     groups: list[list[int]] = [[]]
     filled = 0.0
     for index, length in zip(source.indices, lengths.tolist(), strict=True):
-        if groups[-1] and filled + length * frame > limit:
+        if filled >= limit:
             groups.append([])
             filled = 0.0
         groups[-1].append(index)

@@ -141,7 +141,8 @@ class FrameCache(FrameStore):
                 f"{next(iter(left_out.values()))}); train with on_bad_episode=skip to go without them"
             )
         self._place()
-        self._files = [os.open(directory / shard.file, os.O_RDONLY) for shard in self.shards]
+        # File objects, which are closed with this store also where an error leaves the store half made.
+        self._files = [(directory / shard.file).open("rb", buffering=0) for shard in self.shards]
         self._tables = [self._read_tables(k) for k in range(len(self.shards))]
         # Which frames of each shard were compared with their checksum. Two threads may compare the same frame.
         self._checked = [bytearray(len(checksums)) for _, checksums in self._tables]
@@ -173,9 +174,8 @@ class FrameCache(FrameStore):
             return [found for found in threads.map(problem, range(len(self.shards))) if found]
 
     def close(self) -> None:
-        files, self._files = self._files, []
-        for file in files:
-            os.close(file)
+        for file in self._files:
+            file.close()
         super().close()
 
     def _read_frame(self, shard: int, frame: int, out: np.ndarray) -> None:
@@ -189,7 +189,7 @@ class FrameCache(FrameStore):
 
     def _read_bytes(self, shard: int, frame: int, out: memoryview) -> None:
         """Reads a frame as it is stored. The first time, the bytes are compared with the checksum of the frame."""
-        read = os.preadv(self._files[shard], [out], int(self._tables[shard][0][frame]))
+        read = os.preadv(self._files[shard].fileno(), [out], int(self._tables[shard][0][frame]))
         if read != out.nbytes:
             raise self._damaged(shard, f"truncated, it ends before the end of frame {frame}")
         if self._checked[shard][frame]:
@@ -203,7 +203,7 @@ class FrameCache(FrameStore):
         shard, is_raw = self.shards[k], self.spec.encoding == "raw"
         count = sum(length for _, _, length in shard.episodes)
         size = 8 * (count if is_raw else 2 * count + 1)
-        tables = os.pread(self._files[k], size, shard.bytes - size)
+        tables = os.pread(self._files[k].fileno(), size, shard.bytes - size)
         if checksum(tables) != shard.checksum:
             raise self._damaged(k, "damaged, the table behind the frames does not match its checksum")
         numbers = np.frombuffer(tables, np.uint64)

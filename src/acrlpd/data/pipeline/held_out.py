@@ -7,7 +7,8 @@ import numpy as np
 
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.pipeline.batches import BatchBuilder, make_windows
-from acrlpd.data.pipeline.dataset import Dataset, read_windows
+from acrlpd.data.pipeline.config_episodes import read_windows
+from acrlpd.data.pipeline.dataset import Dataset
 from acrlpd.data.pipeline.rewards import StepRewards
 from acrlpd.data.pipeline.transforms import compose
 from acrlpd.models.observation import Observation

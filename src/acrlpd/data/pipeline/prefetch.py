@@ -79,32 +79,43 @@ class Prefetcher:
 
 
 class BufferPool:
-    """Image buffers that go round: filled by the loader, read by the device, filled again. Recycled by shape.
+    """Image buffers that go round: filled by the loader, read by the device, filled again.
 
     A batch of images is hundreds of megabytes, and touching that much fresh memory costs as much as reading the frames.
     A caller cannot know when a buffer is free again: a transfer may still run, and on a CPU the device array *is* the
     buffer. So a buffer comes back when the last array that looks at it dies.
+
+    The number of windows may change from batch to batch. So a buffer serves every shape that fits into it, and there
+    are never more buffers than were lent at the same time.
     """
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, ...], list[np.ndarray]] = {}
+        self._free: list[np.ndarray] = []  # uint8 [bytes] each
         self._lock = threading.Lock()
-        self.allocated_bytes = 0
+        self.allocated_bytes = 0  # of all buffers, free and lent
 
     def take(self, shape: tuple[int, ...]) -> np.ndarray:
         """An array of this shape with undefined content; it goes back when the array and its views are gone."""
+        size = math.prod(shape)
         with self._lock:
-            free = self._free.setdefault(shape, [])
-            buffer = free.pop() if free else None
-            if buffer is None:
-                self.allocated_bytes += math.prod(shape)
-                raw = np.empty(math.prod(shape) + _ALIGNMENT, np.uint8)
-                start = -raw.ctypes.data % _ALIGNMENT
-                buffer = raw[start : start + math.prod(shape)].reshape(shape)
-        lease = _Lease(buffer)
+            buffer = self._take_free_or_new(size)
+        lease = _Lease(buffer[:size].reshape(shape))
         # No lock: a loan may end at any moment, also while this thread holds the lock. Appending is atomic.
-        weakref.finalize(lease, free.append, buffer).atexit = False
+        weakref.finalize(lease, self._free.append, buffer).atexit = False
         return np.asarray(lease)
+
+    def _take_free_or_new(self, size: int) -> np.ndarray:
+        """The smallest free buffer of at least `size` bytes. If all are smaller, a new one replaces the largest."""
+        sizes = [len(buffer) for buffer in self._free]
+        fitting = [place for place, found in enumerate(sizes) if found >= size]
+        if fitting:
+            return self._free.pop(min(fitting, key=sizes.__getitem__))
+        if sizes:
+            self.allocated_bytes -= len(self._free.pop(sizes.index(max(sizes))))
+        self.allocated_bytes += size
+        raw = np.empty(size + _ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT
+        return raw[start : start + size]
 
 
 class _Lease:

@@ -24,7 +24,8 @@ import simplejpeg
 from acrlpd.checksums import read_with_checksum, short_checksum, write_with_checksum
 from acrlpd.config import RLTrainConfig
 from acrlpd.data.frames.decoded import DecodedFrames
-from acrlpd.data.pipeline.dataset import Dataset, fill_prompts, read_columns
+from acrlpd.data.pipeline.config_episodes import fill_prompts, read_columns
+from acrlpd.data.pipeline.dataset import Dataset
 from acrlpd.data.pipeline.rewards import compute_rewards, environment_rewards
 from acrlpd.data.sources.source import (
     BadDataError,

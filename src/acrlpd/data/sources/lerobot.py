@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from PIL import Image, UnidentifiedImageError
 
@@ -367,6 +368,9 @@ def _to_numpy(name: str, column: pa.ChunkedArray, feature: Feature | None) -> np
             raise BadDataError(f"column {name!r} has empty (null) values")
         if not hasattr(values, "flatten") or not hasattr(values, "values"):
             break
+        lengths = pc.unique(pc.list_value_length(values)).to_pylist()
+        if len(lengths) > 1:  # The sum may be right all the same, and numbers would move to other rows.
+            raise BadDataError(f"column {name!r} has lists of {sorted(lengths)} numbers, expected equal lengths")
         values = values.flatten()
     array = values.to_numpy(zero_copy_only=False)
     shape = feature.shape if feature is not None else ()

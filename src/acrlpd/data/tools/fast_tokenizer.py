@@ -9,7 +9,8 @@ import numpy as np
 
 from acrlpd.choice import kind_name
 from acrlpd.config import ConfigError, RLTrainConfig
-from acrlpd.data.pipeline.dataset import load_config_norm_stats, open_config_source, read_columns, read_windows
+from acrlpd.data.pipeline.config_episodes import open_config_source, read_columns, read_windows
+from acrlpd.data.pipeline.config_norm_stats import load_config_norm_stats
 from acrlpd.data.pipeline.transforms import Normalize, uses_quantiles
 from acrlpd.data.sources.source import ColumnTable
 from acrlpd.files import new_directory

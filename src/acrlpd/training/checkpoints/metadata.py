@@ -13,7 +13,7 @@ import numpy as np
 from acrlpd.config import ConfigError, RLTrainConfig, config_hash, diff_configs, to_dict
 from acrlpd.config.data import NORM_STATS_FILE
 from acrlpd.config.tree import describe_changes, flatten, from_dict
-from acrlpd.data.pipeline.dataset import norm_stats_dir
+from acrlpd.data.pipeline.config_norm_stats import norm_stats_dir
 from acrlpd.data.pipeline.norm_stats import ORIGIN_FILE
 from acrlpd.runs.checkpoint_layout import (
     FORMAT,

@@ -25,7 +25,7 @@ import numpy as np
 
 from acrlpd.agents import Agent
 from acrlpd.config import RLTrainConfig, load_config
-from acrlpd.data.pipeline.dataset import load_config_norm_stats
+from acrlpd.data.pipeline.config_norm_stats import load_config_norm_stats
 from acrlpd.data.pipeline.norm_stats import NormStats
 from acrlpd.data.pipeline.replay import Replay
 from acrlpd.envs import ChunkPolicy, Chunks, EnvError
