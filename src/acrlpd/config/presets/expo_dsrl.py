@@ -9,6 +9,7 @@ that lead to a success, which at least half of each batch is; critics learn from
 of the policy, and the same chunks with edits of up to 0.2 standard deviations. Such edits change values little, so the
 temperature starts at 0.1: at 1, the first thousands of updates would leave the edits random, and at 0.01 the edits
 would follow critics that know nothing yet. Each environment step is learned from more often than in the base preset.
+quickstart_expo goes online early, from a policy that succeeds in about half of its episodes.
 What differs from the paper's code: an update trains policy, critics and edit policy together; there, 20 updates of the
 critics are followed by one update of the others.
 
@@ -18,12 +19,14 @@ that cloned the successful demonstrations in the run of the base preset, so this
     acrlpd train --config quickstart_mixed --exp_name quickstart_mixed
     acrlpd train --config quickstart_dsrl --exp_name dsrl
 
---weight_loader.path names another policy. As in the paper's code for the cube transfer of ALOHA, the mean of 10 critics
-counts, actor and noise critics have 3 layers of 128 units, the target entropy is 0, and one candidate is made for each
-observation. In the offline phase only the critics learn: an actor that follows critics of a few hundred updates spoils
-the policy. aloha_sim_dsrl has the paper's noise, one row within 2 standard deviations. In quickstart_dsrl each row has
+--weight_loader.path names another policy. As in the paper's code for the cube transfer of ALOHA, actor and noise
+critics have 3 layers of 128 units, and the target entropy is 0. In the offline phase only the critics learn: an actor
+that follows critics of a few hundred updates spoils the policy. aloha_sim_dsrl has the paper's noise, one row within 2
+standard deviations, its mean of 10 critics, and its one candidate for each observation. In quickstart_dsrl each row has
 its own noise within 1.5: with one row for all, the small policy loses most of its successes before the actor has
-learned anything. The temperature starts low there, because the run is short.
+learned anything. There the critics' minimum chooses among 4 candidates, and a target is the minimum of 2 random
+critics, because with the mean DSRL improved nothing (benchmarks/rl_methods-2026-11-20.md). The temperature starts low,
+because the run is short.
 
 aloha_sim_dsrl_sac is the same with DSRL-SAC, which the paper's code has for pi0. Critics of noise learn from nothing
 but what the policy plays, so there is no offline phase. The online phase starts with more episodes, and the critics
@@ -38,11 +41,11 @@ from acrlpd.agents.improvements.dsrl import DSRL
 from acrlpd.agents.improvements.dsrl_sac import DSRLSAC
 from acrlpd.agents.improvements.expo import EXPO
 from acrlpd.config.presets import aloha_sim, quickstart_mixed
-from acrlpd.config.run import WeightLoaderConfig
+from acrlpd.config.run import TrainingConfig, WeightLoaderConfig
 from acrlpd.config.train_config import RLTrainConfig
 
 
-def _expo(name: str, base: RLTrainConfig, *, online_steps: int, update_to_data_ratio: float) -> RLTrainConfig:
+def _expo(name: str, base: RLTrainConfig, training: TrainingConfig, update_to_data_ratio: float) -> RLTrainConfig:
     losses = LossWeights(actor_weight=1.0, bc_weight=1.0)
     return dataclasses.replace(
         base,
@@ -53,7 +56,7 @@ def _expo(name: str, base: RLTrainConfig, *, online_steps: int, update_to_data_r
         ),
         qchunking=dataclasses.replace(base.qchunking, success_ratio=0.5),
         improvement=EXPO(edit_scale=0.2),
-        training=dataclasses.replace(base.training, online_steps=online_steps),
+        training=training,
         online=dataclasses.replace(base.online, update_to_data_ratio=update_to_data_ratio),
         evaluation=dataclasses.replace(base.evaluation, baselines=()),
     )
@@ -64,6 +67,8 @@ def _dsrl(
     base: RLTrainConfig,
     improvement: DSRL,
     *,
+    num_action_samples: int,
+    target_subset_size: int | None,
     initial_temperature: float,
     offline_steps: int,
     online_steps: int,
@@ -74,11 +79,11 @@ def _dsrl(
         base,
         name=name,
         weight_loader=WeightLoaderConfig("checkpoint", cloned),
-        critic=dataclasses.replace(base.critic, num_critics=10, q_aggregation="mean"),
+        critic=dataclasses.replace(base.critic, num_critics=10, target_subset_size=target_subset_size),
         acrlpd=dataclasses.replace(
             base.acrlpd,
             loss_weights=LossWeights(actor_weight=1.0, bc_weight=0.0),
-            num_action_samples=1,
+            num_action_samples=num_action_samples,
             policy_data="all",  # nothing is cloned
             critic_gradient_to_policy=False,
             critic_warmup_steps=offline_steps,
@@ -118,6 +123,8 @@ _ALOHA_SIM_DSRL = _dsrl(
     "aloha_sim_dsrl",
     _ALOHA_SIM,
     DSRL(noise_bound=2.0, hidden_dims=(128, 128, 128)),
+    num_action_samples=1,
+    target_subset_size=None,
     initial_temperature=1.0,
     offline_steps=1_000,
     online_steps=8_000,
@@ -126,16 +133,28 @@ _ALOHA_SIM_DSRL = _dsrl(
 
 CONFIGS = {
     "EXPO on the quick start's task": _expo(
-        "quickstart_expo", _QUICKSTART, online_steps=2_400, update_to_data_ratio=0.5
+        "quickstart_expo",
+        _QUICKSTART,
+        dataclasses.replace(
+            _QUICKSTART.training, offline_steps=1_200, online_steps=2_400, eval_frequency=1_200, save_frequency=1_200
+        ),
+        update_to_data_ratio=0.5,
     ),
-    "EXPO on aloha_sim": _expo("aloha_sim_expo", _ALOHA_SIM, online_steps=4_500, update_to_data_ratio=0.16),
+    "EXPO on aloha_sim": _expo(
+        "aloha_sim_expo",
+        _ALOHA_SIM,
+        dataclasses.replace(_ALOHA_SIM.training, online_steps=4_500),
+        update_to_data_ratio=0.16,
+    ),
     "DSRL on the quick start's task": _dsrl(
         "quickstart_dsrl",
         _QUICKSTART,
         DSRL(noise_bound=1.5, noise_rows="all", hidden_dims=(128, 128, 128)),
+        num_action_samples=4,
+        target_subset_size=2,
         initial_temperature=0.1,
         offline_steps=600,
-        online_steps=3_000,
+        online_steps=6_600,
         update_to_data_ratio=1.0,
     ),
     "DSRL on aloha_sim": _ALOHA_SIM_DSRL,
