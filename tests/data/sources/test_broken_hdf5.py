@@ -165,3 +165,20 @@ def test_a_dataset_of_which_nothing_can_be_read(copy_dataset: Callable[[str], Pa
         replace(path, b"not HDF5")
     with pytest.raises(DatasetError, match=r"none of 2 episodes can be read; the first: .*episode_0.hdf5"):
         open_source(root)
+
+
+@pytest.mark.parametrize("name", ["episode_1_again.hdf5", "episode_01.hdf5"])
+def test_a_file_more_gives_no_episode_another_number(name: str, copy_dataset: Callable[[str], Path]) -> None:
+    root = copy_dataset("aloha_hdf5_sim_raw")
+    (root / name).write_bytes((root / "episode_1.hdf5").read_bytes())
+    with pytest.raises(DatasetError, match=r"and 1 do not: episode_0?1(_again)?.hdf5. Move or rename"):
+        open_source(root)
+
+
+def test_files_without_a_number_are_numbered_in_their_order(copy_dataset: Callable[[str], Path]) -> None:
+    root = copy_dataset("aloha_hdf5_sim_raw")
+    lengths = open_source(root).lengths.tolist()
+    for path in sorted(root.iterdir()):
+        path.rename(root / path.name.replace("episode_", "towel "))
+    source = open_source(root)
+    assert source.indices == (0, 1) and source.lengths.tolist() == lengths

@@ -13,7 +13,7 @@ import numpy as np
 import simplejpeg
 
 from acrlpd.data.sources.hdf5_file import FIRST_EPISODE, Hdf5Source, identity_of_files, read_success
-from acrlpd.data.sources.source import BadDataError, Feature, check_frame_shape, locating
+from acrlpd.data.sources.source import BadDataError, DatasetError, Feature, check_frame_shape, locating
 
 _IMAGES = "observations/images"
 _COLUMNS = {
@@ -31,13 +31,13 @@ _CAMERA_PREFIX = "observation.images."
 
 
 class AlohaHdf5Source(Hdf5Source):
-    """A directory of `episode_<n>.hdf5` files; files with other names are numbered in sorted order."""
+    """A directory of `episode_<n>.hdf5` files, or of files with other names, which are numbered in sorted order."""
 
     format = "ALOHA HDF5"
     steps = "action"
 
     def __init__(self, root: Path) -> None:
-        super().__init__(root, _numbered(sorted(root.glob("*.hdf5"))))
+        super().__init__(root, _numbered(root, sorted(root.glob("*.hdf5"))))
 
     @functools.cached_property
     def identity(self) -> str:
@@ -93,13 +93,24 @@ class AlohaHdf5Source(Hdf5Source):
             check_frame_shape(_frame_shape(_images(file, camera)), self.features[camera].shape, FIRST_EPISODE)
 
 
-def _numbered(paths: list[Path]) -> dict[int, Path]:
-    """Episode number -> file, from the number in `episode_<n>.hdf5` if all files have one."""
-    matches = [re.fullmatch(r"episode_(\d+)", path.stem) for path in paths]
-    numbers = [int(match[1]) for match in matches if match]
-    if len(set(numbers)) == len(paths):
-        return dict(zip(numbers, paths, strict=True))
-    return dict(enumerate(paths))
+def _numbered(root: Path, paths: list[Path]) -> dict[int, Path]:
+    """Episode number -> file: the number in `episode_<n>.hdf5`, or the place in the order if no file has one.
+
+    A mixture is refused. One more file would give other numbers to all episodes, and their labels to other episodes.
+    """
+    numbered: dict[int, Path] = {}
+    others = []
+    for path in paths:
+        match = re.fullmatch(r"episode_(\d+)", path.stem)
+        if match is None or numbered.setdefault(int(match[1]), path) != path:
+            others.append(path.name)
+    if numbered and others:
+        raise DatasetError(
+            f"{root}: {len(numbered)} files have a number of their own, as in {min(numbered.values()).name}, and "
+            f"{len(others)} do not: {', '.join(others[:3])}. Move or rename these, so that each file has a number of "
+            "its own, or no file has one"
+        )
+    return numbered or dict(enumerate(paths))
 
 
 def _images(file: h5py.File, camera: str) -> h5py.Dataset:
