@@ -60,9 +60,10 @@ quickstart: $(VENV)/installed-sim
 	@MUJOCO_GL=disabled $(BIN)/acrlpd train --config quickstart --exp_name quickstart \
 		$$(test ! -e checkpoints/quickstart/quickstart || echo --resume)
 
+# Three workers for two cores: a test that waits for a process leaves its core to another test.
 test: $(VENV)/installed-dev
 	@echo "==> running the tests"
-	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile
 
 test-slow: $(VENV)/installed-dev
 	@$(BIN)/python -m pytest -m slow

@@ -123,6 +123,7 @@ def test_an_agent_of_the_hub_is_refused() -> None:
         acrlpd.load_agent("hf://lab/arm@step-50")
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(example: SimpleNamespace) -> None:
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"

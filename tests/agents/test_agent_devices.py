@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_updates_agree_on_1_2_and_8_devices():
     """State born sharded, batch split, gradients accumulated: the numbers stay the same."""
     script = Path(__file__).with_name("agent_on_devices.py")

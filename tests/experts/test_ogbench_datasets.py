@@ -180,6 +180,7 @@ def test_the_dataset_has_states_actions_and_rewards_of_all_tasks(generated: Path
     assert not np.array_equal(episodes[0]["actions"], episodes[1]["actions"])
 
 
+@pytest.mark.slow
 def test_a_killed_generation_goes_on_in_two_processes_to_the_same_bytes(generated: Path, tmp_path: Path) -> None:
     output = tmp_path / "cubes"
     script = (

@@ -141,7 +141,16 @@ def replies(policy: Any, config: RLTrainConfig, observations: Columns) -> list[d
 
 
 @pytest.mark.parametrize(
-    "make_config", [state_config, steered, pi0_in_the_toy, distilled, edited, noise_steered, squashed]
+    "make_config",
+    [
+        state_config,
+        pytest.param(steered, marks=pytest.mark.slow),  # `noise_steered` has a noise actor, too
+        pi0_in_the_toy,
+        pytest.param(distilled, marks=pytest.mark.slow),  # `edited` has networks of its improvement, too
+        edited,
+        noise_steered,
+        squashed,
+    ],
 )
 def test_everything_that_acts_gives_equal_actions(
     make_config: Callable[[], RLTrainConfig], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch

@@ -209,6 +209,7 @@ def test_fsdp_of_the_seeds(config, agent):
     assert not seeds.check_optimizer_consistency(*again)
 
 
+@pytest.mark.slow
 def test_small_arrays_are_split_as_the_config_says(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", ON_FOUR_DEVICES, str(tmp_path)]
     environment = Processes().environment(devices=4)

@@ -114,6 +114,7 @@ def test_a_full_disk_on_one_host_costs_all_of_them_one_checkpoint(
     assert not list(two_processes.glob("*tmp*"))
 
 
+@pytest.mark.slow
 def test_resumed_on_one_process_and_back_then_stopped_by_a_signal_to_one(
     base: pathlib.Path, two_processes: pathlib.Path, processes: Processes
 ) -> None:
