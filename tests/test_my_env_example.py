@@ -35,6 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_commands_lead_from_nothing_to_an_evaluated_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [block] = re.findall(r"```bash\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
     path, *commands = [line.split() for line in block.splitlines()]

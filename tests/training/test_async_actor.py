@@ -126,6 +126,7 @@ def assert_played_by(checkpoint: pathlib.Path, replay: pathlib.Path, played: Rou
             np.testing.assert_allclose(np.clip(chunks.actions[0, : len(executed)], -1, 1), executed, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_actor_that_cannot_start_ends_the_run(processes: Processes, tmp_path: pathlib.Path) -> None:
     config = online_config(tmp_path, env__id="async_toy:actorless-toy", offline_steps=4, online__async_actor=True)
     result = processes.run(config, order={"max_actor_starts": 1})

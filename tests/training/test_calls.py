@@ -161,7 +161,7 @@ def config_of(directory: pathlib.Path, name: str, **changes: object) -> RLTrainC
     )
 
 
-@pytest.mark.parametrize("on_device", ["always", "never"])
+@pytest.mark.parametrize("on_device", ["always", pytest.param("never", marks=pytest.mark.slow)])
 def test_the_lengths_of_calls_change_nothing(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, on_device: str
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_run_without_memory_leaves_no_directory(tmp_path: pathlib.Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_auto_batch_keeps_the_batch_and_raises_accumulation(processes: Processes, tmp_path: pathlib.Path) -> None:
     config = hungry_config(tmp_path)
     result = processes.run(config, order=LIMIT, auto_batch=True)

@@ -141,6 +141,7 @@ def test_the_flags_that_a_refusal_names_exist(tmp_path: pathlib.Path, capsys: py
     assert "holds rounds of another config" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_interrupted_rounds_continue(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,5 +91,3 @@ def test_aloha_episodes_keep_their_numbers(copy_dataset) -> None:
     root = copy_dataset("aloha_hdf5_sim_raw")
     (root / "episode_0.hdf5").rename(root / "episode_10.hdf5")
     assert open_source(root).indices == (1, 10)
-    (root / "episode_10.hdf5").rename(root / "the_last_one.hdf5")
-    assert open_source(root).indices == (0, 1)
