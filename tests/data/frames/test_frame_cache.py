@@ -1,7 +1,6 @@
 """The frame cache: the same pixels as resizing, whatever happens while it is built or afterwards."""
 
 import gc
-import json
 import os
 import shutil
 import signal
@@ -13,12 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acrlpd.config import RewardConfig
 from acrlpd.data.frames import cache_builder as frame_cache_builder
 from acrlpd.data.frames.cache_builder import build_frame_cache
 from acrlpd.data.frames.decoded import open_frame_store
 from acrlpd.data.frames.store import MANIFEST, FrameCache, resize_with_pad
-from acrlpd.data.sources.fake import FakeSource
 from acrlpd.data.sources.source import DatasetError, EpisodeError, EpisodeSource, open_source
 from acrlpd.data.tools.inspect import validate_cache
 
@@ -123,7 +120,6 @@ def test_one_interface_for_cache_decoder_and_pool(source: EpisodeSource, cache_d
 CHILD = """
 import sys, time
 from pathlib import Path
-from acrlpd.config import RewardConfig
 from acrlpd.data.frames import cache_builder as frame_cache_builder
 from acrlpd.data.sources import lerobot
 from acrlpd.data.sources.source import open_source
@@ -369,38 +365,6 @@ def test_a_buffer_of_the_wrong_shape_is_refused(source: EpisodeSource, cache_dir
     cache = FrameCache(cache_dir, source, cameras=("image",), **SIZE)
     with pytest.raises(ValueError, match=r"out must be uint8 \[2, 40, 56, 3\], found uint8 \[1, 40, 56, 3\]"):
         cache.read_into("image", np.array([0, 1]), np.array([0, 0]), np.zeros((1, 40, 56, 3), np.uint8))
-
-
-def test_the_number_of_open_shards_is_bounded(source: EpisodeSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_cache_builder, "SHARD_BYTES", 1)
-    monkeypatch.setattr(frame_cache_builder, "MAX_SHARDS", 6)
-    spec = frame_cache_builder.CacheSpec(source.identity, source.cameras, 40, 56, "raw")
-    plan = frame_cache_builder._plan(source, spec)
-    assert len(plan) <= 6
-    for camera in source.cameras:
-        assert [i for _, c, indices in plan if c == camera for i in indices] == list(source.indices)
-    assert json.loads(json.dumps(plan))
-
-
-class EqualEpisodes(FakeSource):
-    """Episodes of three cameras that all have the same length."""
-
-    def __init__(self, num_episodes: int, length: int) -> None:
-        super().__init__(("high", "left", "right"), {}, RewardConfig())
-        self.indices = tuple(range(num_episodes))
-        self.length = length
-
-    def _length(self, index: int) -> int:
-        return self.length
-
-
-@pytest.mark.parametrize("num_episodes", [250, 400, 3000])
-def test_the_number_of_open_shards_is_bounded_where_episodes_are_about_half_a_shard(num_episodes: int) -> None:
-    source = EqualEpisodes(num_episodes, length=1000)  # an episode of one camera has 144 MiB
-    spec = frame_cache_builder.CacheSpec(source.identity, list(source.cameras), 224, 224, "raw")
-    plan = frame_cache_builder._plan(source, spec)
-    assert len(plan) <= frame_cache_builder.MAX_SHARDS
-    assert [i for _, camera, indices in plan if camera == "left" for i in indices] == list(source.indices)
 
 
 @pytest.mark.usefixtures("small_shards")
