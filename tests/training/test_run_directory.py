@@ -62,12 +62,15 @@ def test_a_start_that_failed_does_not_block_the_next_one(tmp_path: pathlib.Path)
         prepare_run_directories([directory], resume=False, overwrite=False)
 
 
-def test_a_link_to_another_disk_is_a_run_also_while_the_disk_is_away(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_link_to_another_disk_is_a_run_also_while_the_disk_is_away(is_away: bool, tmp_path: pathlib.Path) -> None:
     config = state_config(tmp_path)
     directory = run_directory(config)
     directory.mkdir(parents=True)
     write_run_config(directory, config)
-    (directory / "20").symlink_to(tmp_path / "away")
+    if not is_away:
+        (tmp_path / "disk" / "params").mkdir(parents=True)
+    (directory / "20").symlink_to(tmp_path / "disk")
     with pytest.raises(ConfigError, match="holds a run"):
         prepare_run_directories([directory], resume=False, overwrite=False)
     assert (directory / "20").is_symlink()

@@ -116,8 +116,13 @@ def _is_failed_start(directory: pathlib.Path) -> bool:
     """Whether the directory holds nothing but configs: a run that failed before it began does not keep its name."""
     if (directory / UNFINISHED_BRANCH).exists() and not saved_steps(directory):
         return True  # A branch that has not begun holds links and copies alone.
-    leaves = (path for path in directory.rglob("*") if not path.is_dir() or not any(path.iterdir()))
+    leaves = filter(_is_leaf, directory.rglob("*"))
     return all(path.name in (CONFIG_FILE, f"{CONFIG_FILE}.tmp", LOCK) for path in leaves)
+
+
+def _is_leaf(path: pathlib.Path) -> bool:
+    """Whether nothing is found below: a file, an empty directory, or a link, also one to a disk that is away."""
+    return path.is_symlink() or not path.is_dir() or not any(path.iterdir())
 
 
 def remove_empty_logs(directory: pathlib.Path) -> None:
